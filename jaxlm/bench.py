@@ -1,0 +1,145 @@
+"""Measure one training step: `python -m jaxlm.bench --model gpt1 --batch 4 --length 256`.
+
+The step is the one that pretraining runs: forward, backward, global-norm clip at 1, AdamW; dropout is 0 unless asked for.
+FLOPs are counted as 6 x (non-embedding + output-projection parameters used per token) + 12 x layers x width x length per
+token, halved for causal attention. The last line of standard output is one JSON object.
+"""
+
+import json
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import numpy as np
+
+from jaxlm.batch import Batch
+from jaxlm.config import command_line
+from jaxlm.devices import peak_memory_gib, peak_tflops
+from jaxlm.errors import InputError, run_command
+from jaxlm.models.gpt import GPT, GPT1, GPTConfig
+from jaxlm.nn.execution import Execution
+from jaxlm.objectives import language_model
+from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.sharding import MeshConfig, check_batch, make_mesh, to_devices, use_mesh
+from jaxlm.training.state import abstract_state, fresh_state
+from jaxlm.training.step import make_train_step
+
+MODELS = {"gpt1": GPT1}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What is measured, and how."""
+
+    model: Literal["gpt1"] = "gpt1"
+    batch: int = 8
+    """Sequences in the global batch."""
+    length: int = 512
+    """Tokens in a sequence."""
+    dtype: Literal["auto", "f32", "bf16"] = "auto"
+    """auto: bfloat16 on accelerators, float32 on the CPU."""
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    dropout: float = 0.0
+    steps: int = 10
+    """Steps that are timed; the median counts."""
+    warmup: int = 3
+    micro_batches: int = 1
+    remat: Literal["none", "dots", "full"] = "none"
+    unroll: int = 0
+    """Layers per iteration of the layer loop; 0: all on the CPU, one elsewhere."""
+    loss_chunks: int = 1
+    mesh: MeshConfig = MeshConfig()
+
+
+def model_flops_per_token(config: GPTConfig, length: int) -> float:
+    """Forward and backward, what is recomputed not counted; causal attention sees half of the keys."""
+    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
+    matrices = config.num_layers * per_layer + config.vocab_size * config.width
+    return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
+
+
+def measure(arguments: Arguments) -> dict:
+    """Compile the step, run it, and return the figures."""
+    config = MODELS[arguments.model]
+    sizes = {"num_layers": arguments.layers, "width": arguments.width, "num_heads": arguments.heads}
+    if arguments.width:
+        sizes["feed_forward_width"] = 4 * arguments.width
+    rates = dict.fromkeys(("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"), arguments.dropout)
+    positions = max(config.num_positions, arguments.length)
+    config = replace(config, **{k: v for k, v in sizes.items() if v}, **rates, num_positions=positions)
+    config.check()
+    dtype = {"auto": "auto", "f32": "float32", "bf16": "bfloat16"}[arguments.dtype]
+    execution = Execution(
+        dtype=dtype, remat=arguments.remat, unroll=arguments.unroll, loss_chunks=arguments.loss_chunks
+    )
+    if arguments.length % arguments.loss_chunks:
+        raise InputError(f"--loss-chunks {arguments.loss_chunks}: --length {arguments.length} must be divisible by it")
+    mesh = make_mesh(arguments.mesh)
+    check_batch(arguments.batch, arguments.micro_batches, mesh)
+    model = GPT(config, execution)
+    ids = np.random.default_rng(0).integers(config.vocab_size, size=(arguments.batch, arguments.length + 1))
+    ids = ids.astype(np.int32)
+    positions_BL = np.broadcast_to(np.arange(arguments.length, dtype=np.int32), (arguments.batch, arguments.length))
+    batch = Batch(
+        ids=ids[:, :-1], targets=ids[:, 1:], positions=positions_BL, segments=None, weights=np.ones(positions_BL.shape, np.float32)
+    )
+
+    def init_params():
+        example = ids[:1, :-1], positions_BL[:1]
+        return {"backbone": model.init(jax.random.key(0), *example)["params"]}
+
+    with use_mesh(mesh):
+        mask = decay_mask(jax.eval_shape(init_params))
+        optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"), 1, mask)
+        abstract = abstract_state(init_params, optimizer, mesh)
+        state = fresh_state(init_params, optimizer, abstract)
+        objective = language_model(model, loss_chunks=arguments.loss_chunks)
+        step = make_train_step(objective, optimizer, seed=0, micro_batches=arguments.micro_batches)
+        batch = to_devices(batch, mesh, arguments.batch)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        started = time.perf_counter()
+        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, batch).compile()
+        compile_seconds = time.perf_counter() - started
+        times = []
+        for _ in range(arguments.warmup + arguments.steps):
+            started = time.perf_counter()
+            state, metrics = step(state, batch)
+            loss = float(metrics["loss"])
+            jax.block_until_ready(state)
+            times.append(time.perf_counter() - started)
+    seconds = statistics.median(times[arguments.warmup :])
+    tokens_per_second = arguments.batch * arguments.length / seconds
+    tflops = tokens_per_second * model_flops_per_token(config, arguments.length) / 1e12
+    peak = peak_tflops()
+    memory = peak_memory_gib()
+    return {
+        "model": arguments.model,
+        "layers": config.num_layers,
+        "width": config.width,
+        "batch": arguments.batch,
+        "length": arguments.length,
+        "dtype": execution.compute_dtype().name,
+        "device": jax.devices()[0].device_kind,
+        "devices": mesh.size,
+        "loss": loss,
+        "compile_seconds": round(compile_seconds, 2),
+        "step_seconds": round(seconds, 5),
+        "tokens_per_second": round(tokens_per_second, 1),
+        "model_tflops_per_second": round(tflops, 4),
+        "mfu": None if peak is None else round(tflops / (peak * mesh.size), 4),
+        "peak_memory_gib": None if memory is None else round(memory, 2),
+    }
+
+
+def main() -> None:
+    """Print what was measured."""
+    arguments, _ = command_line(Arguments, program="bench", description=__doc__)
+    print(json.dumps(measure(arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    run_command(main)

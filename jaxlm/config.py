@@ -1,0 +1,183 @@
+"""Configs: frozen dataclasses built by a Python file, overridden on the command line, kept as JSON.
+
+A config file has one function `config()`. Every field of what it returns is a flag with its type and help. Unions are
+told apart by a literal field `kind`.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from jaxlm.errors import InputError
+
+
+def config_directories() -> list[Path]:
+    """Where configs are looked up by name: the package's own, in a checkout or in an installed wheel."""
+    beside = Path(__file__).resolve().parent.parent / "configs"
+    return [path for path in (beside, Path(str(resources.files("jaxlm"))) / "configs") if path.is_dir()]
+
+
+def find_config(name: str) -> Path:
+    """The file of a config given by path (`configs/pretrain/gpt1.py`) or by name (`pretrain/gpt1`)."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    parts = path.with_suffix("").parts
+    short = Path(*(parts[1:] if parts and parts[0] == "configs" else parts)) if parts else Path()
+    known: list[str] = []
+    for directory in config_directories():
+        if (directory / short).with_suffix(".py").is_file():
+            return (directory / short).with_suffix(".py")
+        known += [str(file.relative_to(directory).with_suffix("")) for file in sorted(directory.glob("*/*.py"))]
+    known = [file for file in known if not file.endswith("__init__")]
+    near = difflib.get_close_matches(str(short), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "there are: " + ", ".join(known)
+    raise InputError(f"config {name}: no such file and no config of that name; {hint}")
+
+
+def load_config(name: str, kind: type) -> Any:
+    """Run a config file's `config()`; it must return a `kind`."""
+    path = find_config(name)
+    spec = importlib.util.spec_from_file_location("jaxlm_config_file", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"config {path}: not a Python file; give a .py file with a function config()")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.config()
+    except InputError:
+        raise
+    except Exception as error:  # a config is the user's code: whatever it raises is said with its place
+        line = _line_in(path, error)
+        raise InputError(f"config {path}{line}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, kind):
+        raise InputError(f"config {path}: config() returns {type(config).__name__}, this command needs {kind.__name__}")
+    return config
+
+
+def _line_in(path: Path, error: Exception) -> str:
+    traceback, line = error.__traceback__, None
+    while traceback is not None:
+        if Path(traceback.tb_frame.f_code.co_filename) == path:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return f" line {line}" if line else ""
+
+
+def command_line(
+    arguments: type, config_kind: type | None = None, *, program: str, description: str, argv: Sequence[str] | None = None
+) -> tuple[Any, set[str]]:
+    """Parse the command line of a command into `arguments`; also the fields that were given, dotted.
+
+    With `config_kind`, the first word names a config file and `arguments` has the fields `config` (positional) and
+    `settings` (of that kind, its name left out of the flags). Wrong usage ends the process with tyro's box and code 2.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    default = tyro.MISSING_NONPROP
+    if config_kind is not None:
+        settings = config_kind()
+        if argv and not argv[0].startswith("-"):
+            settings = load_config(argv[0], config_kind)
+        names = {field.name for field in dataclasses.fields(arguments)}
+        values = {
+            field.name: field.default
+            if field.default is not dataclasses.MISSING
+            else field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else tyro.MISSING
+            for field in dataclasses.fields(arguments)
+        }
+        assert {"config", "settings"} <= names
+        default = arguments(**(values | {"settings": settings}))
+    parsed = tyro.cli(arguments, args=argv, default=default, prog=f"python -m jaxlm.{program}", description=description)
+    return parsed, given_fields(argv)
+
+
+def given_fields(argv: Sequence[str]) -> set[str]:
+    """The fields named on a command line, as `model.num_layers`."""
+    flags = [word[2:].split("=")[0] for word in argv if word.startswith("--")]
+    return {flag.replace("-", "_") for flag in flags}
+
+
+def to_json(value: Any) -> Any:
+    """A config as plain JSON values: dataclasses as objects, tuples as lists, paths as strings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_json(kind: Any, value: Any, where: str = "config") -> Any:
+    """The dataclass `kind` from what `to_json` gave; unknown, missing or wrongly typed fields are refused."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return from_json(args[0], value, where)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_from_json(kind, value, where)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        options = [option for option in args if option is not type(None)]
+        if isinstance(value, dict):
+            kinds = {_kind_of(option): option for option in options if dataclasses.is_dataclass(option)}
+            if len(kinds) == 1 or value.get("kind") in kinds:
+                return from_json(kinds.get(value.get("kind"), next(iter(kinds.values()))), value, where)
+            raise InputError(f"{where}.kind {value.get('kind')!r}: must be one of {', '.join(map(str, kinds))}")
+        for option in options:
+            try:
+                return from_json(option, value, where)
+            except InputError:
+                continue
+    elif origin is typing.Literal:
+        if value in args:
+            return value
+    elif origin is tuple and isinstance(value, list):
+        kinds_of = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
+        if len(kinds_of) == len(value):
+            pairs = enumerate(zip(kinds_of, value, strict=True))
+            return tuple(from_json(item_kind, item, f"{where}[{i}]") for i, (item_kind, item) in pairs)
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif kind is Path and isinstance(value, str):
+        return Path(value)
+    elif isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise InputError(f"{where}: {json.dumps(value)} is not {_spelt(kind)}")
+
+
+def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {json.dumps(value)} is not an object with the fields of {kind.__name__}")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in value:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            raise InputError(f"{where}.{name}: no such field" + (f"; did you mean {near[0]}?" if near else ""))
+    missing = [name for name in fields if name not in value]
+    if missing:
+        raise InputError(f"{where}: field {missing[0]} is missing")
+    return kind(**{name: from_json(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+def _kind_of(option: Any) -> Any:
+    return next((field.default for field in dataclasses.fields(option) if field.name == "kind"), option.__name__)
+
+
+def _spelt(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    return getattr(kind, "__name__", str(kind))

@@ -1,0 +1,30 @@
+"""What an accelerator can do at most: dense bfloat16 matrix peaks, from the makers' data sheets."""
+
+import jax
+
+# TFLOP/s a device as JAX counts devices, by a part of `device_kind`. The first entry that occurs in the name counts.
+PEAK_TFLOPS = (
+    ("TPU v6", 918.0),  # Cloud TPU documentation, v6e (Trillium)
+    ("TPU v5p", 459.0),  # Cloud TPU documentation, v5p
+    ("TPU v5 lite", 197.0),  # Cloud TPU documentation, v5e
+    ("TPU v5e", 197.0),
+    ("TPU v4", 275.0),  # Cloud TPU documentation, v4
+    ("H200", 989.0),  # NVIDIA H200 data sheet, SXM, dense
+    ("H100 PCIe", 756.0),  # NVIDIA H100 data sheet, PCIe, dense
+    ("H100", 989.0),  # NVIDIA H100 data sheet, SXM, dense
+    ("A100", 312.0),  # NVIDIA A100 data sheet, dense
+    ("L4", 121.0),  # NVIDIA L4 data sheet, dense
+)
+
+
+def peak_tflops(device: jax.Device | None = None) -> float | None:
+    """Peak bfloat16 TFLOP/s of one device; None where it is not known (every CPU)."""
+    kind = (device or jax.devices()[0]).device_kind
+    return next((peak for part, peak in PEAK_TFLOPS if part in kind), None)
+
+
+def peak_memory_gib(device: jax.Device | None = None) -> float | None:
+    """The most memory in use so far on one device, in GiB; None where the backend does not count it."""
+    stats = (device or jax.devices()[0]).memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return None if peak is None else peak / 2**30

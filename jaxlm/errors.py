@@ -1,0 +1,45 @@
+"""Errors that a user can mend, and the exit codes every command shares.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or input, 75 stopped by a signal with everything saved.
+"""
+
+import sys
+from collections.abc import Callable
+
+EXIT_FAILED = 1
+EXIT_INPUT = 2
+EXIT_STOPPED = 75
+
+
+class InputError(Exception):
+    """Wrong input or usage. The message is one line: the file or field, the rule, the remedy."""
+
+
+class RunError(Exception):
+    """A run that cannot go on for a reason that is not the input's: a full disk, memory, a loss that is not finite."""
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT arrived and everything is saved; the same command continues."""
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Call `main` and end the process with the exit code its outcome asks for, one line on standard error."""
+    try:
+        main()
+    except InputError as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(EXIT_INPUT)
+    except RunError as error:
+        print(f"failed: {_one_line(error)}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+    except Stopped as error:
+        print(_one_line(error), file=sys.stderr)
+        sys.exit(EXIT_STOPPED)
+    except BrokenPipeError:  # the reader of our output went away (`| head`)
+        sys.stderr.close()
+        sys.exit(EXIT_FAILED)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

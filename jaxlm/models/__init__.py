@@ -1,0 +1,1 @@
+"""Models, one file a paper. A model turns ids into states; heads and losses live above."""

@@ -1,0 +1,10 @@
+"""Parts that models share. Arrays carry their axes in their names.
+
+    B batch     L length (queries)    S length (keys)     D width          F feed-forward width
+    H heads     K head width          V vocabulary        N layers         P positions
+    C choices   T tags                E examples
+
+Logical axis names, mapped to mesh axes in one table (`jaxlm/sharding.py`):
+`layers`, `vocabulary`, `positions`, `width`, `heads`, `head_width`, `feed_forward`, `classes`; activations use
+`batch` and `length`; `gathered` is a width that is whole on every device.
+"""

@@ -1,0 +1,61 @@
+"""Attention behind one entrance (Vaswani et al., 2017, equation 1), with backends behind it.
+
+`xla` is plain arithmetic and the reference: causal or bidirectional, segments (packing) and padding, dropout, and a
+query offset for decoding with a cache. Another backend must agree with it forward and backward on packed rows.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.nn.dropout import dropout
+
+MASKED = -1e30  # finite: a row with nothing to see gives finite numbers, which its zero weight then removes
+
+
+def attend(
+    q_BHLK: jax.Array,
+    k_BHSK: jax.Array,
+    v_BHSK: jax.Array,
+    *,
+    causal: bool,
+    segments_BL: jax.Array | None = None,
+    query_offset: jax.Array | int = 0,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+    backend: Literal["xla"] = "xla",
+) -> jax.Array:
+    """Softmax of q k / sqrt(K), times v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
+
+    causal: query l sees keys up to l + query_offset. segments_BL: a query sees keys of its own segment only; segment 0
+    is padding. Without segments there is one segment. The softmax is float32.
+    """
+    if backend != "xla":
+        raise ValueError(f"attention backend {backend!r}")
+    scores_BHLS = jnp.einsum("bhlk,bhsk->bhls", q_BHLK, k_BHSK, preferred_element_type=jnp.float32)
+    scores_BHLS = scores_BHLS * q_BHLK.shape[-1] ** -0.5
+    mask = visible(q_BHLK.shape[2], k_BHSK.shape[2], causal, segments_BL, query_offset)
+    if mask is not None:
+        scores_BHLS = jnp.where(mask, scores_BHLS, MASKED)
+    weights_BHLS = jax.nn.softmax(scores_BHLS, axis=-1).astype(v_BHSK.dtype)
+    weights_BHLS = dropout(weights_BHLS, dropout_rate, dropout_key)
+    return jnp.einsum("bhls,bhsk->bhlk", weights_BHLS, v_BHSK)
+
+
+def visible(
+    num_queries: int,
+    num_keys: int,
+    causal: bool,
+    segments_BL: jax.Array | None,
+    query_offset: jax.Array | int = 0,
+) -> jax.Array | None:
+    """Which key each query sees: bool, broadcastable to (B, H, L, S); None where it sees all."""
+    mask = None
+    if causal:
+        query_L = jnp.arange(num_queries) + query_offset
+        mask = (jnp.arange(num_keys)[None, :] <= query_L[:, None])[None, None]
+    if segments_BL is not None:
+        same = (segments_BL[:, :, None] == segments_BL[:, None, :])[:, None]
+        mask = same if mask is None else mask & same
+    return mask

@@ -1,0 +1,22 @@
+"""Layer normalisation in float32 (Ba, Kiros and Hinton, 2016)."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class LayerNorm(nn.Module):
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift; the result has the input's dtype."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        names = ("norm",)
+        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones_init(), names), (x.shape[-1],))
+        bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros_init(), names), (x.shape[-1],))
+        x_32 = x.astype(jnp.float32)
+        mean = jnp.mean(x_32, axis=-1, keepdims=True)
+        centred = x_32 - mean
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)

@@ -1,0 +1,123 @@
+"""Losses and metrics as pairs of a sum and a weight.
+
+A mean over a batch that is cut into micro-batches, devices or processes is exact only if the weight is known from the
+whole batch beforehand: an objective gives its weights from the batch alone, and its sums from any part of it.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.batch import Batch
+
+Sums = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises: the sum over terms of coefficient x (sum / weight), and further pairs that are only reported.
+
+    weights(batch): the weight of each term and metric over the whole batch. sums(params, batch, key): the sums over any
+    part of it; `key` is the dropout key, None for evaluation. A weight of 0 means the batch has nothing of that kind.
+    """
+
+    coefficients: dict[str, float]
+    weights: Callable[[Any], Sums]
+    sums: Callable[[Any, Any, jax.Array | None], Sums]
+    metrics: tuple[str, ...] = field(default=())
+
+
+def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
+    """total / weight, 0 where the weight is 0."""
+    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1):
+    """Sum of weighted negative log-likelihoods (nats) and of weighted hits, of softmax(h table^T) against the targets.
+
+    h_BLD and table_VD in the compute dtype; logits, softmax and sums are float32. The length is cut into `chunks` equal
+    pieces, and only one piece's logits exist at a time. The gradient is exact: it is made piece by piece together with
+    the loss, so nothing is computed twice. Hits (the target has the highest logit) carry no gradient.
+    """
+    (nll, hits), _ = _cross_entropy_forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, gradient=False)
+    return nll, hits
+
+
+def _cross_entropy_forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, gradient: bool):
+    b, length, d = h_BLD.shape
+    if length % chunks:
+        raise ValueError(f"length {length} is not divisible by {chunks} loss chunks")
+
+    def piece(carry, inputs):
+        nll, hits, dtable = carry
+        h_BCD, targets_BC, weights_BC = inputs
+        h_TD, targets_T, weights_T = h_BCD.reshape(-1, d), targets_BC.reshape(-1), weights_BC.reshape(-1)
+        logits_TV = jnp.dot(h_TD, table_VD.T, preferred_element_type=jnp.float32)
+        peak_T = jnp.max(logits_TV, axis=-1)
+        exp_TV = jnp.exp(logits_TV - peak_T[:, None])
+        total_T = jnp.sum(exp_TV, axis=-1)
+        right_T = jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
+        nll += jnp.sum(weights_T * (jnp.log(total_T) + peak_T - right_T))
+        hits += jnp.sum(weights_T * (right_T >= peak_T))
+        if not gradient:
+            return (nll, hits, dtable), None
+        one_hot_TV = jnp.arange(table_VD.shape[0])[None, :] == targets_T[:, None]
+        dlogits_TV = exp_TV * (weights_T / total_T)[:, None] - jnp.where(one_hot_TV, weights_T[:, None], 0.0)
+        dlogits_TV = jax.lax.optimization_barrier(dlogits_TV.astype(h_TD.dtype))
+        dh_BCD = jnp.dot(dlogits_TV, table_VD).reshape(h_BCD.shape)
+        dtable = dtable + jnp.dot(dlogits_TV.T, h_TD, preferred_element_type=jnp.float32)
+        return (nll, hits, dtable), dh_BCD
+
+    zero = jnp.zeros((), jnp.float32)
+    dtable = jnp.zeros(table_VD.shape, jnp.float32) if gradient else None
+    if chunks == 1:
+        (nll, hits, dtable), dh = piece((zero, zero, dtable), (h_BLD, targets_BL, weights_BL))
+        return (nll, hits), (dh, dtable)
+    cut = lambda x: jnp.moveaxis(x.reshape(b, chunks, length // chunks, *x.shape[2:]), 1, 0)  # noqa: E731
+    pieces = (cut(h_BLD), cut(targets_BL), cut(weights_BL))
+    (nll, hits, dtable), dh = jax.lax.scan(piece, (zero, zero, dtable), pieces)
+    if gradient:
+        dh = jnp.moveaxis(dh, 0, 1).reshape(b, length, d)
+    return (nll, hits), (dh, dtable)
+
+
+def _cross_entropy_fwd(h_BLD, table_VD, targets_BL, weights_BL, chunks: int):
+    sums, (dh, dtable) = _cross_entropy_forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, gradient=True)
+    return sums, (dh, dtable, jnp.zeros((0,), table_VD.dtype))
+
+
+def _cross_entropy_bwd(chunks: int, residuals, cotangents):
+    dh, dtable, like = residuals
+    scale, _ = cotangents
+    return dh * scale.astype(dh.dtype), (dtable * scale).astype(like.dtype), None, None
+
+
+projected_cross_entropy.defvjp(_cross_entropy_fwd, _cross_entropy_bwd)
+
+
+def language_model(model, *, loss_chunks: int = 1) -> Objective:
+    """Next-token prediction: the loss in nats a token, and the share of targets that had the highest logit."""
+
+    def weights(batch: Batch) -> Sums:
+        total = jnp.sum(batch.weights)
+        return {"nll": total, "accuracy": total}
+
+    def sums(params, batch: Batch, key) -> Sums:
+        rngs = None if key is None else {"dropout": key}
+        h_BLD, table_VD = model.apply(
+            {"params": params["backbone"]},
+            batch.ids,
+            batch.positions,
+            batch.segments,
+            train=key is not None,
+            rngs=rngs,
+        )
+        nll, hits = projected_cross_entropy(h_BLD, table_VD, batch.targets, batch.weights, loss_chunks)
+        return {"nll": nll, "accuracy": hits}
+
+    return Objective({"nll": 1.0}, weights, sums, metrics=("accuracy",))

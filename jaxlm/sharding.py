@@ -1,0 +1,115 @@
+"""The mesh, and the one table from logical axis names to mesh axes."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxlm.errors import InputError
+from jaxlm.nn.partition import partition_spec, use_rules
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axis -> mesh axis. What is not named here is whole on every device.
+RULES = {
+    "batch": ("data", "fsdp"),
+    "width": "fsdp",
+    "vocabulary": "tensor",
+    "heads": "tensor",
+    "feed_forward": "tensor",
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; one of them may be -1, which takes what is left."""
+
+    data: int = -1
+    """Copies of the model, each with its share of the batch."""
+    fsdp: int = 1
+    """Pieces of each parameter along its width; the batch is cut along this axis too."""
+    tensor: int = 1
+    """Pieces of heads, feed-forward and vocabulary."""
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh `data x fsdp x tensor` over all devices (or the given ones)."""
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = [config.data, config.fsdp, config.tensor]
+    asked = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+    if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
+        raise InputError(f"mesh ({asked}): sizes above 0, and at most one -1")
+    known = int(np.prod([size for size in sizes if size != -1]))
+    if -1 in sizes and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if int(np.prod(sizes)) != len(devices):
+        raise InputError(f"mesh ({asked}) does not fit {len(devices)} devices: the product must be {len(devices)}")
+    auto = (AxisType.Auto,) * len(AXES)  # explicit axes, make_mesh's default, break Linen's logical constraints
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+
+
+def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:
+    """The rows of a micro-batch are dealt evenly to data x fsdp devices; refuse a batch that cannot be."""
+    data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
+    if micro_batches < 1 or batch_size < 1 or batch_size % (micro_batches * data * fsdp):
+        raise InputError(
+            f"batch_size {batch_size} is not divisible by micro_batches {micro_batches} x mesh data {data} x fsdp {fsdp}"
+            f" = {micro_batches * data * fsdp}: change one of them"
+        )
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh) -> Iterator[None]:
+    """Trace and run under `mesh` with RULES; a constraint on a logical axis does nothing outside of it."""
+    with jax.set_mesh(mesh), use_rules(RULES):
+        yield
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp, all else whole."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def state_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
+    """A NamedSharding for each leaf of a tree of boxed shapes; a dimension its axis does not divide stays whole.
+
+    `abstract_boxed` is what `jax.eval_shape` gives for an initialiser with logical axis names; optimizer moments carry
+    the boxes of their parameters. Leaves without a box are whole on every device.
+    """
+    whole: set[str] = set()
+
+    def place(leaf):
+        if not isinstance(leaf, nn.LogicallyPartitioned):
+            return NamedSharding(mesh, PartitionSpec())
+        spec, kept_whole = partition_spec(leaf.names, leaf.value.shape, RULES, mesh.shape)
+        whole.update(kept_whole)
+        return NamedSharding(mesh, spec)
+
+    shardings = jax.tree.map(place, abstract_boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    for what in sorted(whole):
+        log.info("not divisible, so kept whole on every device: %s", what)
+    return shardings
+
+
+def host_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
+    """The rows of a global batch that this process feeds, ascending."""
+    rows: set[int] = set()
+    for (piece, *_) in batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values():
+        rows.update(range(batch_size)[piece])
+    return np.array(sorted(rows))
+
+
+def to_devices(batch: Any, mesh: Mesh, batch_size: int) -> Any:
+    """A batch of this process's rows as global arrays with the rows sharded."""
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x), (batch_size, *x.shape[1:])), batch
+    )

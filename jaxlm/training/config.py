@@ -1,0 +1,145 @@
+"""What a run is: the configs of pretraining and fine-tuning, and which of their fields are its identity."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jaxlm.config import to_json
+from jaxlm.data.config import DataConfig
+from jaxlm.errors import InputError
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.execution import Execution
+from jaxlm.optim import OptimizerConfig
+from jaxlm.sharding import MeshConfig
+
+# Fields that may change when a run resumes: how it runs, what it writes, what it is held against.
+RUN_FIELDS = (
+    "mesh",
+    "execution",
+    "micro_batches",
+    "log_every",
+    "eval_every",
+    "eval_batch_size",
+    "checkpoint_every",
+    "keep_newest",
+    "keep_every",
+)
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pretraining run."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    num_steps: int | None = None
+    """Updates; or give num_epochs."""
+    num_epochs: float | None = None
+    """Passes over the store."""
+    batch_size: int = 64
+    """Sequences in the global batch."""
+    length: int = 512
+    """Tokens in a sequence."""
+    seed: int = 0
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    execution: Execution = field(default_factory=Execution)
+    micro_batches: int = 1
+    """Pieces of the batch that are run one after the other; the update is that of the whole batch."""
+    log_every: int = 10
+    eval_every: int = 1000
+    """Steps between evaluations on data.validation; 0: at the end only."""
+    eval_batch_size: int | None = None
+    """Sequences in an evaluation batch; batch_size unless given."""
+    checkpoint_every: int = 1000
+    keep_newest: int = 3
+    """Checkpoints kept."""
+    keep_every: int | None = None
+    """Steps of which every multiple's checkpoint is kept for good."""
+
+    def check(self) -> None:
+        """Refuse what cannot run."""
+        self.model.check()
+        self.optimizer.check()
+        check_sizes(self.length, self.execution.loss_chunks, self.model)
+        check_positive(self, "batch_size", "log_every", "checkpoint_every", "keep_newest", "micro_batches")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning run: a pretrained (or fresh) model, a head, a labelled task. Fields left None come from the task."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    """Sizes for a run from scratch; with --start they come from there."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    auxiliary_lm: float = 0.5
+    """Weight of the language-model loss beside the task's (lambda of GPT-1's L3 = L2 + lambda L1); 0 switches it off."""
+    head_dropout_rate: float = 0.1
+    transfer_layers: int | None = None
+    """Pretrained layers kept, from the first; the rest start fresh (the paper's figure 2). None: all."""
+    keep: str = "best"
+    """best: the epoch that did best on dev. last: the last one."""
+    num_steps: int | None = None
+    num_epochs: float | None = None
+    batch_size: int | None = None
+    length: int | None = None
+    """Longest sequence; longer inputs are cut by the task's rule and counted."""
+    seed: int = 0
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    execution: Execution = field(default_factory=Execution)
+    micro_batches: int = 1
+    log_every: int = 10
+    eval_every: int = 0
+    """Steps between evaluations on dev; 0: after each epoch."""
+    eval_batch_size: int | None = None
+    checkpoint_every: int = 1000
+    keep_newest: int = 1
+    keep_every: int | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot run."""
+        self.model.check()
+        self.optimizer.check()
+        check_positive(self, "log_every", "checkpoint_every", "micro_batches")
+        if self.auxiliary_lm < 0:
+            raise InputError(f"auxiliary_lm {self.auxiliary_lm}: a number from 0 on")
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Refuse fields that are below 1."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise InputError(f"{name} {value}: a number above 0")
+
+
+def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:
+    """Refuse a length over the position table, or one that its loss chunks do not divide."""
+    if not 1 <= length <= model.num_positions:
+        raise InputError(f"length {length}: from 1 to model.num_positions, which is {model.num_positions}")
+    if loss_chunks < 1 or length % loss_chunks:
+        raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it")
+
+
+def one_duration(config: Any, before: Any) -> Any:
+    """`config` with one of num_steps and num_epochs: the one given on the command line replaces the config file's."""
+    if config.num_steps is not None and config.num_epochs is not None:
+        changed_steps, changed_epochs = config.num_steps != before.num_steps, config.num_epochs != before.num_epochs
+        if changed_steps == changed_epochs:
+            raise InputError("num_steps and num_epochs are both given: give one of them")
+        return replace(config, num_epochs=None) if changed_steps else replace(config, num_steps=None)
+    return config
+
+
+def identity(config_json: dict, *, depends_on_num_steps: bool) -> dict:
+    """The fields that a resumed run must share with the saved one; paths give way to the fingerprints beside them."""
+    kept = {name: value for name, value in config_json.items() if name not in RUN_FIELDS}
+    if "data" in kept:
+        kept["data"] = {name: v for name, v in kept["data"].items() if name not in ("store", "validation")}
+    if not depends_on_num_steps:
+        kept = {name: value for name, value in kept.items() if name not in ("num_steps", "num_epochs")}
+    return kept
+
+
+def resolved_json(config: Any, fingerprints: dict[str, Any]) -> dict:
+    """What `config.json` holds: every field with its value, and the fingerprints of the stores and the tokenizer."""
+    return to_json(config) | {"fingerprints": fingerprints}

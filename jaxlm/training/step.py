@@ -1,0 +1,91 @@
+"""The training step and the evaluation step: pure functions, jitted and sharded by the caller."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxlm.objectives import Objective, mean
+from jaxlm.optim import Optimizer
+from jaxlm.training.state import TrainState
+
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    objective: Objective, optimizer: Optimizer, *, seed: int, micro_batches: int = 1
+) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+    """(state, batch) -> (state, metrics): one update from the gradient over the whole global batch.
+
+    Dropout keys come from (seed, step, micro-batch). The weights of all loss terms are taken from the whole batch
+    before it is cut, so the gradient does not depend on the cutting. A loss or gradient norm that is not finite leaves
+    the state as it was but for `halted`, and turns all later steps into no-ops.
+    Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `update_norm` (per layer),
+    `halted`.
+    """
+
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        weights = objective.weights(batch)
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+
+        def loss_of(params, part, number):
+            sums = objective.sums(params, part, jax.random.fold_in(key, number))
+            terms = [factor * mean(sums[name], weights[name]) for name, factor in objective.coefficients.items()]
+            return jnp.sum(jnp.stack(terms)), sums
+
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        if micro_batches == 1:
+            (loss, sums), gradient = gradient_of(state.params, batch, 0)
+        else:
+            # Strided slices: row r goes to micro-batch r % M, so each device keeps the rows it has.
+            cut = lambda x: jnp.swapaxes(x.reshape(-1, micro_batches, *x.shape[1:]), 0, 1)  # noqa: E731
+            parts = jax.tree.map(cut, batch)
+
+            def add(total, inputs):
+                number, part = inputs
+                return jax.tree.map(jnp.add, total, gradient_of(state.params, part, number)), None
+
+            first = jax.tree.map(lambda x: x[0], parts)
+            like = jax.eval_shape(lambda: gradient_of(state.params, first, 0))
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+            ((loss, sums), gradient), _ = jax.lax.scan(add, zeros, (jnp.arange(micro_batches), parts))
+
+        norm = optax.global_norm(gradient)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        sound = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
+        keep = lambda new, old: jnp.where(sound, new, old)  # noqa: E731
+        new = TrainState(
+            step=state.step + sound.astype(jnp.int32),
+            params=jax.tree.map(keep, optax.apply_updates(state.params, updates), state.params),
+            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            halted=~sound,
+        )
+        metrics = {"loss": loss, "learning_rate": optimizer.rate(state.step), "gradient_norm": norm, "halted": ~sound}
+        metrics |= {name: mean(sums[name], weights[name]) for name in sums}
+        metrics["update_norm"] = layer_norms(updates)
+        return new, metrics
+
+    return train_step
+
+
+def layer_norms(updates: Any) -> Metrics:
+    """The norm of the update of each layer, `blocks` (N,), and of each other part of the model."""
+    squares: dict[str, jax.Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        names = [entry.key for entry in path]
+        name = names[1] if names[0] == "backbone" else names[0]
+        axes = tuple(range(1, leaf.ndim)) if name == "blocks" else None
+        squares[name] = squares.get(name, 0.0) + jnp.sum(jnp.square(leaf), axis=axes)
+    return {name: jnp.sqrt(total) for name, total in squares.items()}
+
+
+def make_eval_step(objective: Objective) -> Callable[[Any, Any], dict[str, tuple[jax.Array, jax.Array]]]:
+    """(params, batch) -> for each term and metric its (sum, weight), without dropout."""
+
+    def eval_step(params: Any, batch: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
+        weights, sums = objective.weights(batch), objective.sums(params, batch, None)
+        return {name: (sums[name], weights[name]) for name in sums}
+
+    return eval_step

@@ -1,0 +1,30 @@
+"""Shared fixtures. All tests run on a CPU that plays eight devices."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden instead of comparing with it")
+
+
+@pytest.fixture
+def update_golden(request) -> bool:
+    return request.config.getoption("--update-golden")
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Path:
+    """The unpacked real data sets: $JAXLM_DATA, or .data in the checkout."""
+    path = Path(os.environ.get("JAXLM_DATA", REPOSITORY / ".data"))
+    if not (path / "glue").is_dir():
+        pytest.skip(f"real data is not at {path}: unpack it there or set JAXLM_DATA")
+    return path
