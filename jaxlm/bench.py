@@ -18,7 +18,7 @@ from jaxlm.batch import Batch
 from jaxlm.config import command_line
 from jaxlm.devices import peak_memory_gib, peak_tflops
 from jaxlm.errors import InputError, run_command
-from jaxlm.models.gpt import GPT, GPT1, GPTConfig
+from jaxlm.models.gpt import GPT, GPT1, model_flops_per_token
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives import language_model
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
@@ -55,13 +55,6 @@ class Arguments:
     mesh: MeshConfig = MeshConfig()
 
 
-def model_flops_per_token(config: GPTConfig, length: int) -> float:
-    """Forward and backward, what is recomputed not counted; causal attention sees half of the keys."""
-    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
-    matrices = config.num_layers * per_layer + config.vocab_size * config.width
-    return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
-
-
 def measure(arguments: Arguments) -> dict:
     """Compile the step, run it, and return the figures."""
     config = MODELS[arguments.model]
@@ -88,17 +81,16 @@ def measure(arguments: Arguments) -> dict:
         ids=ids[:, :-1], targets=ids[:, 1:], positions=positions_BL, segments=None, weights=np.ones(positions_BL.shape, np.float32)
     )
 
-    def init_params():
-        example = ids[:1, :-1], positions_BL[:1]
-        return {"backbone": model.init(jax.random.key(0), *example)["params"]}
+    def init_params(key: jax.Array):
+        return {"backbone": model.init(key, ids[:1, :1], positions_BL[:1, :1])["params"]}
 
     with use_mesh(mesh):
-        mask = decay_mask(jax.eval_shape(init_params))
+        mask = decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
         optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"), 1, mask)
         abstract = abstract_state(init_params, optimizer, mesh)
-        state = fresh_state(init_params, optimizer, abstract)
+        state = fresh_state(init_params, optimizer, abstract, 0)
         objective = language_model(model, loss_chunks=arguments.loss_chunks)
-        step = make_train_step(objective, optimizer, seed=0, micro_batches=arguments.micro_batches)
+        step = make_train_step(objective, optimizer, micro_batches=arguments.micro_batches)
         batch = to_devices(batch, mesh, arguments.batch)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         started = time.perf_counter()

@@ -1,4 +1,7 @@
-"""What an accelerator can do at most: dense bfloat16 matrix peaks, from the makers' data sheets."""
+"""Devices: what an accelerator can do at most (dense bfloat16, from the makers' data sheets), and the compilation cache."""
+
+import os
+from pathlib import Path
 
 import jax
 
@@ -28,3 +31,11 @@ def peak_memory_gib(device: jax.Device | None = None) -> float | None:
     stats = (device or jax.devices()[0]).memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return None if peak is None else peak / 2**30
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs on the disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(home / "jaxlm" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

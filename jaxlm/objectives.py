@@ -6,15 +6,17 @@ whole batch beforehand: an objective gives its weights from the batch alone, and
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxlm.batch import Batch
+from jaxlm.batch import Batch, ExampleBatch
+from jaxlm.heads import take_states
 
 Sums = dict[str, jax.Array]
+ABSENT = -1e30  # the score of a choice that is not there: finite, and exp of it is 0
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Objective:
     coefficients: dict[str, float]
     weights: Callable[[Any], Sums]
     sums: Callable[[Any, Any, jax.Array | None], Sums]
-    metrics: tuple[str, ...] = field(default=())
 
 
 def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
@@ -120,4 +121,62 @@ def language_model(model, *, loss_chunks: int = 1) -> Objective:
         nll, hits = projected_cross_entropy(h_BLD, table_VD, batch.targets, batch.weights, loss_chunks)
         return {"nll": nll, "accuracy": hits}
 
-    return Objective({"nll": 1.0}, weights, sums, metrics=("accuracy",))
+    return Objective({"nll": 1.0}, weights, sums)
+
+
+def sequence_outputs(model, head, params, batch: ExampleBatch, key: jax.Array | None = None):
+    """The head's outputs (E, outputs or C) in float32, the states h (E C, L, D) and the table (V, D).
+
+    Padding stands at the end of a sequence, where a causal model's earlier states do not see it.
+    """
+    examples, choices, length = batch.ids.shape
+    ids = batch.ids.reshape(-1, length)
+    positions = jnp.broadcast_to(jnp.arange(length), ids.shape)
+    body_key, head_key = (None, None) if key is None else jax.random.split(key)
+    rngs = lambda key: None if key is None else {"dropout": key}  # noqa: E731
+    h, table_VD = model.apply(
+        {"params": params["backbone"]}, ids, positions, train=key is not None, rngs=rngs(body_key)
+    )
+    states_ECD = take_states(h.reshape(examples, choices, length, -1), batch.extract)
+    outputs = head.apply({"params": params["head"]}, states_ECD, train=key is not None, rngs=rngs(head_key))
+    if head.kind == "choice":  # an example with fewer choices than its neighbours: the absent ones cannot be chosen
+        outputs = jnp.where(batch.lengths > 0, outputs, ABSENT)
+    return outputs, h, table_VD
+
+
+def sequence_task(model, head, *, auxiliary_lm: float, loss_chunks: int = 1) -> Objective:
+    """GPT-1's fine-tuning, L3 = L2 + lambda L1 (section 3.2): the task's loss and a language-model loss beside it.
+
+    L2: cross-entropy over classes or choices, or the squared error of a score. L1: the mean over sequences (every
+    choice, wrong ones too; both orders of a pair) of the mean negative log-likelihood of their tokens after the first,
+    delimiter and extract included, as in the original (train.py:174-178, 204).
+    """
+
+    def weights(batch: ExampleBatch) -> Sums:
+        examples = jnp.sum(batch.weights)
+        sequences = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
+        found = {"task_loss": examples, "language_model_loss": sequences}
+        return found if head.kind == "regression" else found | {"accuracy": examples}
+
+    def sums(params, batch: ExampleBatch, key) -> Sums:
+        outputs, h, table_VD = sequence_outputs(model, head, params, batch, key)
+        found: Sums = {}
+        if head.kind == "regression":
+            found["task_loss"] = jnp.sum(batch.weights * jnp.square(outputs[:, 0] - batch.labels))
+        else:
+            right = jnp.take_along_axis(outputs, batch.labels[:, None], axis=-1)[:, 0]
+            found["task_loss"] = jnp.sum(batch.weights * (jax.nn.logsumexp(outputs, axis=-1) - right))
+            found["accuracy"] = jnp.sum(batch.weights * (jnp.argmax(outputs, axis=-1) == batch.labels))
+        if auxiliary_lm == 0.0:
+            return found | {"language_model_loss": jnp.zeros(())}
+        length = batch.ids.shape[-1]
+        targets = jnp.pad(batch.ids[..., 1:], ((0, 0), (0, 0), (0, 1))).reshape(-1, length)
+        counted = batch.lengths[..., None] - 1  # tokens after the first
+        share = jnp.where(jnp.arange(length) < counted, 1.0 / jnp.maximum(counted, 1), 0.0)
+        nll, _ = projected_cross_entropy(
+            h, table_VD, targets, (share * batch.weights[:, None, None]).reshape(-1, length), loss_chunks
+        )
+        return found | {"language_model_loss": nll}
+
+    coefficients = {"task_loss": 1.0} | ({"language_model_loss": auxiliary_lm} if auxiliary_lm else {})
+    return Objective(coefficients, weights, sums)

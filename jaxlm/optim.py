@@ -70,10 +70,12 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     def openai_rate(t):
         x = jnp.asarray(t, jnp.float32) / total
         share = warmup / total
-        rise = jnp.where(x <= share, x / share, 1.0) if share > 0 else 1.0
+        warming = (x <= share) & (share > 0)
+        rise = jnp.where(warming, x / (share or 1.0), 1.0)
+        fall = _fall(config.decay, x)
         if config.decay == "cosine":
-            return config.peak_lr * jnp.where(x <= share, rise, _fall("cosine", x)) if share > 0 else _fall("cosine", x)
-        return config.peak_lr * rise * _fall(config.decay, x)
+            fall = jnp.where(warming, 1.0, fall)
+        return config.peak_lr * rise * fall
 
     return openai_rate if config.kind == "openai_adam" else adamw_rate
 

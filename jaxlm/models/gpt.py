@@ -60,6 +60,13 @@ class GPTConfig:
 GPT1 = GPTConfig(vocab_size=40_478)
 
 
+def model_flops_per_token(config: GPTConfig, length: int) -> float:
+    """FLOPs of a training step per token: forward and backward, nothing recomputed; causal attention sees half the keys."""
+    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
+    matrices = config.num_layers * per_layer + config.vocab_size * config.width
+    return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
+
+
 class Cache(NamedTuple):
     """Keys and values of the positions decoded so far, of all layers: (N, B, H, S, K) each."""
 

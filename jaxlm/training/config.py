@@ -1,7 +1,7 @@
 """What a run is: the configs of pretraining and fine-tuning, and which of their fields are its identity."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
@@ -11,10 +11,11 @@ from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
 from jaxlm.sharding import MeshConfig
 
-# Fields that may change when a run resumes: how it runs, what it writes, what it is held against.
+# Fields that may change when a run resumes: how it runs, what it writes, what it is held against. Stores may move: what
+# is in them is held by `fingerprints`, which `config.json` has beside the fields.
 RUN_FIELDS = (
-    "mesh",
-    "execution",
+    "mesh.*",
+    "execution.*",
     "micro_batches",
     "log_every",
     "eval_every",
@@ -22,6 +23,8 @@ RUN_FIELDS = (
     "checkpoint_every",
     "keep_newest",
     "keep_every",
+    "data.store",
+    "data.validation",
 )
 
 
@@ -76,8 +79,8 @@ class FinetuneConfig:
     head_dropout_rate: float = 0.1
     transfer_layers: int | None = None
     """Pretrained layers kept, from the first; the rest start fresh (the paper's figure 2). None: all."""
-    keep: str = "best"
-    """best: the epoch that did best on dev. last: the last one."""
+    select: Literal["best", "last"] = "best"
+    """Parameters that count at the end. best: of the evaluation that did best on dev. last: of the last step."""
     num_steps: int | None = None
     num_epochs: float | None = None
     batch_size: int | None = None
@@ -130,14 +133,9 @@ def one_duration(config: Any, before: Any) -> Any:
     return config
 
 
-def identity(config_json: dict, *, depends_on_num_steps: bool) -> dict:
-    """The fields that a resumed run must share with the saved one; paths give way to the fingerprints beside them."""
-    kept = {name: value for name, value in config_json.items() if name not in RUN_FIELDS}
-    if "data" in kept:
-        kept["data"] = {name: v for name, v in kept["data"].items() if name not in ("store", "validation")}
-    if not depends_on_num_steps:
-        kept = {name: value for name, value in kept.items() if name not in ("num_steps", "num_epochs")}
-    return kept
+def run_fields(optimizer: OptimizerConfig) -> tuple[str, ...]:
+    """The fields that may change on resume; the length of a run is one where no rate depends on it."""
+    return RUN_FIELDS + (() if optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
 
 
 def resolved_json(config: Any, fingerprints: dict[str, Any]) -> dict:

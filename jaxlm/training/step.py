@@ -15,11 +15,11 @@ Metrics = dict[str, jax.Array]
 
 
 def make_train_step(
-    objective: Objective, optimizer: Optimizer, *, seed: int, micro_batches: int = 1
+    objective: Objective, optimizer: Optimizer, *, micro_batches: int = 1
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """(state, batch) -> (state, metrics): one update from the gradient over the whole global batch.
 
-    Dropout keys come from (seed, step, micro-batch). The weights of all loss terms are taken from the whole batch
+    Dropout keys come from (state.seed, state.step, micro-batch). The weights of all loss terms are taken from the whole batch
     before it is cut, so the gradient does not depend on the cutting. A loss or gradient norm that is not finite leaves
     the state as it was but for `halted`, and turns all later steps into no-ops.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `update_norm` (per layer),
@@ -28,7 +28,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+        key = jax.random.fold_in(jax.random.key(state.seed, impl="threefry2x32"), state.step)
 
         def loss_of(params, part, number):
             sums = objective.sums(params, part, jax.random.fold_in(key, number))
@@ -52,7 +52,7 @@ def make_train_step(
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
             ((loss, sums), gradient), _ = jax.lax.scan(add, zeros, (jnp.arange(micro_batches), parts))
 
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
         keep = lambda new, old: jnp.where(sound, new, old)  # noqa: E731
@@ -60,6 +60,7 @@ def make_train_step(
             step=state.step + sound.astype(jnp.int32),
             params=jax.tree.map(keep, optax.apply_updates(state.params, updates), state.params),
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            seed=state.seed,
             halted=~sound,
         )
         metrics = {"loss": loss, "learning_rate": optimizer.rate(state.step), "gradient_norm": norm, "halted": ~sound}

@@ -1,0 +1,23 @@
+"""GPT-1's pretraining (Radford et al., 2018, section 4.1): 12 x 768, 64 sequences of 512 tokens, Adam at 2.5e-4."""
+
+from dataclasses import replace
+
+from jaxlm.models.gpt import GPT1
+from jaxlm.nn.execution import Execution
+from jaxlm.optim import OptimizerConfig
+from jaxlm.training.config import PretrainConfig
+
+
+def config() -> PretrainConfig:
+    return PretrainConfig(
+        model=replace(GPT1, vocab_size=0),  # the store's tokenizer says how many
+        optimizer=OptimizerConfig(kind="adamw", peak_lr=2.5e-4, warmup=2000, decay="cosine", weight_decay=0.01),
+        num_steps=3_000_000,  # 100 epochs of BooksCorpus, by estimate
+        batch_size=64,
+        length=512,
+        execution=Execution(remat="dots"),
+        log_every=100,
+        eval_every=5000,
+        checkpoint_every=5000,
+        keep_every=100_000,
+    )

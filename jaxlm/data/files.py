@@ -1,0 +1,262 @@
+"""Documents out of text, line and JSONL files, compressed or not, in bounded memory.
+
+Readers yield fragments `(text, last)`: a document is one or more fragments, the last one marked. Line and JSONL files
+are read by slices: the documents that belong to bytes [begin, end) are a pure function of the file and the two numbers,
+and slices that meet share no document and lose none.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from jaxlm.errors import InputError
+
+Errors = Literal["strict", "replace"]
+Fragments = Iterator[tuple[str, bool]]
+
+# How much larger text is than its compressed file, for estimates only.
+COMPRESSED = {".gz": 2.8, ".xz": 3.6, ".zst": 3.0}
+
+_FRAGMENT = 1 << 20
+_BOM = "\ufeff"
+
+
+def is_compressed(path: str) -> bool:
+    return Path(path).suffix in COMPRESSED
+
+
+def open_binary(path: str) -> BinaryIO:
+    """Open a file for reading bytes; .gz, .xz and .zst are decompressed."""
+    suffix = Path(path).suffix
+    if suffix == ".gz":
+        return gzip.open(path, "rb")
+    if suffix == ".xz":
+        return lzma.open(path, "rb")
+    if suffix == ".zst":
+        return io.BufferedReader(_ZstdReader(path), _FRAGMENT)
+    return open(path, "rb")
+
+
+def read_text(path: str, errors: Errors = "strict") -> Fragments:
+    """The whole file as one document, exactly as it is (but for a byte order mark); nothing where it is blank."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    waiting: list[str] = []
+    blank, offset = True, 0
+    with _reading(path), open_binary(path) as file:
+        while True:
+            chunk = file.read(_FRAGMENT)
+            kept = decoder.getstate()[0]
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, offset - len(kept), error) from error
+            if offset == 0:
+                text = text.removeprefix(_BOM)
+            offset += len(chunk)
+            blank = blank and (not text or text.isspace())
+            if not chunk:
+                break
+            # One fragment is always held back, because the last one must be marked.
+            waiting.append(text)
+            if not blank:
+                while len(waiting) > 1:
+                    yield waiting.pop(0), False
+        waiting.append(text)
+    if not blank:
+        yield "".join(waiting), True
+
+
+def read_lines(path: str, begin: int = 0, end: int | None = None, errors: Errors = "strict") -> Fragments:
+    """Blocks of lines parted by blank lines. A document keeps its line breaks, as \\n, between its lines.
+
+    The slice owns the documents after the first blank line that starts at or after `begin` (from the first line where
+    begin is 0), up to the first blank line that starts at or after `end`.
+    """
+    lines: list[tuple[int, bytes]] = []
+    size, continued = 0, False
+    with _reading(path), open_binary(path) as file:
+        skipping = begin > 0
+        for start, line in _lines_from(file, begin):
+            blank = not line or line.isspace()
+            if blank:
+                if lines:
+                    yield _joined(path, lines, errors, continued), True
+                elif continued:
+                    yield "", True
+                lines, size, continued, skipping = [], 0, False, False
+                if end is not None and start >= end:
+                    return
+            elif not skipping:
+                lines.append((start, line))
+                size += len(line)
+                if size > _FRAGMENT:
+                    yield _joined(path, lines, errors, continued), False
+                    lines, size, continued = [], 0, True
+    if lines:
+        yield _joined(path, lines, errors, continued), True
+    elif continued:
+        yield "", True
+
+
+def read_jsonl(
+    path: str, field: str, begin: int = 0, end: int | None = None, errors: Errors = "strict"
+) -> Iterator[tuple[str, bool]]:
+    """The field `field` of each line that starts in [begin, end); blank lines and empty texts are no documents."""
+    with _reading(path), open_binary(path) as file:
+        for number, (start, line) in enumerate(_lines_from(file, begin)):
+            if end is not None and start >= end:
+                return
+            if not line or line.isspace():
+                continue
+            text = _decoded(path, start, line, errors)
+            text = text.removeprefix(_BOM) if start == 0 else text
+            try:
+                record = json.loads(text)
+            except ValueError as error:
+                raise InputError(f"{_place(path, begin, number)} is not JSON ({error})") from error
+            except RecursionError as error:
+                raise InputError(f"{_place(path, begin, number)} is nested too deeply") from error
+            if not isinstance(record, dict):
+                raise InputError(f"{_place(path, begin, number)} is not a JSON object with a field {field!r}")
+            if field not in record:
+                has = ", ".join(map(repr, list(record)[:8])) or "none"
+                raise InputError(
+                    f"{_place(path, begin, number)} has no field {field!r} (it has {has}); "
+                    "name the field: jsonl:GLOB#FIELD"
+                )
+            if not isinstance(record[field], str):
+                kind = type(record[field]).__name__
+                raise InputError(f"{_place(path, begin, number)}: field {field!r} is not a string but {kind}")
+            value = record[field]
+            if not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    if errors == "strict":
+                        raise InputError(
+                            f"{_place(path, begin, number)}: field {field!r} holds half of a surrogate pair at "
+                            f"character {error.start}; mend it or pass --errors replace"
+                        ) from error
+                    value = value.encode(errors="replace").decode()
+            if value and not value.isspace():
+                yield value, True
+
+
+def _lines_from(file: BinaryIO, begin: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, line without its line break) of the lines that start at or after `begin`."""
+    offset = 0
+    if begin > 0:
+        file.seek(begin - 1)
+        offset = begin - 1 + len(file.readline())
+    for line in file:
+        yield offset, line.removesuffix(b"\n").removesuffix(b"\r")
+        offset += len(line)
+
+
+def _joined(path: str, lines: list[tuple[int, bytes]], errors: Errors, continued: bool) -> str:
+    try:
+        text = b"\n".join(line for _, line in lines).decode()
+    except UnicodeDecodeError:
+        text = "\n".join(_decoded(path, start, line, errors) for start, line in lines)
+    if continued:
+        return "\n" + text
+    return text.removeprefix(_BOM) if lines[0][0] == 0 else text
+
+
+def _decoded(path: str, start: int, line: bytes, errors: Errors) -> str:
+    try:
+        return line.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, start, error) from error
+
+
+def _not_utf8(path: str, offset: int, error: UnicodeDecodeError) -> InputError:
+    return InputError(
+        f"{path}: byte {offset + error.start} (0x{error.object[error.start]:02x}) is not UTF-8; "
+        "convert the file, or pass --errors replace"
+    )
+
+
+def _place(path: str, begin: int, lines_after: int) -> str:
+    """`FILE: line N` for the line that is `lines_after` after the first one that starts at or after `begin`."""
+    before = 0
+    if begin > 0:
+        with open_binary(path) as file:
+            file.seek(0)
+            left = begin
+            while left > 0 and (chunk := file.read(min(left, _FRAGMENT))):
+                before += chunk.count(b"\n")
+                left -= len(chunk)
+            # The line that `begin` falls into belongs to the slice before, unless it starts there.
+            file.seek(begin - 1)
+            before += file.read(1) != b"\n"
+    return f"{path}: line {before + lines_after + 1}"
+
+
+class _reading:
+    """Turns what can go wrong with a file into an InputError that names it."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, (gzip.BadGzipFile, lzma.LZMAError, EOFError, _BadZstd)):
+            raise InputError(f"{self._path}: the compressed file is damaged or cut off ({error})") from error
+        if isinstance(error, OSError):
+            raise InputError(f"{self._path}: {error.strerror or error}") from error
+
+
+class _BadZstd(Exception):
+    """A .zst file that does not decompress."""
+
+
+class _ZstdReader(io.RawIOBase):
+    """Decompresses all frames of a .zst file; unlike the library's own reader it notices a file that is cut off."""
+
+    def __init__(self, path: str):
+        try:
+            import zstandard
+        except ImportError as error:
+            raise InputError(f"{path}: reading .zst needs zstandard: pip install zstandard") from error
+        self._library = zstandard
+        self._file = open(path, "rb")
+        self._frame = None
+        self._input = b""
+        self._output = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._output:
+            if not self._input:
+                self._input = self._file.read(1 << 15)
+            if not self._input:
+                if self._frame is not None:
+                    raise _BadZstd("it ends within a frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+            try:
+                self._output = memoryview(self._frame.decompress(self._input))
+            except self._library.ZstdError as error:
+                raise _BadZstd(error) from error
+            self._input = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,117 @@
+"""Batches: which rows make up a step, read ahead by threads; and every token of a validation text exactly once.
+
+Step s holds the rows s * B to (s + 1) * B, for any number of processes: each reads its own of them. The state of the
+loader is the number of the step.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import grain
+import numpy as np
+
+from jaxlm.batch import Batch
+from jaxlm.data.rows import RowOrigin, TrainingRows, empty_batch
+from jaxlm.data.store import Store
+
+_THREADS = 2
+
+
+class _Batches(grain.MapDataset):
+    """Element s is this process's rows of step first_step + s."""
+
+    def __init__(self, rows: TrainingRows, batch_size: int, host_rows: np.ndarray, first_step: int):
+        super().__init__(rows)
+        self._rows, self._batch_size, self._host_rows, self._first_step = rows, batch_size, host_rows, first_step
+
+    def __len__(self) -> int:
+        return sys.maxsize // self._batch_size - self._first_step
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.slice(index)
+        return batch_at(self._rows, self._first_step + index, self._batch_size, self._host_rows)
+
+
+def batches(
+    rows: TrainingRows, *, batch_size: int, host_rows: np.ndarray, first_step: int, prefetch: int = 4
+) -> Iterator[Batch]:
+    """The batches of steps first_step, first_step + 1, … without end, `prefetch` of them read ahead (0: none).
+
+    batch_size: rows of the global batch. host_rows: the indices in it that this process feeds, in this order.
+    """
+    options = grain.ReadOptions(num_threads=min(_THREADS, prefetch), prefetch_buffer_size=prefetch)
+    return iter(_Batches(rows, batch_size, np.asarray(host_rows), first_step).to_iter_dataset(options))
+
+
+def batch_at(rows: TrainingRows, step: int, batch_size: int, host_rows: np.ndarray | None = None) -> Batch:
+    """The batch of one step, or this process's rows of it."""
+    within = np.arange(batch_size) if host_rows is None else host_rows
+    return rows.read([step * batch_size + int(row) for row in within])
+
+
+def row_origins(rows: TrainingRows, step: int, batch_size: int) -> list[list[RowOrigin]]:
+    """For each row of a step's global batch, where its pieces came from."""
+    return [rows.origin(step * batch_size + row) for row in range(batch_size)]
+
+
+def describe_rows(rows: TrainingRows, step: int, batch_size: int, most: int = 8) -> str:
+    """Where the rows of a step came from, in one line that names the first `most` of them."""
+    named = [str(rows.origin(step * batch_size + row)[0]) for row in range(min(batch_size, most))]
+    more = f", and {batch_size - most} more" if batch_size > most else ""
+    return f"rows {step * batch_size} to {(step + 1) * batch_size - 1}: {', '.join(named)}{more}"
+
+
+class ValidationBatches(Sequence[Batch]):
+    """Stores in rows of `length`, in order, each token a target exactly once; rows after the end have weight 0.
+
+    A store begins in a new row. Its first token is predicted from the id that ends documents; where the tokenizer has
+    none it is the one token that is not predicted. num_tokens: targets in all batches, of all processes.
+    """
+
+    def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
+        self._stores, self._length, self._batch_size = list(stores), length, batch_size
+        self._within = np.arange(batch_size) if host_rows is None else np.asarray(host_rows)
+        self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
+        pairs = [max(0, store.num_tokens - (end is None)) for store, end in zip(self._stores, self._ends, strict=True)]
+        self.num_tokens = sum(pairs)
+        self._pairs = pairs
+        self._row_ends = np.cumsum([-(-count // length) for count in pairs], dtype=np.int64)
+
+    def __len__(self) -> int:
+        rows = int(self._row_ends[-1]) if len(self._row_ends) else 0
+        return -(-rows // self._batch_size)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = index + len(self) if index < 0 else index
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        batch = empty_batch(len(self._within), self._length)
+        for b, row in enumerate(self._within):
+            self._fill(index * self._batch_size + int(row), batch, b)
+        return batch
+
+    def _fill(self, row: int, batch: Batch, b: int) -> None:
+        number = int(np.searchsorted(self._row_ends, row, side="right"))
+        if number == len(self._stores):
+            return
+        store, end = self._stores[number], self._ends[number]
+        start = (row - (int(self._row_ends[number - 1]) if number else 0)) * self._length
+        slots = min(self._length, self._pairs[number] - start)
+        # Where the first token is a target too, targets begin at token 0 and inputs one before.
+        first = start + (end is None)
+        batch.targets[b, :slots] = store.tokens[first : first + slots]
+        batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
+        batch.ids[b, 0] = store.tokens[first - 1] if first else end
+        batch.positions[b, :slots] = np.arange(slots)
+        batch.segments[b, :slots] = 1
+        batch.weights[b, :slots] = 1
+
+
+def validation_batches(
+    stores: Sequence[Store], *, length: int, batch_size: int, host_rows: np.ndarray | None = None
+) -> ValidationBatches:
+    """Every token of the stores predicted once, in order, in batches of which this process takes `host_rows`."""
+    return ValidationBatches(stores, length, batch_size, host_rows)

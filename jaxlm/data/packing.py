@@ -1,0 +1,110 @@
+"""Packing: which documents share a row, decided once for a store, longest first.
+
+A document of n tokens gives n - 1 pairs of a token and the one that follows it; in rows of L slots it is cut into
+(n - 1) // L pieces that fill a row each and a rest. A piece of m slots reads m + 1 tokens: the last one is only a
+target there, and the first input of the piece after it, so that every token but a document's first is a target once.
+The rests are packed on the histogram of their lengths: take the longest that is left, fill what remains of the row
+with the longest that fit, and repeat that pattern as often as the histogram allows. There are a few patterns a length,
+however many documents, and which documents a row holds follows by arithmetic.
+"""
+
+import bisect
+from typing import NamedTuple
+
+import numpy as np
+
+# Documents looked at in one go; bounds the temporary arrays.
+_BLOCK = 1 << 20
+
+
+class Piece(NamedTuple):
+    """A part of a row: `slots` inputs and as many targets, from `slots` + 1 tokens of a document that begin at `token`.
+
+    document: numbered in the section. token: offset in the document.
+    """
+
+    document: int
+    token: int
+    slots: int
+
+
+class _Uses(NamedTuple):
+    """In a pattern: `uses` rests of `slots`; `taken` rests of that length have gone to earlier patterns."""
+
+    slots: int
+    uses: int
+    taken: int
+
+
+class PackingPlan:
+    """The rows of a section of packed documents, index-addressed.
+
+    starts: (documents + 1,) offsets of the documents' tokens. length: slots of a row, L.
+    rows: how many there are. pairs: pairs of input and target in all of them.
+    Memory: 12 bytes a document (16 from 2^31 documents on), 26 while it is made.
+    """
+
+    def __init__(self, starts: np.ndarray, length: int):
+        documents = len(starts) - 1
+        self._starts, self._length = starts, length
+        rests = np.empty(documents, np.uint16 if length <= 1 << 16 else np.int32)
+        self._full_before = np.zeros(documents + 1, np.int64)
+        for first in range(0, documents, _BLOCK):
+            block = np.diff(np.asarray(starts[first : first + _BLOCK + 1]))
+            pairs = np.maximum(block - 1, 0)
+            rests[first : first + _BLOCK] = pairs % length
+            self._full_before[first + 1 : first + 1 + len(block)] = pairs // length
+        np.cumsum(self._full_before, out=self._full_before)
+        counts = np.bincount(rests, minlength=length)
+        # Stable, so a radix sort in linear time: documents by rest, in the order of the store.
+        order = np.argsort(rests, kind="stable")[counts[0] :]
+        self._order = order.astype(np.int32 if documents < 1 << 31 else np.int64)
+        counts[0] = 0
+        self._class_starts = np.cumsum(counts) - counts
+        self._patterns, times = pack_lengths(counts, length)
+        self._pattern_ends = np.cumsum(times, dtype=np.int64)
+        self._mixed_rows = int(self._pattern_ends[-1]) if len(times) else 0
+        self.rows = self._mixed_rows + int(self._full_before[-1])
+        self.pairs = int(self._full_before[-1]) * length + int(counts @ np.arange(length))
+
+    def row(self, index: int) -> list[Piece]:
+        """The pieces of a row, longest first."""
+        if index >= self._mixed_rows:
+            full = index - self._mixed_rows
+            document = int(np.searchsorted(self._full_before, full, side="right")) - 1
+            return [Piece(document, (full - int(self._full_before[document])) * self._length, self._length)]
+        pattern = int(np.searchsorted(self._pattern_ends, index, side="right"))
+        repeat = index - (int(self._pattern_ends[pattern - 1]) if pattern else 0)
+        pieces = []
+        for slots, uses, taken in self._patterns[pattern]:
+            first = int(self._class_starts[slots]) + taken + repeat * uses
+            for document in self._order[first : first + uses].tolist():
+                pairs = int(self._starts[document + 1]) - int(self._starts[document]) - 1
+                pieces.append(Piece(document, pairs - slots, slots))
+        return pieces
+
+
+def pack_lengths(counts: np.ndarray, length: int) -> tuple[list[tuple[_Uses, ...]], list[int]]:
+    """Patterns of rows and how often each occurs, longest first; counts[n] pieces have n slots, n < length."""
+    left = {slots: int(count) for slots, count in enumerate(counts) if slots and count}
+    taken = dict.fromkeys(left, 0)
+    lengths = sorted(left)
+    patterns: list[tuple[_Uses, ...]] = []
+    times: list[int] = []
+    while lengths:
+        room, pattern, at = length, [], len(lengths)
+        while at := bisect.bisect_right(lengths, room, hi=at):
+            at -= 1
+            slots = lengths[at]
+            uses = min(left[slots], room // slots)
+            pattern.append(_Uses(slots, uses, taken[slots]))
+            room -= slots * uses
+        repeats = min(left[slots] // uses for slots, uses, _ in pattern)
+        for slots, uses, _ in pattern:
+            left[slots] -= repeats * uses
+            taken[slots] += repeats * uses
+            if not left[slots]:
+                lengths.remove(slots)
+        patterns.append(tuple(pattern))
+        times.append(repeats)
+    return patterns, times

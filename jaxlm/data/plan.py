@@ -1,0 +1,131 @@
+"""Whether a preparation may begin, go on or is complete already: arguments and inputs, then and now."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from jaxlm.data.sources import Source, Unit, list_units
+from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path, write_atomic
+from jaxlm.errors import InputError
+from jaxlm.text import tokenizer_from_spec
+
+
+def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Source, ...]) -> Store:
+    """The complete store at `output`, if these arguments made it; InputError otherwise."""
+    if not (output / DESCRIPTION).is_file():
+        what = "is a file" if output.is_file() else "is a directory that holds something else"
+        raise InputError(f"{output} {what}: name another --output")
+    store = open_store(output)
+    made = store.description["arguments"]
+    for field, value in arguments.items():
+        if made.get(field) != value:
+            flag = field.replace("_", "-")
+            raise InputError(
+                f"{output} was made with --{flag} {shown(made.get(field))}, not {shown(value)}: "
+                "name another --output, or delete it"
+            )
+    try:
+        inputs = [list_units(source, number)[1] for number, source in enumerate(sources)]
+    except InputError as error:
+        print(f"note: the sources cannot be read any more ({error})", flush=True)
+        inputs = store.description["inputs"]
+    if inputs != store.description["inputs"]:
+        changed = next(
+            old["source"] for old, new in zip(store.description["inputs"], inputs, strict=True) if old != new
+        )
+        raise InputError(
+            f"{output} is complete, but source {changed!r} has changed since: name another --output, or delete it"
+        )
+    _check_tokenizer(store, arguments["tokenizer"])
+    shutil.rmtree(partial_path(output), ignore_errors=True)
+    print(f"complete already: {summary(store)}", flush=True)
+    return store
+
+
+def _check_tokenizer(store: Store, spec: str) -> None:
+    if spec.startswith("train-"):
+        return
+    try:
+        tokenizer = tokenizer_from_spec(spec)
+    except InputError:
+        return  # its files are gone; the store has its own copy
+    if tokenizer.fingerprint != store.tokenizer_fingerprint:
+        raise InputError(f"{store.path} was made with another tokenizer than {spec!r} is now: name another --output")
+
+
+def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
+    """Whether work on the same plan was begun before; InputError where it was another plan."""
+    file = partial / "plan.json"
+    try:
+        begun = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        write_atomic(file, json.dumps(plan).encode())
+        return False
+    remedy = f"name another --output, or delete {partial} to begin again"
+    for field, value in plan["arguments"].items():
+        old = begun["arguments"].get(field)
+        if old == value or (field == "errors" and value == "replace"):
+            continue  # what was read strictly had nothing to replace
+        raise InputError(
+            f"{partial} was begun with --{field.replace('_', '-')} {shown(old)}, not {shown(value)}: {remedy}"
+        )
+    if begun.get("version") != plan["version"]:
+        raise InputError(f"{partial} was begun by another version of jaxlm: {remedy}")
+    if begun["unit_bytes"] != plan["unit_bytes"]:
+        raise InputError(f"{partial} was begun with --unit-bytes {begun['unit_bytes']}: {remedy}")
+    if begun["units"] != plan["units"]:
+        raise InputError(f"the sources have changed since {partial} was begun: {remedy}")
+    write_atomic(file, json.dumps(plan).encode())
+    return True
+
+
+class locked:
+    """Holds the partial store for this process; another one that wants it gets an InputError."""
+
+    def __init__(self, partial: Path):
+        self._partial = partial
+
+    def __enter__(self) -> None:
+        self._file = (self._partial / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise InputError(f"another process is preparing {self._partial} now: wait for it or stop it") from error
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def digest_of(units: list[Unit]) -> str:
+    """Of all units, with the sizes and times of their files: whether what was made still fits the sources."""
+    digest = hashlib.sha256()
+    for unit in units:
+        for part in unit.slices:
+            status = os.stat(part.path) if part.path else None
+            state = [status.st_size, int(status.st_mtime)] if status else []
+            digest.update(json.dumps([unit.source, part.path, part.begin, part.end, *state]).encode())
+    return digest.hexdigest()
+
+
+def summary(store: Store) -> str:
+    parts = ""
+    if len(store.sections) > 1:
+        parts = (
+            " ("
+            + ", ".join(f"{s.source}: {s.documents:,} documents, {s.tokens:,} tokens" for s in store.sections)
+            + ")"
+        )
+    return (
+        f"{store.path}: {store.documents:,} documents, {store.num_tokens:,} tokens, {store.bytes:,} bytes, "
+        f"{store.words:,} words{parts}; vocabulary {store.vocab_size:,}, "
+        f"{store.bytes / store.num_tokens:.2f} bytes a token"
+    )
+
+
+def shown(value: Any) -> str:
+    return " ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)

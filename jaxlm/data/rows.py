@@ -1,0 +1,249 @@
+"""Training rows: row r of a run is a function of its stores, its layout, its seed and r, and of nothing else.
+
+Each section of a store is a source of rows. In every epoch of a section each of its rows comes once, in an order drawn
+from (seed, section, epoch); sections are interleaved evenly by their shares. All of it is arithmetic on r, so that any
+row can be had at once: resuming costs nothing, and any number of processes share the work by taking their own indices.
+"""
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grain
+import numpy as np
+from grain.experimental import index_shuffle
+
+from jaxlm.batch import Batch
+from jaxlm.data.config import DataConfig
+from jaxlm.data.packing import PackingPlan
+from jaxlm.data.store import Section, Store
+from jaxlm.errors import InputError
+
+# The scheme by which r gives a row. It changes when the same r may give another row; a run records it.
+ORDER_VERSION = 1
+
+# Grain's permutation works within 32 bits; a larger section is shuffled in parts that are mixed evenly.
+_MOST_ROWS = 1 << 31
+# Shares that are not counts of rows become integers of this sum, so that mixing is exact arithmetic.
+_SHARES = 1 << 40
+_SHUFFLE_ROUNDS = 4
+# Up to this many rows an epoch's order is a list: Grain's permutation walks a cycle of 65,536 whatever their number,
+# 2 ms for an index of 12 rows.
+_LISTED_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Where a piece of a row came from: `tokens` tokens from offset `token` of document `document` of a store."""
+
+    store: str
+    source: str
+    document: int
+    token: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.store} ({self.source}) document {self.document} token {self.token}"
+
+
+class _Windows:
+    """Rows of a section's text as it stands, across documents; the last row may be short."""
+
+    def __init__(self, store: Store, section: Section, length: int):
+        self.store, self.section, self._length = store, section, length
+        self.pairs = max(section.tokens - 1, 0)
+        self.rows = -(-self.pairs // length)
+
+    def fill(self, row: int, batch: Batch, b: int) -> None:
+        start = row * self._length
+        slots = min(self._length, self.pairs - start)
+        _fill_piece(batch, b, 0, slots, 1, self.store.tokens, self.section.first_token + start)
+
+    def origin(self, row: int) -> list[RowOrigin]:
+        start = row * self._length
+        token = self.section.first_token + start
+        starts = self.store.document_starts
+        document = int(np.searchsorted(starts, token, side="right")) - 1
+        tokens = min(self._length, self.pairs - start) + 1
+        offset = token - int(starts[document])
+        return [RowOrigin(str(self.store.path), self.section.source, document, offset, tokens)]
+
+
+class _Packed:
+    """Rows of packed documents: segments number them, positions restart, no target lies across a border."""
+
+    def __init__(self, store: Store, section: Section, length: int):
+        self.store, self.section = store, section
+        first = section.first_document
+        self._starts = store.document_starts[first : first + section.documents + 1]
+        self._plan = PackingPlan(self._starts, length)
+        self.pairs, self.rows = self._plan.pairs, self._plan.rows
+
+    def fill(self, row: int, batch: Batch, b: int) -> None:
+        at = 0
+        for segment, (document, token, slots) in enumerate(self._plan.row(row), start=1):
+            _fill_piece(batch, b, at, slots, segment, self.store.tokens, int(self._starts[document]) + token)
+            at += slots
+
+    def origin(self, row: int) -> list[RowOrigin]:
+        name, source, first = str(self.store.path), self.section.source, self.section.first_document
+        return [RowOrigin(name, source, first + d, token, slots + 1) for d, token, slots in self._plan.row(row)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of one source that are shuffled together: `rows` of them from `first` on."""
+
+    source: _Windows | _Packed
+    first: int
+    rows: int
+    number: int
+
+
+class TrainingRows(grain.MapDataset):
+    """All rows of a run, without end. Element r is a `Batch` whose arrays have no batch axis, (L,)."""
+
+    def __init__(self, sources: Sequence[_Windows | _Packed], shares: Sequence[int], length: int, seed: int):
+        super().__init__()
+        self.length = length
+        self._seed = seed % 2**64
+        self._parts: list[_Part] = []
+        self._shares: list[int] = []
+        counts = [-(-source.rows // _MOST_ROWS) for source in sources]
+        for source, share, count in zip(sources, shares, counts, strict=True):
+            edges = [source.rows * k // count for k in range(count + 1)]
+            for first, end in itertools.pairwise(edges):
+                self._parts.append(_Part(source, first, end - first, len(self._parts)))
+                self._shares.append(share * math.lcm(*counts) // count)
+        self._total = sum(self._shares)
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.slice(index)
+        batch = self.read([index])
+        return Batch(*(getattr(batch, name)[0] for name in ("ids", "targets", "positions", "segments", "weights")))
+
+    def read(self, indices: Sequence[int] | np.ndarray) -> Batch:
+        """The rows of these indices as one batch, (len(indices), L)."""
+        batch = empty_batch(len(indices), self.length)
+        for b, index in enumerate(indices):
+            part, row = self._place(int(index))
+            part.source.fill(row, batch, b)
+        return batch
+
+    def origin(self, index: int) -> list[RowOrigin]:
+        """Where the pieces of a row came from, in their order."""
+        part, row = self._place(index)
+        return part.source.origin(row)
+
+    def _place(self, index: int) -> tuple[_Part, int]:
+        """The part that row `index` is taken from, and the row of its source."""
+        part, taken = self._deal(index)
+        epoch, at = divmod(taken, part.rows)
+        # Named by all of these, not by a sum of them: else epoch 1 of seed 0 would be epoch 0 of seed 1.
+        key = (ORDER_VERSION, self._seed, part.number, epoch)
+        return part, part.first + _shuffled(at, part.rows, key)
+
+    def _deal(self, index: int) -> tuple[_Part, int]:
+        """The part that deals row `index`, and how many rows it has dealt before.
+
+        Of the first k rows that reach a part, floor(k * rest / all) go on to the parts after it, where `rest` is their
+        shares and `all` theirs and its own: each part's rows lie evenly among the others' for ever.
+        """
+        before, after, remaining = index, index + 1, self._total
+        for part, share in zip(self._parts[:-1], self._shares, strict=False):
+            rest = remaining - share
+            on_before, on_after = before * rest // remaining, after * rest // remaining
+            if on_before == on_after:
+                return part, before - on_before
+            before, after, remaining = on_before, on_after, rest
+        return self._parts[-1], before
+
+
+def training_rows(stores: Sequence[Store], data: DataConfig, *, length: int, seed: int) -> TrainingRows:
+    """The rows of a run: infinite, index-addressed; row r depends on the stores, layout, weights, length, seed and r.
+
+    InputError where a section has not a single pair of tokens, or the weights do not fit the stores.
+    """
+    data.check()
+    sources = _sources(stores, data.layout, length)
+    return TrainingRows(sources, mixture_shares(sources, stores, data.weights), length, seed)
+
+
+def rows_per_epoch(stores: Sequence[Store], data: DataConfig, length: int) -> list[int]:
+    """Rows in one pass over each section, the stores' one after the other."""
+    return [source.rows for source in _sources(stores, data.layout, length)]
+
+
+def mixture_shares(
+    sources: Sequence[_Windows | _Packed], stores: Sequence[Store], weights: Sequence[float]
+) -> list[int]:
+    """Each section's share of the rows, as integers.
+
+    A store's share is its weight in data.weights, without these the number of its rows; in a store the sections share
+    by the weights they got at preparation, without these by their numbers of rows.
+    """
+    if not weights and all(section.weight is None for store in stores for section in store.sections):
+        return [source.rows for source in sources]
+    shares: list[float] = []
+    for number, store in enumerate(stores):
+        rows = [source.rows for source in sources if source.store is store]
+        given = [section.weight for section in store.sections]
+        own = [float(weight) for weight in given if weight is not None] if None not in given else rows
+        of_store = weights[number] if weights else sum(rows)
+        shares += [of_store * weight / sum(own) for weight in own]
+    return [max(1, round(_SHARES * share / sum(shares))) for share in shares]
+
+
+def empty_batch(rows: int, length: int) -> Batch:
+    """Padding everywhere: segment 0, weight 0."""
+    ids, targets, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
+    return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
+
+
+def _fill_piece(batch: Batch, b: int, at: int, slots: int, segment: int, tokens: np.ndarray, start: int) -> None:
+    """Put `slots` pairs from tokens[start : start + slots + 1] into row b from slot `at` on."""
+    end = at + slots
+    stretch = tokens[start : start + slots + 1]
+    batch.ids[b, at:end] = stretch[:-1]
+    batch.targets[b, at:end] = stretch[1:]
+    batch.positions[b, at:end] = np.arange(slots)
+    batch.segments[b, at:end] = segment
+    batch.weights[b, at:end] = 1
+
+
+def _sources(stores: Sequence[Store], layout: str, length: int) -> list[_Windows | _Packed]:
+    sources: list[_Windows | _Packed] = []
+    for store in stores:
+        for section in store.sections:
+            source = (_Packed if layout == "packed" else _Windows)(store, section, length)
+            if source.rows == 0:
+                raise InputError(
+                    f"{store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
+                    "documents, not one that follows another; prepare the store without it"
+                )
+            sources.append(source)
+    return sources
+
+
+def _shuffled(at: int, rows: int, key: tuple[int, ...]) -> int:
+    """The `at`-th of `rows` indices in the order that `key` names."""
+    if rows <= _LISTED_ROWS:
+        return int(_order(rows, key)[at])
+    return index_shuffle(at, max_index=rows - 1, seed=_seed32(key), rounds=_SHUFFLE_ROUNDS)
+
+
+@functools.lru_cache(maxsize=512)
+def _order(rows: int, key: tuple[int, ...]) -> np.ndarray:
+    return np.argsort(np.random.SeedSequence(key).generate_state(rows, np.uint64), kind="stable").astype(np.uint16)
+
+
+@functools.lru_cache(maxsize=4096)
+def _seed32(key: tuple[int, ...]) -> int:
+    return int(np.random.SeedSequence(key).generate_state(1)[0])

@@ -1,0 +1,245 @@
+"""Fine-tune a pretrained model on a labelled task: `python -m jaxlm.finetune CONFIG --run RUN --start RUN --task cola …`.
+
+The same command resumes a run that was stopped, and says so when the run is complete.
+"""
+
+import logging
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+import tyro
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.config import command_line, load_config, to_json
+from jaxlm.devices import enable_compilation_cache
+from jaxlm.errors import InputError, run_command
+from jaxlm.processes import first_process_decides
+from jaxlm.sharding import check_batch, make_mesh, use_mesh
+from jaxlm.tasks import CustomConfig, Task, TaskData, encode_split, read_task, train_batches
+from jaxlm.tasks.inputs import ROLES
+from jaxlm.text import Tokenizer, tokenizer_from_spec
+from jaxlm.training.config import FinetuneConfig, check_positive, check_sizes, one_duration, resolved_json, run_fields
+from jaxlm.training.loop import explain_failure
+from jaxlm.training.members import Work, make_programs, member_directory, run_member
+from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
+from jaxlm.training.run import RunDirectory, write_json
+from jaxlm.training.start import Source, model_of_source, open_source
+
+log = logging.getLogger("jaxlm.finetune")
+
+DEFAULT_EPOCHS = 3.0  # GPT-1, section 4.1
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Fine-tune on a labelled task."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: finetune/gpt1."""
+    run: Path
+    """The run directory: made anew, or continued."""
+    task: str
+    """The task: cola, sst2, …, or custom for files of your own."""
+    task_dir: str | None = None
+    """Where the task's files are; tfds or tfds:DATA_DIR for TFDS's copy."""
+    custom: CustomConfig = field(default_factory=CustomConfig)
+    start: str | None = None
+    """A run to start from (RUN or RUN@STEP); from scratch unless given."""
+    tokenizer: str | None = None
+    """For a run from scratch: sentencepiece:FILE, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
+    seeds: int = 1
+    """Runs with one seed after the other, from `seed` on."""
+    learning_rates: tuple[float, ...] = ()
+    """Rates to try in place of optimizer.peak_lr; the best on dev is named."""
+    keep: Literal["best", "all"] = "best"
+    """Of several seeds and rates, the parameters of the best on dev are kept, or all."""
+    held_out_seed: int = 0
+    """Decides which rows become the dev part where the task has none."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before a device is used for work."""
+
+    config: FinetuneConfig
+    task: Task
+    data: TaskData
+    tokenizer: Tokenizer
+    source: Source | None
+    rates: tuple[float, ...]
+
+
+def plan(arguments: Arguments, given: set[str]) -> Plan:
+    """Read the task and the start, fill in what comes from them, refuse what does not fit together."""
+    config = one_duration(arguments.settings, load_config(arguments.config, FinetuneConfig))
+    source = None
+    if arguments.start is not None:
+        if arguments.tokenizer is not None:
+            raise InputError("--tokenizer: with --start the tokenizer comes from there; leave one of them out")
+        source = open_source(arguments.start)
+        tokenizer = source.tokenizer
+        config = replace(config, model=model_of_source(source, config.model, given))
+    elif arguments.tokenizer is None:
+        raise InputError("fine-tuning from scratch needs a tokenizer: give --tokenizer, or --start a pretrained run")
+    else:
+        tokenizer = tokenizer_from_spec(arguments.tokenizer)
+    task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
+    tokenizer = tokenizer.with_specials(ROLES)
+    config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
+    paper = task.paper
+    if config.num_steps is None and config.num_epochs is None:
+        config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
+    length = config.length or min(int(paper.get("length", config.model.num_positions)), config.model.num_positions)
+    config = replace(
+        config, batch_size=config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE)), length=length
+    )
+    check_sizes(length, 1, config.model)
+    check_positive(config, "batch_size")
+    check_positive(arguments, "seeds")
+    if config.transfer_layers is not None and not 0 <= config.transfer_layers <= config.model.num_layers:
+        raise InputError(f"transfer_layers {config.transfer_layers}: from 0 to the model's {config.model.num_layers}")
+    if config.transfer_layers is not None and source is None:
+        raise InputError("transfer_layers: there is nothing to transfer without --start")
+    config.check()
+    return Plan(config, task, data, tokenizer, source, arguments.learning_rates or (config.optimizer.peak_lr,))
+
+
+def finetune(arguments: Arguments, given: set[str]) -> None:
+    """One start of a run, up to its end or to a signal."""
+    start_processes(arguments.distributed)
+    stop = StopSignal()
+    planned = plan(arguments, given)
+    config, task, source = planned.config, planned.task, planned.source
+    mesh = make_mesh(config.mesh)
+    check_batch(config.batch_size, config.micro_batches, mesh)
+    check_batch(config.eval_batch_size or config.batch_size, 1, mesh)
+    encoded = {part: encode_split(task, planned.data, part, planned.tokenizer, config.length) for part in planned.data.splits}
+    if config.num_steps is None:
+        steps = len(train_batches(encoded["train"], batch_size=config.batch_size, num_epochs=config.num_epochs, seed=0))
+        config = replace(config, num_steps=steps)
+    chunks = config.execution.loss_chunks
+    for length in train_batches(encoded["train"], batch_size=config.batch_size, seed=0, num_steps=1).lengths:
+        check_sizes(length, chunks, config.model)
+
+    run = RunDirectory(arguments.run)
+    members = [(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
+    resolved = resolved_json(
+        config,
+        {
+            "tokenizer": planned.tokenizer.fingerprint,
+            "task_data": planned.data.fingerprint(),
+            "start": None if source is None else source.fingerprint,
+        },
+    ) | {
+        "task": task.name,
+        "task_dir": arguments.task_dir,
+        "custom": to_json(arguments.custom) if task.name == "custom" else None,
+        "start": None if source is None else source.name,
+        "seeds": arguments.seeds,
+        "learning_rates": list(planned.rates),
+    }
+    moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # held by the fingerprints
+    changed = run.open(resolved, run_fields=(*run_fields(config.optimizer), *moved))
+    with run, use_mesh(mesh):
+        if (run.path / "results.json").exists():
+            print(f"{run.path} is complete: results.json has {len(members)} runs; nothing to do")
+            return
+        run.save_tokenizer(planned.tokenizer)
+        first_process_decides(lambda: write_json(run.path / "task.json", task.to_json()))
+        run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
+        say = print if jax.process_index() == 0 else lambda *_: None
+        for line in planned.data.report():
+            say(f"{task.name} {line}")
+        cut = {part: split.truncated for part, split in encoded.items() if split.truncated}
+        say(f"cut to {config.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
+        for change in changed:
+            say(f"changed since the last start: {change}")
+        work = Work(run, config, resolved, task, encoded, source, mesh, stop)
+        results, programs = [], None
+        for number, (seed, rate) in enumerate(members):
+            if programs is None or rate != members[number - 1][1]:
+                programs = make_programs(work, rate)
+            origin = "from scratch" if source is None else f"from {source.name}"
+            title = f"run {number + 1} of {len(members)}: {task.name} {origin}, seed {seed}, rate {rate:g}"
+            results.append(run_member(work, programs, seed, rate, title))
+        summary = summarise(task, results)
+        _keep_best(work, programs, summary, arguments.keep)
+        first_process_decides(lambda: write_json(run.path / "results.json", summary))
+        for line in _table(summary):
+            say(line)
+
+
+def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What results.json holds; `dev` and `test` are over the seeds at the rate whose mean on dev is best."""
+    by_rate: dict[float, list[dict]] = {}
+    for result in results:
+        by_rate.setdefault(result["learning_rate"], []).append(result)
+    mean_of = lambda runs: float(np.mean([run["dev"][task.metric] for run in runs]))  # noqa: E731
+    rate = max(by_rate, key=lambda rate: mean_of(by_rate[rate]))
+    summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
+    parts = [part for part, value in results[0].items() if isinstance(value, dict)]
+    for part in parts:
+        names = results[0][part]
+        values = {name: [run[part][name] for run in by_rate[rate]] for name in names}
+        summary[part] = {
+            name: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0}
+            for name, v in values.items()
+        }
+    best = max(by_rate[rate], key=lambda run: run["dev"][task.metric])
+    summary["best"] = {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}
+    return summary
+
+
+def _keep_best(work: Work, programs: Any, summary: dict[str, Any], keep: str) -> None:
+    """Put the best member's parameters where a run's checkpoints are, and all predictions into one file."""
+    best = summary["best"]
+    source = Checkpoints(member_directory(work.run, best["seed"], best["learning_rate"]) / "kept", read_only=True)
+    restored = source.restore_partial({"params": programs.abstract.params})
+    with Checkpoints(work.run.checkpoints, keep_newest=1) as checkpoints:
+        if not checkpoints.steps():
+            checkpoints.save(restored.step, restored.state, config=work.resolved, extra=best)
+            checkpoints.wait()
+
+    def collect() -> None:
+        fresh = work.run.path / "predictions.jsonl.tmp"
+        with fresh.open("wb") as file:
+            for run in summary["runs"]:
+                directory = member_directory(work.run, run["seed"], run["learning_rate"])
+                file.write((directory / "predictions.jsonl").read_bytes())
+        fresh.replace(work.run.path / "predictions.jsonl")
+        if keep == "best":
+            shutil.rmtree(work.run.path / "members")
+
+    first_process_decides(collect)
+
+
+def _table(summary: dict[str, Any]) -> list[str]:
+    count = sum(run["learning_rate"] == summary["learning_rate"] for run in summary["runs"])
+    lines = [f"{summary['task']}: {count} seed(s) at rate {summary['learning_rate']:g}, selected by {summary['metric']} on dev"]
+    for part in ("dev", "test"):
+        if part in summary:
+            names = sorted(summary[part], key=lambda name: (name != summary["metric"], name == "loss"))
+            figures = (f"{name} {summary[part][name]['mean']:.4f} ± {summary[part][name]['std']:.4f}" for name in names)
+            lines.append(f"  {part:<5}" + "  ".join(figures))
+    return lines
+
+
+def main() -> None:
+    """The command."""
+    arguments, given = command_line(Arguments, FinetuneConfig, program="finetune", description=__doc__)
+    enable_compilation_cache()
+    try:
+        finetune(arguments, given)
+    except Exception as error:
+        raise explain_failure(error) from error
+
+
+if __name__ == "__main__":
+    run_command(main)

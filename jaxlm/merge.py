@@ -1,0 +1,92 @@
+"""Merging loaded parameters into fresh ones, strictly: what is fresh or grown is named, everything else must fit."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxlm.checksums import named_leaves
+from jaxlm.errors import InputError
+
+PyTree = Any
+_LISTED = 8  # differences that an error lists before it counts the rest
+
+
+def merge_parameters(
+    fresh: PyTree,
+    loaded: PyTree,
+    *,
+    allow_fresh: Sequence[str] = (),
+    grow: Mapping[str, int] | None = None,
+    notes: list[str] | None = None,
+) -> PyTree:
+    """The tree of `fresh` with the values of `loaded`.
+
+    allow_fresh: regular expressions over whole paths (`head/.*`); such leaves keep their fresh values, and loaded ones
+    of these names are left behind. grow: path, or regular expression, to an axis; along it the loaded leaf may be
+    shorter: its rows come first and the fresh ones follow (new special tokens, or the layers above the first n).
+    notes: sentences about what is fresh and what grew are appended here.
+    Every other leaf must be in both, with the same shape and dtype: InputError with a listing, - loaded, + wanted.
+    """
+    notes = [] if notes is None else notes
+    wanted, given = named_leaves(fresh), named_leaves(loaded)
+    is_fresh = {name for name in [*wanted, *given] if _match(name, allow_fresh) is not None}
+    merged: dict[str, Any] = {}
+    differences: list[str] = []
+    grown: list[str] = []
+    for name, leaf in wanted.items():
+        if name in is_fresh:
+            merged[name] = leaf
+        elif name not in given:
+            differences.append(f"+ {name} {_shape(leaf)}")
+        elif _fits(given[name], leaf):
+            merged[name] = given[name]
+        elif (pattern := _match(name, grow or ())) is not None and _fits(given[name], leaf, (grow or {})[pattern]):
+            axis = (grow or {})[pattern]
+            merged[name] = _grown(leaf, given[name])
+            grown.append(f"{name} from {given[name].shape[axis]} to {leaf.shape[axis]}")
+        else:
+            differences.append(f"- {name} {_shape(given[name])} + {name} {_shape(leaf)}")
+    differences += [
+        f"- {name} {_shape(leaf)}" for name, leaf in given.items() if name not in wanted and name not in is_fresh
+    ]
+    if differences:
+        rest = f" and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+        raise InputError(
+            f"the loaded parameters do not fit the model (- loaded, + wanted): {', '.join(differences[:_LISTED])}{rest}"
+        )
+    if kept := [name for name in wanted if name in is_fresh]:
+        notes.append(f"fresh: {', '.join(kept)}")
+    if grown:
+        notes.append(f"grown: {', '.join(grown)}")
+    return jax.tree.unflatten(jax.tree.structure(fresh), [merged[name] for name in wanted])
+
+
+def _match(name: str, patterns: Any) -> str | None:
+    return next((pattern for pattern in patterns if re.fullmatch(pattern, name)), None)
+
+
+def _fits(given: Any, wanted: Any, axis: int | None = None) -> bool:
+    if given.dtype != wanted.dtype or len(given.shape) != len(wanted.shape):
+        return False
+    pairs = list(zip(given.shape, wanted.shape, strict=True))
+    if axis is not None:
+        shorter, longer = pairs.pop(axis)
+        if shorter > longer:
+            return False
+    return all(have == want for have, want in pairs)
+
+
+def _grown(fresh: Any, loaded: Any) -> Any:
+    if isinstance(fresh, np.ndarray):
+        grown = fresh.copy()
+        grown[tuple(slice(size) for size in loaded.shape)] = np.asarray(loaded)
+        return grown
+    update = jax.jit(jax.lax.dynamic_update_slice, out_shardings=fresh.sharding)
+    return update(fresh, loaded, (0,) * fresh.ndim)
+
+
+def _shape(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"

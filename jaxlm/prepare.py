@@ -1,0 +1,314 @@
+"""Make a token store from text: `python -m jaxlm.prepare --source 'text:books/*.txt' --tokenizer … --output DIR`.
+
+Documents stream through worker processes in bounded memory, one shard at a time, into OUTPUT.partial, which becomes
+OUTPUT when it is whole. Killed at any moment it loses no finished shard, and the same command continues. The same input
+gives the same bytes for any number of workers.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
+from jaxlm.data.shards import Job, blocks, find_shard, make_shards, read_shard, remove_shard
+from jaxlm.data.sources import Source, Unit, list_units, parse_source, read_unit
+from jaxlm.data.store import VERSION, Store, open_store, partial_path
+from jaxlm.data.writer import StoreWriter
+from jaxlm.errors import InputError, RunError, Stopped, run_command
+from jaxlm.logs import Progress
+from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece
+
+# A tokenizer is trained on no more text than this, taken evenly from all of it.
+TRAINING_BYTES = 64 << 20
+TRAINING_UNITS = 1024
+
+# What the estimate of time and disk is made from.
+SAMPLE_UNITS = 8
+SAMPLE_CHARACTERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """What to prepare, and where."""
+
+    source: tyro.conf.UseAppendAction[tuple[str, ...]]
+    """text:GLOB (a file is a document), lines:GLOB (blank lines part documents), jsonl:GLOB[#FIELD],
+    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]; .gz, .xz and .zst are read as they are. Repeatable."""
+
+    tokenizer: str
+    """train-sentencepiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR (a tokenizer.json)
+    or store:DIR (the one that store was made with)."""
+
+    output: Path
+    """The store, a directory that does not exist yet."""
+
+    weights: tuple[float, ...] = ()
+    """Shares of the sources in training, one for each; by their tokens where nothing is said."""
+
+    workers: int = 0
+    """Processes that encode; 0: one for each core. The result does not depend on it."""
+
+    errors: Literal["strict", "replace"] = "strict"
+    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+
+    sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
+    """The kind of vocabulary that train-sentencepiece makes."""
+
+    unit_bytes: int = 4 << 20
+    """Text in one unit of work, the most that a kill can cost each worker."""
+
+
+def main() -> None:
+    config = tyro.cli(PrepareConfig, prog="python -m jaxlm.prepare", description=__doc__)
+    signal.signal(signal.SIGTERM, _raise_stopped)
+    try:
+        prepare(config)
+    except KeyboardInterrupt:
+        raise Stopped(_STOPPED) from None
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or config.output}: {error.strerror or error}; the same command continues"
+        ) from error
+
+
+def prepare(config: PrepareConfig) -> Store:
+    """Make the store, or go on making it, and open it. A store that is complete is only opened."""
+    _check(config)
+    output = Path(config.output)
+    arguments = {
+        "source": list(config.source),
+        "tokenizer": config.tokenizer,
+        "weights": list(config.weights),
+        "errors": config.errors,
+        "sentencepiece_model": config.sentencepiece_model,
+    }
+    sources = tuple(parse_source(spec) for spec in config.source)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        return existing_store(output, arguments, sources)
+
+    units: list[Unit] = []
+    inputs = []
+    for number, source in enumerate(sources):
+        more, described = list_units(source, number, config.unit_bytes)
+        units += more
+        inputs.append(described)
+
+    partial = partial_path(output)
+    partial.mkdir(parents=True, exist_ok=True)
+    with locked(partial):
+        plan = {"version": VERSION, "arguments": arguments, "units": digest_of(units), "unit_bytes": config.unit_bytes}
+        continues = begin_or_continue(partial, plan)
+        try:
+            return _make(config, sources, units, inputs, arguments, partial, continues)
+        except InputError:
+            # Nothing of worth was made: the mended command must not meet this one's leavings.
+            if not (partial / "writer.json").exists() and not any((partial / "shards").glob("*.json")):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def _make(
+    config: PrepareConfig,
+    sources: tuple[Source, ...],
+    units: list[Unit],
+    inputs: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    partial: Path,
+    continues: bool,
+) -> Store:
+    began = time.monotonic()
+    for described in inputs:
+        what = f"{described['files']:,} files" if "files" in described else f"{described['records']:,} records"
+        print(f"source {described['source']}: {what}, {described['bytes'] / 1e6:,.1f} MB", flush=True)
+    for k, source in enumerate(sources):
+        own = (unit for unit in units if unit.source == k)
+        if not continues and not any(True for unit in own for _ in read_unit(source, unit, config.errors)):
+            raise _no_documents(source.spec)
+    tokenizer = _tokenizer(config, sources, units, partial)
+    workers = config.workers or _cores()
+    job = Job(partial / "tokenizer", partial / "shards", sources, config.errors)
+    job.shards.mkdir(exist_ok=True)
+    for left_over in job.shards.glob(".*"):  # of processes that were killed
+        left_over.unlink()
+
+    writer = StoreWriter(partial, tokenizer)
+    todo = [(k, unit) for k, unit in enumerate(units) if k >= writer.parts and find_shard(job, k) is None]
+    total = sum(unit.size for unit in units)
+    left = sum(unit.size for _, unit in todo)
+    if continues and len(todo) < len(units):
+        print(f"going on: {len(units) - len(todo):,} of {len(units):,} units are done", flush=True)
+    if todo:
+        _estimate(job, [unit for _, unit in todo], tokenizer, left, workers, config.output)
+
+    done = total - left
+    with Progress("MB", total / 1e6) as progress:
+        progress.update(done / 1e6)
+        _join(job, units, writer, config.weights)
+        for shard in make_shards(job, todo, workers, tokenizer):
+            done += units[shard.number].size
+            progress.update(done / 1e6)
+            _join(job, units, writer, config.weights)
+    for section in writer.state["sections"]:
+        if not section["documents"]:
+            raise _no_documents(section["source"])
+    writer.finish(config.output, arguments=arguments, inputs=inputs)
+    store = open_store(config.output)
+    print(f"{summary(store)}; {time.monotonic() - began:.0f} s", flush=True)
+    return store
+
+
+def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[float]) -> None:
+    """Append to the store the shards that are next in order and there."""
+    while writer.parts < len(units) and (shard := find_shard(job, writer.parts)) is not None:
+        number = units[shard.number].source
+        if len(writer.state["sections"]) <= number:
+            writer.begin_section(job.sources[number].spec, weights[number] if weights else None)
+        ids, lengths = read_shard(job, shard, writer.dtype)
+        writer.append(ids, lengths, shard.bytes, shard.words)
+        writer.commit()
+        remove_shard(job, shard)
+
+
+def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[Unit], partial: Path) -> Tokenizer:
+    """The tokenizer asked for: trained, once, or read; a copy lies in the partial store for the workers."""
+    directory = partial / "tokenizer"
+    kind, _, size = config.tokenizer.partition(":")
+    trains = kind == "train-sentencepiece"
+    if directory.exists():
+        tokenizer = load_tokenizer(directory)
+        if not trains and tokenizer_from_spec(config.tokenizer).fingerprint != tokenizer.fingerprint:
+            raise InputError(f"tokenizer {config.tokenizer!r} has changed since {partial} was begun; delete {partial}")
+        return tokenizer
+    if trains:
+        tokenizer = _train(config, int(size), sources, units)
+    else:
+        tokenizer = tokenizer_from_spec(config.tokenizer)
+    fresh = partial / "tokenizer.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    tokenizer.save(fresh)
+    os.replace(fresh, directory)
+    return tokenizer
+
+
+def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units: list[Unit]) -> Tokenizer:
+    total = sum(unit.size for unit in units)
+    chosen = (
+        [units[k * len(units) // TRAINING_UNITS] for k in range(TRAINING_UNITS)]
+        if len(units) > TRAINING_UNITS
+        else units
+    )
+    share = min(1.0, TRAINING_BYTES / total)
+    each = None if share == 1.0 else TRAINING_BYTES // len(chosen)
+    read = 0
+
+    def sentences() -> Iterator[str]:
+        nonlocal read
+        for unit in chosen:
+            left = each
+            for text, _ in read_unit(sources[unit.source], unit, config.errors):
+                text = text if left is None else text[:left]
+                read += len(text.encode())
+                yield text
+                if left is not None and (left := left - len(text.encode())) <= 0:
+                    break
+
+    how = "all of the text" if each is None else f"the first {each:,} bytes of {len(chosen):,} of {len(units):,} units"
+    print(f"training a SentencePiece {config.sentencepiece_model} vocabulary of {size:,} on {how}", flush=True)
+    began = time.monotonic()
+    tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
+    print(
+        f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {time.monotonic() - began:.0f} s", flush=True
+    )
+    return tokenizer
+
+
+def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path) -> None:
+    """Say how long it will take and how much disk, from a sample; InputError where the disk is too small."""
+    texts = []
+    for k in range(min(SAMPLE_UNITS, len(units))):
+        unit = units[k * len(units) // min(SAMPLE_UNITS, len(units))]
+        characters = 0
+        for text, _ in blocks(read_unit(job.sources[unit.source], unit, job.errors), tokenizer):
+            texts.append(text[:SAMPLE_CHARACTERS])
+            characters += len(text)
+            if characters >= SAMPLE_CHARACTERS:
+                break
+    tokenizer.encode_batch(texts[:1])  # the first call loads what the library needs
+    began = time.monotonic()
+    count = sum(map(len, tokenizer.encode_batch(texts)))
+    seconds = time.monotonic() - began
+    sample = sum(len(text.encode()) for text in texts) or 1
+    tokens = left * count / sample
+    disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4)
+    free = shutil.disk_usage(output.absolute().parent).free
+    takes = _duration(left / sample * seconds / min(workers, len(units)))
+    print(
+        f"estimate: {left / 1e6:,.1f} MB of text, about {tokens / 1e6:,.1f} million tokens, {disk / 1e6:,.1f} MB on disk",
+        f"({free / 1e9:,.1f} GB free), {takes} with {workers} worker{'s' if workers > 1 else ''}",
+        flush=True,
+    )
+    if disk > free:
+        raise InputError(
+            f"{output} needs about {disk / 1e9:,.1f} GB and {free / 1e9:,.1f} GB are free there: make room, or name "
+            "another --output"
+        )
+
+
+def _check(config: PrepareConfig) -> None:
+    """InputError for arguments that need no reading to be wrong."""
+    if not Path(config.output).name:
+        raise InputError(f"--output {config.output}: name a directory that does not exist yet")
+    if not config.source:
+        raise InputError("no --source: name at least one, as in --source 'text:books/*.txt'")
+    if config.weights and len(config.weights) != len(config.source):
+        raise InputError(
+            f"{len(config.weights)} --weights for {len(config.source)} sources: give one for each, or none"
+        )
+    if any(not 0 < weight < float("inf") for weight in config.weights):
+        raise InputError(f"--weights {shown(list(config.weights))}: each must be a number above 0")
+    if config.workers < 0:
+        raise InputError(f"--workers {config.workers}: give the number of processes, or 0 for one a core")
+    if config.unit_bytes < 1:
+        raise InputError(f"--unit-bytes {config.unit_bytes}: at least 1")
+    kind, _, size = config.tokenizer.partition(":")
+    if kind == "train-wordpiece":
+        raise InputError(
+            f"tokenizer {config.tokenizer!r}: training WordPiece is not in this release; use "
+            "train-sentencepiece:SIZE, or a published vocabulary with wordpiece:VOCAB.txt"
+        )
+    if kind == "train-sentencepiece" and not (size.isascii() and size.isdigit() and int(size) > 0):
+        raise InputError(
+            f"tokenizer {config.tokenizer!r}: SIZE must be a whole number, as in train-sentencepiece:16000"
+        )
+
+
+def _no_documents(spec: str) -> InputError:
+    return InputError(f"source {spec!r} has no document: all it holds is blank; mend it or leave it out")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+_STOPPED = "stopped; finished shards are kept, and the same command continues"
+
+
+def _raise_stopped(*_: object) -> None:
+    raise Stopped(_STOPPED)
+
+
+if __name__ == "__main__":
+    run_command(main)

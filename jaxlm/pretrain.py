@@ -1,0 +1,277 @@
+"""Pretrain a language model on a token store: `python -m jaxlm.pretrain CONFIG --run RUN --data.store STORE`.
+
+The same command resumes a run that was stopped, and says so when the run is complete.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.config import command_line, load_config
+from jaxlm.data.loader import batches, describe_rows, validation_batches
+from jaxlm.data.rows import ORDER_VERSION, rows_per_epoch, training_rows
+from jaxlm.data.store import Store, open_store
+from jaxlm.devices import enable_compilation_cache
+from jaxlm.errors import InputError, run_command
+from jaxlm.logs import MetricsLog
+from jaxlm.models.gpt import GPT, model_flops_per_token
+from jaxlm.objectives import Objective, language_model
+from jaxlm.optim import decay_mask, make_optimizer
+from jaxlm.scoring import perplexity
+from jaxlm.sharding import check_batch, host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.config import PretrainConfig, one_duration, resolved_json, run_fields
+from jaxlm.training.loop import Intervals, Profile, explain_failure, train
+from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
+from jaxlm.training.record import Recorder
+from jaxlm.training.run import RunDirectory
+from jaxlm.training.start import (
+    Source,
+    check_tokenizer,
+    continue_state,
+    model_of_source,
+    open_source,
+    resume,
+    with_parameters,
+)
+from jaxlm.training.state import abstract_state, fresh_state, saved_part
+from jaxlm.training.step import make_eval_step, make_train_step
+
+log = logging.getLogger("jaxlm.pretrain")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Pretrain a language model on a token store."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: pretrain/gpt1."""
+    run: Path
+    """The run directory: made anew, or continued."""
+    start: str | None = None
+    """A run to start from (RUN or RUN@STEP); from scratch unless given."""
+    start_with: Literal["parameters", "state"] = "parameters"
+    """What to take from there: the parameters, or moments and step too (to go on longer, or at another rate)."""
+    profile: str | None = None
+    """START:STOP, the steps to trace for TensorBoard's profiler."""
+    verify_stores: bool = False
+    """Check the stores' full hashes before training."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before a device is used for work."""
+
+    config: PretrainConfig
+    stores: tuple[Store, ...]
+    validation: tuple[Store, ...]
+    source: Source | None
+    rows_an_epoch: int
+
+
+def plan(arguments: Arguments, given: set[str]) -> Plan:
+    """Open the stores and the start, fill in what comes from them, refuse what does not fit together."""
+    config = one_duration(arguments.settings, load_config(arguments.config, PretrainConfig))
+    if not config.data.store:
+        raise InputError("data.store is not given: name a token store, as python -m jaxlm.prepare makes it")
+    stores = tuple(open_store(Path(path)) for path in config.data.store)
+    validation = tuple(open_store(Path(path)) for path in config.data.validation)
+    source = None if arguments.start is None else open_source(arguments.start)
+    expected, expected_of = stores[0].tokenizer_fingerprint, f"store {stores[0].path}"
+    if source is not None:
+        expected, expected_of = source.tokenizer.fingerprint, f"the run {source.name}"
+        config = replace(config, model=model_of_source(source, config.model, given))
+    elif config.model.vocab_size not in (0, stores[0].vocab_size):
+        raise InputError(
+            f"model.vocab_size {config.model.vocab_size}: the tokenizer of {stores[0].path} has {stores[0].vocab_size} "
+            "ids; leave it 0"
+        )
+    else:
+        config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
+    for store in stores + validation:
+        check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of)
+        if arguments.verify_stores:
+            store.verify()
+    rows = sum(rows_per_epoch(stores, config.data, config.length))
+    if config.num_steps is None:
+        if config.num_epochs is None:
+            raise InputError("neither num_steps nor num_epochs is given: give one of them")
+        config = replace(config, num_steps=max(1, math.ceil(config.num_epochs * rows / config.batch_size)))
+    config.check()
+    return Plan(config, stores, validation, source, rows)
+
+
+def fingerprints(plan: Plan) -> dict[str, Any]:
+    """What the run's data is, wherever it lies."""
+    return {
+        "tokenizer": plan.stores[0].tokenizer_fingerprint,
+        "stores": [store.fingerprint for store in plan.stores],
+        "data_order": ORDER_VERSION,
+    }
+
+
+def pretrain(arguments: Arguments, given: set[str]) -> None:
+    """One start of a run, up to its end or to a signal."""
+    start_processes(arguments.distributed)
+    stop = StopSignal()
+    profile = _profile(arguments)
+    planned = plan(arguments, given)
+    config, source = planned.config, planned.source
+    mesh = make_mesh(config.mesh)
+    check_batch(config.batch_size, config.micro_batches, mesh)
+    eval_batch_size = config.eval_batch_size or config.batch_size
+    check_batch(eval_batch_size, 1, mesh)
+
+    run = RunDirectory(arguments.run)
+    resolved = resolved_json(config, fingerprints(planned))
+    changed = run.open(resolved, run_fields=run_fields(config.optimizer))
+    run.save_tokenizer(planned.stores[0].tokenizer())
+    checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
+    steps = checkpoints.steps()
+    if steps and steps[-1] >= config.num_steps:
+        print(f"{run.path} is complete: {steps[-1]} of {config.num_steps} steps; nothing to do")
+        return
+
+    model = GPT(config.model, config.execution)
+
+    def init_params(key: jax.Array) -> Any:
+        example = jnp.zeros((1, 1), jnp.int32)
+        return {"backbone": model.init(key, example, example)["params"]}
+
+    with use_mesh(mesh), run, checkpoints:
+        optimizer = make_optimizer(config.optimizer, config.num_steps, decay_mask(jax.eval_shape(init_params, jax.random.key(0))))
+        abstract = abstract_state(init_params, optimizer, mesh)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        if steps:
+            state, notes = resume(checkpoints, abstract, config.seed)
+            origin = f"resumed at step {int(state.step)}"
+        elif source is not None and arguments.start_with == "state":
+            state, notes = continue_state(source, abstract, config.seed)
+            origin = f"state of {source.name}"
+        elif source is not None:
+            state, notes = with_parameters(fresh_state(init_params, optimizer, abstract, config.seed), source)
+            origin = f"parameters of {source.name}"
+        else:
+            state, notes = fresh_state(init_params, optimizer, abstract, config.seed), []
+            origin = "from scratch"
+        first_step = int(state.step)
+        if first_step >= config.num_steps:
+            raise InputError(f"num_steps {config.num_steps}: {origin} is at step {first_step} already; ask for more")
+        started_from = None if origin == "from scratch" else origin
+        run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
+
+        objective = language_model(model, loss_chunks=config.execution.loss_chunks)
+        step = CompiledStep(
+            "training",
+            jax.jit(
+                make_train_step(objective, optimizer, micro_batches=config.micro_batches),
+                donate_argnums=0,
+                out_shardings=(shardings, None),
+            ),
+        )
+        rows = training_rows(planned.stores, config.data, length=config.length, seed=config.seed)
+        my_rows = host_rows(config.batch_size, mesh)
+        host_batches = batches(rows, batch_size=config.batch_size, host_rows=my_rows, first_step=first_step)
+        metrics = MetricsLog(run.path, first_step if steps else None)
+        recorder = Recorder(
+            run,
+            metrics,
+            start=first_step,
+            total=config.num_steps,
+            tokens_per_step=config.batch_size * config.length,
+            log_every=config.log_every,
+            flops_per_token=model_flops_per_token(config.model, config.length),
+            unigram_entropy=None if source is not None else _unigram_entropy(planned.stores),
+        )
+        step.on_compile = lambda: recorder.meter.pause("compilation")
+        count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        for sentence in (
+            f"{run.path}: {origin}; {count:,} parameters, {config.num_steps:,} steps of {config.batch_size} x "
+            f"{config.length} tokens, {config.num_steps * config.batch_size / planned.rows_an_epoch:.3g} epochs; "
+            f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
+            f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
+            *(f"changed since the last start: {change}" for change in changed),
+            *notes,
+        ):
+            recorder.note(sentence)
+        evaluate = None
+        if planned.validation:
+            evaluate = _evaluator(planned, objective, mesh, eval_batch_size, recorder)
+        try:
+            train(
+                state,
+                step,
+                (to_devices(batch, mesh, config.batch_size) for batch in host_batches),
+                num_steps=config.num_steps,
+                intervals=Intervals(evaluate=config.eval_every, checkpoint=config.checkpoint_every),
+                recorder=recorder,
+                save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
+                finished_saves=checkpoints.finished,
+                evaluate=evaluate,
+                stop=stop,
+                describe_batch=lambda number: describe_rows(rows, number, config.batch_size),
+                profile=profile,
+            )
+        finally:
+            recorder.saved(checkpoints.wait())
+            recorder.close()
+            metrics.close()
+
+
+def _evaluator(planned: Plan, objective: Objective, mesh: jax.sharding.Mesh, batch_size: int, recorder: Recorder):
+    step = CompiledStep("evaluation", jax.jit(make_eval_step(objective)))
+    rows = host_rows(batch_size, mesh)
+    words = sum(store.words for store in planned.validation)
+    size = sum(store.bytes for store in planned.validation)
+
+    def evaluate(number: int, params: Any) -> None:
+        held_out = validation_batches(
+            planned.validation, length=planned.config.length, batch_size=batch_size, host_rows=rows
+        )
+        on_devices: Iterator = (to_devices(batch, mesh, batch_size) for batch in held_out)
+        figures = perplexity(step, params, on_devices, words=words, bytes=size)
+        said = (
+            f"validation loss {figures['validation_loss']:.4f}, perplexity {figures['perplexity']:.2f} a token, "
+            f"{figures['word_perplexity']:.2f} a word, {figures['bits_per_byte']:.4f} bits a byte"
+        )
+        recorder.validation(number, figures, said=said)
+
+    return evaluate
+
+
+def _unigram_entropy(stores: tuple[Store, ...]) -> float:
+    tokens = sum(store.num_tokens for store in stores)
+    return sum(store.unigram_entropy() * store.num_tokens for store in stores) / tokens
+
+
+def _profile(arguments: Arguments) -> Profile | None:
+    if arguments.profile is None:
+        return None
+    start, colon, end = arguments.profile.partition(":")
+    if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+        raise InputError(f"--profile {arguments.profile}: START:STOP, two steps, the first below the second")
+    return Profile(int(start), int(end), arguments.run / "profile")
+
+
+def main() -> None:
+    """The command."""
+    arguments, given = command_line(Arguments, PretrainConfig, program="pretrain", description=__doc__)
+    enable_compilation_cache()
+    try:
+        pretrain(arguments, given)
+    except Exception as error:
+        raise explain_failure(error) from error
+
+
+if __name__ == "__main__":
+    run_command(main)

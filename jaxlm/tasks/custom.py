@@ -1,0 +1,160 @@
+"""A user's own labelled files: TSV, CSV or JSONL with named columns.
+
+Labels are found in the training file and numbered in sorted order; a label that only dev or test has is an error.
+Without a dev file a share of train is held out (`jaxlm.tasks.registry`).
+
+A choice task's label names the right choice in one of these ways, whichever all training labels fit, tried in turn:
+the names of the choices' columns; numbers from 0 (a 0 occurs); numbers from 1 (the number of choices occurs); exactly
+as many distinct names as there are choices, which in sorted order stand for the choices from first to last (A, B, C).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.builtin import GPT1_PAPER
+from jaxlm.tasks.files import Errors
+from jaxlm.tasks.rows import RowReader, collect
+from jaxlm.tasks.task import Columns, Example, Form, Kind, Quoting, Split, Task
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "choice": ("accuracy",),
+}
+
+
+@dataclass(frozen=True)
+class CustomConfig:
+    """A user's own task, for `--task custom`: files and the names of their columns."""
+
+    train: str = ""
+    """Training file: .jsonl, .csv, or a TSV whose first line names the columns."""
+    dev: str = ""
+    """Dev file; without one a tenth of train is held out."""
+    test: str = ""
+    """Test file, with or without labels."""
+    text: str = ""
+    """Column of the text; of a pair the first, of a choice task the context."""
+    text_pair: str = ""
+    """Column of the second text of a pair."""
+    choices: tuple[str, ...] = ()
+    """Columns of the choices, in order; in JSONL also one field that holds a list."""
+    label: str = ""
+    """Column of the label."""
+    kind: Kind = "classification"
+    """classification: labels are names. regression: they are numbers. choice: the label says which choice is right."""
+    pairs: Literal["ordered", "symmetric"] = "ordered"
+    """ordered: first text, delimiter, second text. symmetric: both orders are read and added (GPT-1's similarity)."""
+    quoting: Quoting = "none"
+    """none: TSV fields are taken as they are. csv: fields may be wrapped in double quotes."""
+    errors: Errors = "strict"
+    """strict: bytes that are not UTF-8 are an error. replace: they become U+FFFD."""
+    metric: str = ""
+    """What selects the best checkpoint; accuracy, or pearson for regression, unless given."""
+
+
+def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task, dict[str, Split]]:
+    """The task that the training file describes, and the parts that are named (train, dev, test).
+
+    Args:
+      task_dir: where relative file names start, if given.
+
+    Raises:
+      InputError: a missing setting, file or column; a bad row or label, with its line.
+    """
+    task = _unlabelled_task(custom)
+    files = {name: getattr(custom, name) for name in ("train", "dev", "test") if getattr(custom, name)}
+    paths = {name: Path(task_dir or ".") / file for name, file in files.items()}
+    readers = {
+        name: RowReader(
+            path,
+            task.columns,
+            label="optional" if name == "test" else "required",
+            quoting=task.quoting,
+            errors=custom.errors,
+            warn_quotes=task.quoting == "none",
+        )
+        for name, path in paths.items()
+    }
+    rows = {name: list(reader) for name, reader in readers.items()}
+    if not rows["train"]:
+        raise InputError(f"{paths['train']}: the file holds no rows below its header")
+    task = _labelled_task(task, rows["train"], custom, str(paths["train"]))
+    return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
+
+
+def _unlabelled_task(custom: CustomConfig) -> Task:
+    for name in ("train", "text", "label"):
+        if not getattr(custom, name):
+            raise InputError(
+                f"custom.{name} is not given; --task custom needs --custom.train, --custom.text, --custom.label"
+            )
+    if custom.kind not in METRICS:
+        raise InputError(f"custom.kind {custom.kind!r}: there are {', '.join(METRICS)}")
+    if (custom.kind == "choice") != bool(custom.choices):
+        raise InputError("custom.choices and custom.kind choice go together; give both or neither")
+    used = [column for column in (custom.text, custom.text_pair, *custom.choices, custom.label) if column]
+    if len(set(used)) < len(used):
+        twice = next(column for column in used if used.count(column) > 1)
+        raise InputError(f"custom: the column {twice!r} is named twice; each role needs its own")
+    metrics = METRICS[custom.kind]
+    metric = custom.metric or metrics[0]
+    if metric not in metrics:
+        raise InputError(f"custom.metric {metric!r}: for {custom.kind} there are {', '.join(metrics)}")
+    form: Form = "single"
+    if custom.kind == "choice":
+        form = "choice"
+    elif custom.text_pair:
+        form = "similarity" if custom.pairs == "symmetric" else "entailment"
+    texts = ((custom.text,),) + (((custom.text_pair,),) if custom.text_pair else ())
+    listed = len(custom.choices) == 1
+    return Task(
+        name="custom",
+        kind=custom.kind,
+        form=form,
+        metric=metric,
+        metrics=(metric, *(other for other in metrics if other != metric)),
+        columns=Columns(
+            texts=texts,
+            choices=() if listed else tuple((column,) for column in custom.choices),
+            choice_list=custom.choices if listed else (),
+            label=(custom.label,),
+        ),
+        quoting=custom.quoting,
+        paper=GPT1_PAPER,
+    )
+
+
+def _labelled_task(task: Task, rows: list[tuple[int, Example]], custom: CustomConfig, name: str) -> Task:
+    """The task with the labels, or choices, of the training rows."""
+    if task.kind == "regression":
+        return task
+    found = sorted({str(example.label) for _, example in rows})
+    if task.kind == "classification":
+        if len(found) < 2:
+            raise InputError(f"{name}: every row has the label {found[0]!r}; a classification needs two labels or more")
+        return dataclasses.replace(task, labels=tuple(found))
+    count = len(rows[0][1].choices)
+    if count < 2:
+        raise InputError(f"{name} line {rows[0][0]}: {count} choices; a choice task needs two or more")
+    return dataclasses.replace(task, labels=_choice_names(found, custom.choices, count, name), num_choices=count)
+
+
+def _choice_names(found: list[str], columns: tuple[str, ...], count: int, name: str) -> tuple[str, ...]:
+    from_zero = tuple(str(number) for number in range(count))
+    from_one = tuple(str(number) for number in range(1, count + 1))
+    if len(columns) == count and set(found) <= set(columns):
+        return columns
+    if "0" in found and set(found) <= set(from_zero):
+        return from_zero
+    if str(count) in found and set(found) <= set(from_one):
+        return from_one
+    if len(found) == count and not all(label.lstrip("-").isdigit() for label in found):
+        return tuple(found)
+    raise InputError(
+        f"{name}: the labels {', '.join(found[:10])} do not say which of {count} choices is right; use the names of "
+        f"the choices' columns, 0 to {count - 1}, 1 to {count}, or {count} distinct names"
+    )

@@ -1,0 +1,146 @@
+"""Lines, TSV rows and JSON objects from a file or a stream, each with its line number and one rule a line.
+
+The rules: UTF-8, a byte order mark at the very start is dropped; lines break at `\\n` only and lose one trailing `\\r`
+(never `str.splitlines`, which also breaks at U+0085, U+2028 and form feeds inside sentences). Quoting is the file's
+choice: `none` splits at the delimiter and nothing else; `csv` reads fields wrapped in `"` with `""` inside, strictly.
+Everything streams: one row is held at a time.
+"""
+
+import codecs
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from jaxlm.errors import InputError
+
+Errors = Literal["strict", "replace"]
+
+MAX_QUOTED_LINES = 1000  # a quote that nobody closes must not read the rest of a large file as one field
+
+
+@contextmanager
+def open_input(path: Path | str) -> Iterator[BinaryIO]:
+    """The bytes of a file, or of standard input for `-`. InputError when it cannot be opened."""
+    if str(path) == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        stream = open(path, "rb")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; give the path of a file that can be read") from None
+    with stream:
+        yield stream
+
+
+def numbered_lines(stream: BinaryIO, name: str, errors: Errors = "strict") -> Iterator[tuple[int, str]]:
+    """(line number from 1, text without its line end) for each line.
+
+    Raises:
+      InputError: bytes that are not UTF-8, with the line and the offset in the file; errors="replace" puts U+FFFD.
+    """
+    offset = 0
+    for number, raw in enumerate(stream, 1):
+        start = offset
+        offset += len(raw)
+        if number == 1 and raw.startswith(codecs.BOM_UTF8):
+            raw = raw[len(codecs.BOM_UTF8) :]
+            start += len(codecs.BOM_UTF8)
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            text = raw.decode("utf-8", errors)
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name} line {number}: byte 0x{raw[error.start]:02x} at offset {start + error.start} is not UTF-8; "
+                "convert the file to UTF-8"
+            ) from None
+        yield number, text
+
+
+def table_rows(
+    lines: Iterator[tuple[int, str]], name: str, *, quoting: str = "none", delimiter: str = "\t"
+) -> Iterator[tuple[int, list[str] | None]]:
+    """(line number, fields) of each row; a line without anything but blanks gives None.
+
+    With quoting "csv" a field that begins with `"` ends at the next single `"`, may hold delimiters and line breaks,
+    and is followed by a delimiter or the end of the row; a `"` further inside an unquoted field stands for itself.
+
+    Raises:
+      InputError: a quoted field that is not closed, or text right after a closing quote, with the line number.
+    """
+    for number, line in lines:
+        if not line.strip(" "):
+            yield number, None
+        elif quoting == "none" or '"' not in line:
+            yield number, line.split(delimiter)
+        else:
+            yield number, _quoted_fields(number, line, lines, name, delimiter)
+
+
+def _quoted_fields(number: int, line: str, lines: Iterator[tuple[int, str]], name: str, delimiter: str) -> list[str]:
+    fields, position = [], 0
+    while True:
+        if line[position : position + 1] != '"':
+            end = line.find(delimiter, position)
+            fields.append(line[position : end if end >= 0 else len(line)])
+            if end < 0:
+                return fields
+            position = end + 1
+            continue
+        start, search, further = position + 1, position + 1, 0
+        while True:
+            end = line.find('"', search)
+            if end < 0:
+                following = next(lines, None)
+                further += 1
+                if following is None or further > MAX_QUOTED_LINES:
+                    raise InputError(
+                        f'{name} line {number}: the field that opens with " is never closed; '
+                        "close it, or read the file with quoting none"
+                    )
+                search = len(line)
+                line += "\n" + following[1]
+            elif line[end + 1 : end + 2] == '"':
+                search = end + 2
+            else:
+                break
+        fields.append(line[start:end].replace('""', '"'))
+        position = end + 1
+        if position == len(line):
+            return fields
+        if line[position] != delimiter:
+            raise InputError(
+                f"{name} line {number}: text follows a closing quote in field {len(fields)}; "
+                'write " inside a quoted field as "", or read the file with quoting none'
+            )
+        position += 1
+
+
+def json_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(line number, object) for each line of JSON; a line without anything but blanks gives None.
+
+    Raises:
+      InputError: a line that is not one JSON object, with its number.
+    """
+    for number, line in lines:
+        if not line.strip():
+            yield number, None
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{name} line {number}: not JSON ({error}); write one object a line") from None
+        except RecursionError:
+            raise InputError(f"{name} line {number}: JSON nested too deeply; write one object a line") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{name} line {number}: JSON, but not an object; write one object a line")
+        if "\\u" in line:
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise InputError(
+                    f"{name} line {number}: half of a surrogate pair (\\ud800 to \\udfff) is not text; mend the escape"
+                ) from None
+        yield number, value

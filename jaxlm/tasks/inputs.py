@@ -1,0 +1,89 @@
+"""GPT-1's input transformations: how texts become token sequences (Radford et al. 2018, section 3.3).
+
+    single      start text extract
+    entailment  start first delimiter second extract
+    similarity  both orders of the pair, whose representations the head adds
+    choice      start context delimiter choice extract, one sequence a choice; of two texts (article and question) the
+                context is one after the other
+
+What is too long is cut by one rule. With `room` = length less the special tokens, a single text keeps its first `room`
+tokens. Of two parts, one that needs no more than half of the room stays whole and leaves the rest of the room to the
+other, whose first tokens are kept; where both need more, the first keeps room - room // 2 and the second room // 2
+tokens. The original (`train.py`, n_ctx // 2 - 2) keeps the first half of the room of each part, also where the other
+part leaves room unused. All choices of a row share one context, cut for the longest of them; of two context texts the
+first is cut, and the second only when nothing of the first is left to cut.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.task import Example, Form, Task
+
+if TYPE_CHECKING:
+    from jaxlm.text import Tokenizer
+
+Ids = Sequence[int]
+MINIMUM_LENGTH = 5  # three special tokens and one token of each part
+
+ROLES = ("start", "delimiter", "extract")
+"""Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
+
+
+def gpt1_sequences(example: Example, task: Task, tokenizer: "Tokenizer", length: int) -> tuple[list[list[int]], bool]:
+    """The token sequences of one example, each of at most `length`, and whether any was cut.
+
+    One sequence for `single` and `entailment`, two for `similarity` (both orders), one a choice for `choice`.
+    """
+    texts = [tokenizer.encode(text) for text in example.texts]
+    choices = [tokenizer.encode(choice) for choice in example.choices]
+    return arrange(texts, choices, task.form, tokenizer.specials, length)
+
+
+def arrange(
+    texts: Sequence[Ids], choices: Sequence[Ids], form: Form, specials: Mapping[str, int], length: int
+) -> tuple[list[list[int]], bool]:
+    """`gpt1_sequences` from ids. specials: role -> id, of start, delimiter and extract."""
+    if length < MINIMUM_LENGTH:
+        raise InputError(
+            f"length {length}: a pair with its special tokens needs {MINIMUM_LENGTH}; give a longer length"
+        )
+    missing = [role for role in ROLES if role not in specials]
+    if missing:
+        raise ValueError(f"the tokenizer has no {', '.join(missing)} token; call with_specials first")
+    start, delimiter, extract = (specials[role] for role in ROLES)
+
+    def pair(first: Ids, second: Ids) -> list[int]:
+        return [start, *first, delimiter, *second, extract]
+
+    if form == "single":
+        (text,) = texts
+        return [[start, *text[: length - 2], extract]], len(text) > length - 2
+    room = length - 3
+    if form == "choice":
+        longest = max(len(choice) for choice in choices)
+        before, question = (texts[0], []) if len(texts) == 1 else texts
+        keep_context, keep_choice = share(len(before) + len(question), longest, room)
+        kept_before = max(0, keep_context - len(question))
+        context = [*before[:kept_before], *question[:keep_context]]
+        cut = keep_context < len(before) + len(question) or keep_choice < longest
+        return [pair(context, choice[:keep_choice]) for choice in choices], cut
+    first, second = texts
+    keep_first, keep_second = share(len(first), len(second), room)
+    first, second, cut = first[:keep_first], second[:keep_second], keep_first + keep_second < len(first) + len(second)
+    if form == "similarity":
+        return [pair(first, second), pair(second, first)], cut
+    return [pair(first, second)], cut
+
+
+def share(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens two parts of these lengths keep in `room`, by the rule at the top of this page."""
+    if first + second <= room:
+        return first, second
+    half_second = room // 2
+    half_first = room - half_second
+    if second <= half_second:
+        return room - second, second
+    if first <= half_first:
+        return first, room - first
+    return half_first, half_second

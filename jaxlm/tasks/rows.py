@@ -1,0 +1,263 @@
+"""Rows of a TSV, CSV or JSONL file as examples, by the names of their columns.
+
+One reader serves the tasks' own files, a user's files and the rows that `jaxlm.predict` labels. A TSV's first line
+names its columns, unless the task's files come without a header and this one does. Columns that a task does not use
+are ignored; blanks at the edges of a text are dropped (SST-2's texts all end in one), inner ones are kept.
+"""
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input, table_rows
+from jaxlm.tasks.task import Columns, Example, Quoting, Split, Task
+
+LabelRule = Literal["required", "optional", "ignored"]
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+class RowReader:
+    """Iterates over (line number, example) of one file; labels are left as the file spells them.
+
+    Args:
+      path: a file, or `-` for standard input, which is JSONL when its first line begins with `{` and TSV otherwise.
+        A file is JSONL or comma-separated CSV by its suffix (`.jsonl`, `.csv`), else TSV.
+      columns: the names to look for.
+      label: `required` refuses a file or row without one, `optional` gives None there, `ignored` never looks.
+      quoting: of a TSV; `none` or `csv`. A CSV is always read with quoting.
+      headerless: names of the columns of a file without a header, where such a file may come.
+      blank_lines: `drop` counts blank lines between rows as dropped, `refuse` is an InputError. Those at the end of
+        the file are ignored.
+      warn_quotes: after the last row, warn when fields look as if they wanted csv quoting.
+
+    Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields.
+
+    Raises:
+      InputError: a missing column or field, or a row that does not fit, with file and line number.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        columns: Columns,
+        *,
+        label: LabelRule = "required",
+        quoting: Quoting = "none",
+        headerless: tuple[str, ...] = (),
+        errors: Errors = "strict",
+        blank_lines: Literal["drop", "refuse"] = "drop",
+        warn_quotes: bool = False,
+    ) -> None:
+        self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
+        self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
+        self.name = "standard input" if str(path) == "-" else str(path)
+        self.rows_read = self.empty_fields = self.quoted_fields = 0
+        self.dropped: list[tuple[int, str]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, Example]]:
+        with open_input(self.path) as stream:
+            lines = numbered_lines(stream, self.name, self.errors)
+            suffix = Path(self.path).suffix.lower()
+            if str(self.path) == "-":
+                first = next(lines, None)
+                if first is not None:
+                    lines = itertools.chain([first], lines)
+                    suffix = ".jsonl" if first[1].lstrip().startswith("{") else ".tsv"
+            examples = self._from_json(lines) if suffix in JSON_SUFFIXES else self._from_table(lines, suffix == ".csv")
+            for number, example in examples:
+                self.empty_fields += sum(not text for text in (*example.texts, *example.choices))
+                yield number, example
+        if self.warn_quotes and self.quoted_fields:
+            warnings.warn(
+                f'{self.name}: {self.quoted_fields} fields begin and end with " and hold "" inside; '
+                "a file saved that way wants quoting csv, it was read with quoting none",
+                stacklevel=2,
+            )
+
+    def _rows(self, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """The rows that hold something; blank lines are counted once a row follows them."""
+        blank: list[int] = []
+        for number, row in rows:
+            if row is None:
+                blank.append(number)
+                continue
+            if blank and self.blank_lines == "refuse":
+                raise InputError(f"{self.name} line {blank[0]}: an empty line between rows; remove it")
+            self.dropped += [(line, "empty line") for line in blank]
+            self.rows_read += len(blank) + 1
+            blank = []
+            yield number, row
+
+    def _from_table(self, lines: Iterator[tuple[int, str]], comma: bool) -> Iterator[tuple[int, Example]]:
+        quoting = "csv" if comma else self.quoting
+        rows = table_rows(lines, self.name, quoting=quoting, delimiter="," if comma else "\t")
+        first = next(((number, fields) for number, fields in rows if fields is not None), None)
+        if first is None:
+            raise InputError(f"{self.name}: the file holds no rows; its first line names the columns")
+        header = [field.strip() for field in first[1]]
+        if self._without_header(header):
+            header = list(self.headerless)
+            rows = itertools.chain([first], rows)
+        text_at = [self._column(header, names) for names in self.columns.texts]
+        choice_at = [self._column(header, names) for names in self.columns.choices]
+        if self.columns.choice_list and not choice_at:
+            raise InputError(
+                f"{self.name}: a list of choices in one field ({self.columns.choice_list[0]}) needs JSONL; "
+                "in a TSV give each choice a column"
+            )
+        label_at = None
+        if self.label != "ignored" and self.columns.label:
+            if self.label == "required" or any(name in header for name in self.columns.label):
+                label_at = self._column(header, self.columns.label)
+        for number, fields in self._rows(rows):
+            if len(fields) != len(header):
+                hint = '; a field wrapped in " wants quoting csv' if quoting == "none" and _quoted(fields) else ""
+                raise InputError(
+                    f"{self.name} line {number}: {len(fields)} columns where there should be {len(header)} "
+                    f"({', '.join(header)}); mend the row{hint}"
+                )
+            if quoting == "none":
+                self.quoted_fields += sum('""' in field[1:-1] for field in fields if _wrapped(field))
+            label = None if label_at is None else fields[label_at].strip()
+            if label == "":
+                label = None
+            if label is None and self.label == "required":
+                raise InputError(f"{self.name} line {number}: the label ({header[label_at or 0]}) is empty; fill it in")
+            texts = tuple(fields[at].strip() for at in text_at)
+            yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label)
+
+    def _from_json(self, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Example]]:
+        rows = 0
+        for number, row in self._rows(json_rows(lines, self.name)):
+            rows += 1
+            texts = tuple(self._text(number, row, names) for names in self.columns.texts)
+            label = None
+            if self.label != "ignored" and self.columns.label:
+                label = self._json_label(number, row)
+            yield number, Example(texts, self._json_choices(number, row), label)
+        if not rows:
+            raise InputError(f"{self.name}: the file holds no rows; write one JSON object a line")
+
+    def _without_header(self, fields: list[str]) -> bool:
+        named = all(any(name in fields for name in names) for names in self.columns.texts)
+        return len(self.headerless) == len(fields) and not named
+
+    def _column(self, header: list[str], names: tuple[str, ...]) -> int:
+        for name in names:
+            if header.count(name) > 1:
+                raise InputError(f"{self.name} line 1: two columns are called {name!r}; rename one")
+            if name in header:
+                return header.index(name)
+        raise InputError(
+            f"{self.name} line 1: no column {' or '.join(map(repr, names))}; the header names {', '.join(header)[:300]}"
+            f"; needed are {self.columns.describe()}"
+        )
+
+    def _text(self, number: int, row: dict[str, Any], names: tuple[str, ...]) -> str:
+        for name in names:
+            if name in row:
+                return self._string(number, name, row[name])
+        raise InputError(
+            f"{self.name} line {number}: no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}"
+            f"; needed are {self.columns.describe()}"
+        )
+
+    def _string(self, number: int, name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise InputError(f"{self.name} line {number}: {name} is {value!r:.80}, not a string; write a string")
+        return value.strip()
+
+    def _json_choices(self, number: int, row: dict[str, Any]) -> tuple[str, ...]:
+        for name in self.columns.choice_list:
+            if name in row:
+                if not isinstance(row[name], list):
+                    raise InputError(f"{self.name} line {number}: {name} is not a list; write a list of strings")
+                return tuple(self._string(number, name, value) for value in row[name])
+        if self.columns.choice_list and not self.columns.choices:
+            raise InputError(
+                f"{self.name} line {number}: no field {self.columns.choice_list[0]!r}; the row has "
+                f"{', '.join(row)[:300]}"
+            )
+        return tuple(self._text(number, row, names) for names in self.columns.choices)
+
+    def _json_label(self, number: int, row: dict[str, Any]) -> str | None:
+        value = next((row[name] for name in self.columns.label if name in row), None)
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        elif isinstance(value, int | float):
+            value = str(value)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            if self.label == "required":
+                raise InputError(f"{self.name} line {number}: no label ({' or '.join(self.columns.label)}); add it")
+            return None
+        if not isinstance(value, str):
+            raise InputError(f"{self.name} line {number}: the label is {value!r:.80}; write a string or a number")
+        return value.strip()
+
+
+def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Iterator[Example]:
+    """Unlabelled examples of a TSV, CSV or JSONL file or of standard input (`-`), in order, one at a time.
+
+    The header, or each object's fields, must name the texts (and choices) of `task` (`task.columns.describe()` says
+    which); other columns, labels too, are ignored.
+
+    Raises:
+      InputError: a bad row, with file and line number; rows before it have been given out.
+    """
+    reader = RowReader(
+        path,
+        task.columns,
+        label="ignored",
+        quoting=task.quoting,
+        errors=errors,
+        blank_lines="refuse",
+        warn_quotes=task.quoting == "none",
+    )
+    for number, example in reader:
+        yield check_choices(example, task, reader.name, number)
+
+
+def collect(rows: list[tuple[int, Example]], reader: RowReader, task: Task) -> Split:
+    """A split of rows that were read, their labels now the task's. InputError: an unknown label, with its line."""
+    examples = []
+    for number, example in rows:
+        check_choices(example, task, reader.name, number)
+        examples.append(Example(example.texts, example.choices, parse(example.label, task, reader.name, number)))
+    if not examples:
+        raise InputError(f"{reader.name}: the file holds no rows")
+    missing = [number for (number, _), example in zip(rows, examples, strict=True) if example.label is None]
+    if missing and len(missing) < len(examples):
+        raise InputError(
+            f"{reader.name} line {missing[0]}: no label, where other rows have one; label all rows or none"
+        )
+    return Split(tuple(examples), reader.rows_read, tuple(reader.dropped), reader.empty_fields)
+
+
+def parse(label: str | float | None, task: Task, name: str, number: int) -> str | float | None:
+    """A label as the task names it. InputError says file, line and what is wrong."""
+    if label is None:
+        return None
+    try:
+        return task.parse_label(str(label))
+    except ValueError as error:
+        raise InputError(f"{name} line {number}: {error}; mend the row") from None
+
+
+def check_choices(example: Example, task: Task, name: str, number: int) -> Example:
+    """Refuse a row with another number of choices than the task's."""
+    if task.form == "choice" and len(example.choices) != task.num_choices:
+        raise InputError(
+            f"{name} line {number}: {len(example.choices)} choices where the task has {task.num_choices}; mend the row"
+        )
+    return example
+
+
+def _wrapped(field: str) -> bool:
+    return len(field) > 2 and field[0] == field[-1] == '"'
+
+
+def _quoted(fields: list[str]) -> bool:
+    return any(field.startswith('"') for field in fields)

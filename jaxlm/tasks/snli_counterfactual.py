@@ -1,0 +1,26 @@
+"""Counterfactually revised SNLI (Kaushik et al. 2020): three-class inference whose rows are edits of one another.
+
+The files are TSVs with CSV quoting (43 training fields are wrapped in `"`). The parts are taken as they come: since
+rows are edits of one another, a new split by row would put near copies on both sides.
+"""
+
+from jaxlm.tasks.builtin import GPT1_PAPER, BuiltIn
+from jaxlm.tasks.task import Columns, Task
+
+SNLI_COUNTERFACTUAL = BuiltIn(
+    Task(
+        name="snli_counterfactual",
+        kind="classification",
+        form="entailment",
+        metric="accuracy",
+        metrics=("accuracy",),
+        labels=("contradiction", "entailment", "neutral"),
+        columns=Columns(
+            texts=(("sentence1", "premise"), ("sentence2", "hypothesis")),
+            label=("gold_label", "label"),
+        ),
+        quoting="csv",
+        paper=GPT1_PAPER,
+    ),
+    {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)},
+)

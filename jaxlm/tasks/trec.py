@@ -1,0 +1,80 @@
+"""TREC's question types (Li and Roth 2002), six coarse classes, one question a line.
+
+Two copies go about: `train.txt` and `test.txt`, UTF-8 with the class as a number, and the original
+`train_5500.label` and `TREC_10.label`, Latin-1 with `COARSE:fine`. Their classes are the same six in the same order
+here; TFDS numbers LOC and NUM the other way round. Neither has a dev part.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.builtin import GPT1_PAPER, BuiltIn, Catalogue, read_table
+from jaxlm.tasks.files import numbered_lines, open_input
+from jaxlm.tasks.rows import parse
+from jaxlm.tasks.task import Columns, Example, Split, Task
+
+
+def read_questions(path: Path, task: Task, *, labelled: bool) -> Split:
+    """Lines of a label, one blank and a question; a file with named columns (`text`, `label`) is read as such.
+
+    Raises:
+      InputError: a line without a label or a question, or with an unknown label, with its number.
+    """
+    if path.suffix not in (".txt", ".label"):
+        return read_table(path, task, labelled=labelled)
+    original = path.suffix == ".label"
+    examples, dropped, rows = [], [], 0
+    with open_input(path) as stream:
+        lines = _latin1(stream) if original else numbered_lines(stream, str(path))
+        for number, line in lines:
+            rows += 1
+            if not line.strip():
+                dropped.append((number, "empty line"))
+                continue
+            label, blank, text = line.partition(" ")
+            if not blank or not text.strip():
+                raise InputError(f"{path} line {number}: a label, one blank and a question are needed; mend the line")
+            known = parse(label.partition(":")[0] if original else label, task, str(path), number)
+            examples.append(Example((text.strip(),), (), known))
+    if not examples:
+        raise InputError(f"{path}: the file holds no rows; each is a label, one blank and a question")
+    return Split(tuple(examples), rows, tuple(dropped), 0)
+
+
+def _spell(task: Task, train_file: Path) -> Task:
+    if train_file.suffix != ".label":
+        return task
+    return dataclasses.replace(task, labels=task.spellings[0], spellings=(task.labels,))
+
+
+def _latin1(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(stream, 1):
+        yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("latin-1")
+
+
+TREC = BuiltIn(
+    Task(
+        name="trec",
+        kind="classification",
+        form="single",
+        metric="accuracy",
+        metrics=("accuracy",),
+        labels=("0", "1", "2", "3", "4", "5"),
+        spellings=(("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"),),
+        columns=Columns(texts=(("text", "question", "sentence"),), label=("label",)),
+        paper=GPT1_PAPER,
+    ),
+    {"train": ("train.txt", "train_5500.label"), "test": ("test.txt", "TREC_10.label")},
+    Catalogue(
+        "trec",
+        ("text",),
+        label="label-coarse",
+        label_names=("DESC", "ENTY", "ABBR", "HUM", "NUM", "LOC"),
+        splits={"train": "train", "test": "test"},
+    ),
+    read=read_questions,
+    spell=_spell,
+)

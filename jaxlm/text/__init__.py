@@ -1,0 +1,7 @@
+"""Tokenizers: text to ids and back."""
+
+from jaxlm.text.piece_models import train_sentencepiece
+from jaxlm.text.specs import load_tokenizer, tokenizer_from_spec
+from jaxlm.text.tokenizer import ROLES, Tokenizer
+
+__all__ = ["ROLES", "Tokenizer", "load_tokenizer", "tokenizer_from_spec", "train_sentencepiece"]

@@ -1,0 +1,83 @@
+"""GPT-2's published byte-level BPE (Radford et al., 2019), run by Hugging Face `tokenizers`.
+
+Every text is kept exactly: 256 byte symbols and their merges spell anything. Id 50256, <|endoftext|>, ends documents.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxlm.errors import InputError
+from jaxlm.text.tokenizer import Tokenizer, cut_before_white_space, read_file
+
+VOCABULARY_FILE = "encoder.json"
+MERGES_FILE = "vocab.bpe"
+END = "<|endoftext|>"
+
+
+class GPT2Tokenizer(Tokenizer):
+    """GPT-2's `encoder.json` and `vocab.bpe` (50,257 ids in the published pair)."""
+
+    kind = "gpt2"
+    cuts = True
+
+    def __init__(self, vocabulary: bytes, merges: bytes, name: str = "GPT-2's vocabulary"):
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders, models, pre_tokenizers
+
+        ids, pairs = read_vocabulary(vocabulary, name), read_merges(merges, name)
+        self._library = Library(build_bpe(models.BPE, ids, pairs, name))
+        self._library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        self._library.decoder = decoders.ByteLevel()
+        specials = {"end": ids[END]} if END in ids else {}
+        super().__init__({VOCABULARY_FILE: vocabulary, MERGES_FILE: merges}, max(ids.values()) + 1, specials)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "GPT2Tokenizer":
+        directory = Path(directory)
+        return cls(read_file(directory / VOCABULARY_FILE), read_file(directory / MERGES_FILE), str(directory))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def cut(self, text: str, limit: int) -> int:
+        # The pattern that parts words takes white space only at the front of a word.
+        return cut_before_white_space(text, limit)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._library.decode(ids, skip_special_tokens=False)
+
+    def _piece(self, i: int) -> str:
+        return self._library.id_to_token(i) or f"<{i}>"
+
+
+def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
+    """piece -> id of a JSON vocabulary; InputError where it is not one."""
+    try:
+        ids = json.loads(content)
+    except ValueError as error:
+        raise InputError(f"{name}: the vocabulary is not JSON ({error})") from error
+    if not isinstance(ids, dict) or not ids or not all(isinstance(i, int) for i in ids.values()):
+        raise InputError(f"{name}: the vocabulary must be a JSON object from piece to id")
+    return ids
+
+
+def read_merges(content: bytes, name: str) -> list[tuple[str, str]]:
+    """The pairs of a merges file, in order, its `#version` line left out; InputError naming a line that is no pair."""
+    pairs = []
+    for number, line in enumerate(content.decode("utf-8", errors="replace").split("\n"), 1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        parts = line.split(" ")
+        if len(parts) != 2:
+            raise InputError(f"{name}: line {number} of the merges is not two pieces parted by a blank: {line!r}")
+        pairs.append((parts[0], parts[1]))
+    return pairs
+
+
+def build_bpe(model, ids: dict[str, int], pairs: list[tuple[str, str]], name: str, **options):
+    """The library's BPE model; InputError where vocabulary and merges do not belong together."""
+    try:
+        return model(vocab=ids, merges=pairs, **options)
+    except Exception as error:  # the library raises a bare Exception
+        raise InputError(f"{name}: vocabulary and merges do not belong together ({error})") from error

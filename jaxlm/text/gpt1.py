@@ -1,0 +1,143 @@
+"""GPT-1's published vocabulary (Radford et al., 2018) with the text treatment of its code.
+
+In this order (openai/finetune-transformer-lm, text_utils.py): ftfy, standard punctuation and white space, spaCy's
+English tokenizer, lower case, BPE with </w> at the end of a word; what has no id becomes <unk>, id 0, which also pads.
+The merging is done by Hugging Face `tokenizers`. Case and some spacing are lost, so a decoded text is not the original.
+ftfy and spaCy are the extra [gpt1].
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxlm.errors import InputError
+from jaxlm.text.bpe import build_bpe, read_merges, read_vocabulary
+from jaxlm.text.tokenizer import Tokenizer, read_file
+
+VOCABULARY_FILE = "encoder_bpe_40000.json"
+MERGES_FILE = "vocab_40000.bpe"
+UNKNOWN = "<unk>"
+END_OF_WORD = "</w>"
+NEWLINE = "\n</w>"
+
+_REPLACEMENTS = str.maketrans({"—": "-", "–": "-", "―": "-", "…": "...", "´": "'"})
+# Runs of one mark, to be surrounded by blanks. A backslash is not among them: the original's pattern is not a raw
+# string, so that what looks like a backslash there is a second plus sign.
+_MARKS = re.compile(r"(-+|~+|!+|\"+|;+|\?+|\++|,+|\)+|\(+|/+|\*+|\[+|\]+|}+|{+|\|+|_+)")
+_NEWLINES = re.compile(r"\s*\n\s*")
+_BLANKS = re.compile(r"[^\S\n]+")
+
+# Characters given to spaCy at a time; its own limit is a million.
+_BLOCK = 200_000
+
+
+class GPT1Tokenizer(Tokenizer):
+    """GPT-1's `encoder_bpe_40000.json` and `vocab_40000.bpe` (40,478 ids)."""
+
+    kind = "gpt1"
+
+    def __init__(self, vocabulary: bytes, merges: bytes, name: str = "GPT-1's vocabulary"):
+        from tokenizers import Tokenizer as Library
+        from tokenizers import models
+
+        ids, pairs = read_vocabulary(vocabulary, name), read_merges(merges, name)
+        if UNKNOWN not in ids:
+            raise InputError(f"{name}: no {UNKNOWN} in the vocabulary; GPT-1's published files are expected")
+        self._unknown = ids[UNKNOWN]
+        self._newline = ids.get(NEWLINE, self._unknown)
+        self._library = Library(
+            build_bpe(models.BPE, ids, pairs, name, unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD)
+        )
+        self._words: _EnglishWords | None = None
+        specials = {"pad": self._unknown, "unknown": self._unknown}
+        super().__init__({VOCABULARY_FILE: vocabulary, MERGES_FILE: merges}, max(ids.values()) + 1, specials)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "GPT1Tokenizer":
+        directory = Path(directory)
+        return cls(read_file(directory / VOCABULARY_FILE), read_file(directory / MERGES_FILE), str(directory))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        self.require_packages()
+        return [self._encode(text) for text in texts]
+
+    def require_packages(self) -> None:
+        """InputError where ftfy or spaCy is missing. Encoding needs them; a store that is only read does not."""
+        if self._words is None:
+            self._words = _EnglishWords()
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for words in self._words(standard_text(text)):
+            # Lines are encoded whole; a newline is a word of its own, and no merge knows it.
+            start = 0
+            for end, word in enumerate(words):
+                if word.isspace():
+                    ids += self._merge(words[start:end])
+                    ids += [self._newline] if "\n" in word else [self._unknown]
+                    start = end + 1
+            ids += self._merge(words[start:])
+        return ids
+
+    def _merge(self, words: list[str]) -> list[int]:
+        return self._library.encode(words, is_pretokenized=True, add_special_tokens=False).ids if words else []
+
+    def _decode(self, ids: list[int]) -> str:
+        text = "".join(self._piece(i) for i in ids)
+        return text.replace(NEWLINE, "\n").replace(END_OF_WORD, " ").replace(" \n", "\n").rstrip(" ")
+
+    def _piece(self, i: int) -> str:
+        return self._library.id_to_token(i) or f"<{i}>"
+
+
+def standard_text(text: str) -> str:
+    """`text` repaired by ftfy, with GPT-1's standard punctuation and white space."""
+    text = _ftfy().fix_text(text).translate(_REPLACEMENTS)
+    text = _MARKS.sub(r" \1 ", text)
+    text = _NEWLINES.sub(" \n ", text)
+    return _BLANKS.sub(" ", text).strip()
+
+
+class _EnglishWords:
+    """spaCy's English tokenizer, a block of whole lines at a time so that its memory does not grow with the text."""
+
+    def __init__(self):
+        _ftfy()
+        try:
+            import spacy
+        except ImportError as error:
+            raise _missing("spaCy") from error
+        self._language = spacy.blank("en")
+
+    def __call__(self, text: str) -> Iterator[list[str]]:
+        for block in _blocks(text):
+            # What a block adds to the vocabulary is dropped with it.
+            with self._language.memory_zone():
+                yield [token.text.lower() for token in self._language.tokenizer(block)]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Parts of about _BLOCK characters, cut before line breaks, where spaCy's tokens always end."""
+    start = 0
+    while len(text) - start > _BLOCK:
+        end = text.rfind(" \n ", start + 1, start + _BLOCK)
+        if end < 0:
+            end = text.find(" \n ", start + _BLOCK)
+        if end < 0:
+            break
+        yield text[start:end]
+        start = end + 1
+    if start < len(text):
+        yield text[start:]
+
+
+def _ftfy():
+    try:
+        import ftfy
+    except ImportError as error:
+        raise _missing("ftfy") from error
+    return ftfy
+
+
+def _missing(package: str) -> InputError:
+    return InputError(f"GPT-1's vocabulary needs {package}, which is not installed: pip install 'jaxlm[gpt1]'")

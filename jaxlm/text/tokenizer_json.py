@@ -1,0 +1,96 @@
+"""Any vocabulary in the `tokenizer.json` format of Hugging Face `tokenizers`, with its own normalisation.
+
+Roles of special tokens come from `tokenizer_config.json` or `special_tokens_map.json` beside it where there is one,
+else from their spelling. Its post-processing (adding special tokens), padding and truncation are not used.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jaxlm.errors import InputError
+from jaxlm.text.tokenizer import ROLES, Tokenizer, read_file, roles_by_spelling
+
+FILE = "tokenizer.json"
+ROLES_FILE = "roles.json"
+
+# The names that Hugging Face gives to roles.
+_NAMES = {
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "start": "bos_token",
+    "end": "eos_token",
+    "mask": "mask_token",
+    "cls": "cls_token",
+    "sep": "sep_token",
+}
+
+
+class JsonTokenizer(Tokenizer):
+    """A `tokenizer.json`, and role -> spelling of its special tokens (None: go by spelling)."""
+
+    kind = "tokenizers"
+
+    def __init__(self, content: bytes, roles: Mapping[str, str] | None = None, name: str = "tokenizer.json"):
+        from tokenizers import Tokenizer as Library
+
+        try:
+            self._library = Library.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises a bare Exception
+            raise InputError(f"{name} is not a tokenizer.json that this version reads ({error})") from error
+        self._library.no_padding()
+        self._library.no_truncation()
+        # Text that spells a special token is text.
+        self._library.encode_special_tokens = True
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        size = max(vocabulary.values()) + 1
+        special = {t.content: i for i, t in self._library.get_added_tokens_decoder().items() if t.special}
+        specials = roles_by_spelling(special)
+        specials.update({role: vocabulary[token] for role, token in (roles or {}).items() if token in vocabulary})
+        specials = {role: specials[role] for role in ROLES if role in specials}
+        spelt = {role: self._library.id_to_token(i) for role, i in specials.items()}
+        files = {FILE: content, ROLES_FILE: (json.dumps(spelt, indent=2) + "\n").encode()}
+        super().__init__(files, size, specials)
+        self._special_ids = set(special.values())
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "JsonTokenizer":
+        """Read `tokenizer.json` in `directory` (or the file itself), and the roles of its special tokens."""
+        path = Path(directory)
+        path = path / FILE if path.is_dir() else path
+        return cls(read_file(path), _named_roles(path.parent), str(path))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @property
+    def _hidden(self) -> set[int]:
+        return super()._hidden | self._special_ids
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._library.decode(ids, skip_special_tokens=False)
+
+    def _piece(self, i: int) -> str:
+        return self._library.id_to_token(i) or f"<{i}>"
+
+
+def _named_roles(directory: Path) -> dict[str, str] | None:
+    for name in (ROLES_FILE, "special_tokens_map.json", "tokenizer_config.json"):
+        path = directory / name
+        if not path.exists():
+            continue
+        try:
+            named = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON ({error})") from error
+        if name == ROLES_FILE:
+            return named
+        roles = {}
+        for role, key in _NAMES.items():
+            token = named.get(key)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                roles[role] = token
+        if roles:
+            return roles
+    return None

@@ -1,0 +1,139 @@
+"""The training loop: take a batch, take a step, look at the step before, save and evaluate when it is time."""
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxlm.errors import RunError, Stopped
+from jaxlm.training.processes import StopSignal
+from jaxlm.training.record import NotFinite, Recorder
+from jaxlm.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Steps between evaluations (0: at the end only) and between checkpoints."""
+
+    evaluate: int
+    checkpoint: int
+
+
+def train(
+    state: TrainState,
+    step: Callable[[TrainState, Any], tuple[TrainState, dict]],
+    batches: Iterator[Any],
+    *,
+    num_steps: int,
+    intervals: Intervals,
+    recorder: Recorder,
+    save: Callable[[int, TrainState], None],
+    finished_saves: Callable[[], list[int]],
+    evaluate: Callable[[int, Any], None] | None = None,
+    stop: StopSignal,
+    describe_batch: Callable[[int], str] = lambda step: f"batch {step}",
+    profile: "Profile | None" = None,
+) -> TrainState:
+    """Train from the step that `state` has reached up to `num_steps`, and return the last state, saved.
+
+    batches: global batches on the devices, beginning with the one of the state's step. save(step, state) starts a
+    checkpoint, finished_saves() names those that count since it was last asked. Metrics are fetched one step late, so
+    that the devices never wait for the host.
+    Raises Stopped after SIGTERM or SIGINT, and RunError after a loss that is not finite, with the state saved.
+    """
+    done = saved = int(state.step)
+    late: tuple[int, dict] | None = None
+    try:
+        while done < num_steps:
+            if stop.requested(done):
+                break
+            if profile is not None:
+                profile.before(done)
+            with recorder.meter.waiting():
+                batch = next(batches)
+            state, metrics = step(state, batch)
+            done += 1
+            if late is not None:
+                recorder.training(*late)
+            late = (done, metrics)
+            recorder.saved(finished_saves())
+            evaluation_due = evaluate is not None and intervals.evaluate > 0 and done % intervals.evaluate == 0
+            if evaluation_due or done % intervals.checkpoint == 0 or done == num_steps:
+                recorder.training(*late)
+                late = None
+            if evaluation_due and done < num_steps:
+                with recorder.meter.pause("evaluation"):
+                    evaluate(done, state.params)
+            if done % intervals.checkpoint == 0 or done == num_steps:
+                if evaluate is not None and done == num_steps:
+                    with recorder.meter.pause("evaluation"):
+                        evaluate(done, state.params)
+                with recorder.meter.pause("checkpoint"):
+                    recorder.sync()
+                    save(done, state)
+                saved = done
+        if late is not None:
+            recorder.training(*late)
+    except NotFinite as error:
+        sound = int(state.step)
+        if sound > saved:
+            recorder.sync()
+            save(sound, state)
+        raise RunError(
+            f"the loss or its gradient is not finite in step {error.step} ({describe_batch(error.step - 1)}); the state "
+            f"before it, of step {sound}, is saved: start from it as a new run with another rate, or look at these rows"
+        ) from error
+    finally:
+        if profile is not None:
+            profile.stop()
+    if done < num_steps:
+        if done > saved:
+            recorder.sync()
+            save(done, state)
+        raise Stopped(f"stopped at step {done} of {num_steps}, saved; the same command continues")
+    return state
+
+
+@dataclass
+class Profile:
+    """A trace of the steps from `start` up to `end`, written for TensorBoard's profiler under `directory`."""
+
+    start: int
+    end: int
+    directory: Path
+    running: bool = False
+
+    def before(self, step: int) -> None:
+        """Begin or end the trace when its time has come."""
+        if step >= self.end:
+            self.stop()
+        elif step >= self.start and not self.running:
+            jax.profiler.start_trace(str(self.directory))
+            self.running = True
+
+    def stop(self) -> None:
+        """End the trace, if one is running."""
+        if self.running:
+            jax.profiler.stop_trace()
+            self.running = False
+            self.start = self.end
+            log.info("profile written to %s", self.directory)
+
+
+def explain_failure(error: Exception) -> Exception:
+    """A RunError of one line for what a user can mend: memory of the device, a full disk; else the error itself."""
+    text = str(error)
+    if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text:
+        return RunError(
+            "out of device memory: raise --micro-batches, set --execution.remat dots or full, raise "
+            f"--execution.loss-chunks, or spread the model with --mesh.fsdp ({text.splitlines()[0][:200]})"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(f"disk full: {error.filename or error}; make room, then the same command continues")
+    return error

@@ -1,0 +1,142 @@
+"""What a run says while it trains: metrics lines, the live line, notes, warnings."""
+
+import logging
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxlm.devices import peak_tflops
+from jaxlm.logs import LiveLine, Meter, MetricsLog
+from jaxlm.training.run import RunDirectory
+
+GATE_SHARE = 0.25  # of the run, after which the loss should have left the unigram entropy
+GATE_STEPS = 2000  # and after which it should have at the latest
+GATE_MARGIN = 0.05  # nats that count as having left it
+
+
+class NotFinite(Exception):
+    """The loss or its gradient was not finite in `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class Recorder:
+    """Writes the metrics of steps and evaluations, and looks at them.
+
+    start, total: the steps at which training begins and ends. flops_per_token: for MFU. unigram_entropy: nats a token of
+    the store; a loss that is still there after a quarter of the run is warned about.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        metrics: MetricsLog,
+        *,
+        start: int,
+        total: int,
+        tokens_per_step: float,
+        log_every: int,
+        flops_per_token: float | None = None,
+        unigram_entropy: float | None = None,
+    ) -> None:
+        self.run = run
+        self.metrics = metrics
+        self.total = total
+        self.log_every = log_every
+        self.flops_per_token = flops_per_token
+        self.unigram_entropy = unigram_entropy
+        self.gate: float = max(1, min(GATE_STEPS, int(GATE_SHARE * total)))
+        self.recent: list[float] = []
+        self.meter = Meter(start=start, total=total, tokens_per_step=tokens_per_step)
+        self.live = LiveLine(total, every=log_every, active=jax.process_index() == 0)
+        self.handler = _LiveHandler(self.live)
+        logging.getLogger("jaxlm").addHandler(self.handler)
+        for note in metrics.notes:
+            self.note(note)
+
+    def training(self, step: int, metrics: dict[str, Any]) -> None:
+        """Take in the metrics of a step (device arrays; this waits for them). Raises NotFinite."""
+        self.meter.advance(step)
+        if bool(metrics["halted"]):
+            raise NotFinite(step)
+        if step % self.log_every and step != self.total:
+            return
+        values = jax.tree.map(np.asarray, {name: value for name, value in metrics.items() if name != "halted"})
+        norms = values.pop("update_norm")
+        reading = self.meter.read()
+        peak = peak_tflops()
+        mfu = None
+        if peak is not None and self.flops_per_token is not None:
+            mfu = reading.tokens_per_second * self.flops_per_token / (peak * 1e12 * jax.device_count())
+        line = {name: float(value) for name, value in values.items()}
+        line |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
+        line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
+        self.metrics.write(step, line)
+        self.live.update(
+            step,
+            loss=line["loss"],
+            learning_rate=line["learning_rate"],
+            grad_norm=line["gradient_norm"],
+            tokens_per_second=reading.tokens_per_second,
+            mfu=mfu,
+            waiting=reading.waiting,
+            eta=reading.eta,
+        )
+        if self.unigram_entropy is not None:
+            self._look_at_gate(step, line["loss"])
+
+    def validation(self, step: int, figures: dict[str, float], *, said: str) -> None:
+        """Write the figures of an evaluation and say them."""
+        self.metrics.write(step, figures)
+        self.note(f"step {step}: {said}")
+
+    def saved(self, steps: list[int]) -> None:
+        """Say which checkpoints count now."""
+        for step in steps:
+            self.note(f"checkpoint of step {step} is saved")
+
+    def sync(self) -> None:
+        """Bring all lines to the disk; before a checkpoint counts."""
+        self.metrics.sync()
+
+    def note(self, text: str) -> None:
+        """A line for people."""
+        self.live.note(text)
+
+    def warn(self, text: str) -> None:
+        """A warning for people."""
+        self.live.warn(text)
+
+    def close(self) -> None:
+        """End the live line and give logging back."""
+        logging.getLogger("jaxlm").removeHandler(self.handler)
+        self.live.close()
+
+    def _look_at_gate(self, step: int, loss: float) -> None:
+        self.recent = [*self.recent[-19:], loss]
+        if step < self.gate:
+            return
+        self.gate = math.inf  # it is looked at once
+        average = sum(self.recent) / len(self.recent)
+        if average > self.unigram_entropy - GATE_MARGIN:
+            self.warn(
+                f"step {step}: the loss ({average:.3f}) has not left the unigram entropy of the store "
+                f"({self.unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a larger "
+                "--model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
+            )
+
+
+class _LiveHandler(logging.Handler):
+    """The program's log as lines above the live line."""
+
+    def __init__(self, live: LiveLine) -> None:
+        super().__init__(logging.INFO)
+        self.live = live
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say = self.live.warn if record.levelno >= logging.WARNING else self.live.note
+        say(record.getMessage())

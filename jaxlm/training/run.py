@@ -1,0 +1,292 @@
+"""A run directory: whose it is, how it was started, and that only one program trains in it.
+
+    config.json     the resolved config; its identity fields never change
+    starts.jsonl    one line a start: command, commit, versions, devices, the checkpoint it began from
+    tokenizer/      a copy, so that a run is usable on its own
+    checkpoints/ metrics.jsonl tensorboard/   (written by checkpoints.py and logs.py)
+    lock            held with flock while a program writes here; it goes when the process does, however it ends
+
+Every process calls these methods; process 0 does the work and all see its outcome. The directory must lie on a file
+system that all processes share.
+"""
+
+import datetime
+import fcntl
+import fnmatch
+import functools
+import importlib.metadata
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import jax
+
+from jaxlm.errors import InputError
+from jaxlm.logs import sync_directory
+from jaxlm.processes import first_process_decides
+
+_PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+class _Saves(Protocol):
+    def save(self, directory: Path) -> None: ...
+
+
+class RunDirectory:
+    """A run directory, for reading; `open` makes it this program's for writing."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self._lock: TextIO | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Where its tokenizer is."""
+        return self.path / "tokenizer"
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The saved config. InputError when this is no run directory or config.json is damaged."""
+        file = self.path / "config.json"
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{self.path} is no run directory: it has no config.json; give the --run of one") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+
+    def open(self, config: Mapping[str, Any], *, run_fields: Sequence[str] = ()) -> list[str]:
+        """Create the directory, or check that it is this run's; lock it until `close` or the end of the process.
+
+        config: JSON values, as resolved. run_fields: names in dots, `*` for any, of the fields that may change when
+        a run goes on (`mesh.*`, `log_every`); all others are its identity and must equal the saved ones.
+        Returns the run fields that changed, as `field: saved -> given`. InputError, one line and on every process,
+        for another run's directory, a directory in use, and one that holds something else.
+        """
+        given = json.loads(json.dumps(config))
+        changed = first_process_decides(lambda: self._open(given, run_fields))
+        self.__dict__.pop("config", None)
+        if not (self.path / "config.json").exists():
+            raise InputError(
+                f"{self.path} is not seen by process {jax.process_index()}: put --run on a file system that all "
+                "processes share"
+            )
+        return changed
+
+    def record_start(self, *, started_from: str | None, **more: Any) -> dict[str, Any]:
+        """Append a line about this start to starts.jsonl. started_from: `RUN@STEP`, `resumed at step 50`, or None."""
+        devices = jax.devices()
+        start = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.orig_argv),
+            "commit": _commit(),
+            "versions": {"python": ".".join(map(str, sys.version_info[:3]))} | _versions(),
+            "devices": {
+                "count": len(devices),
+                "kind": devices[0].device_kind,
+                "platform": devices[0].platform,
+                "processes": jax.process_count(),
+                "cpu_cores": _cpu_cores(),  # another number changes the last bits on the CPU
+            },
+            "started_from": started_from,
+        } | more
+
+        def append() -> None:
+            file = self.path / "starts.jsonl"
+            torn = file.exists() and not file.read_bytes().endswith(b"\n") and file.stat().st_size > 0
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(("\n" if torn else "") + json.dumps(start) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+
+        first_process_decides(append)
+        return start
+
+    def starts(self) -> list[dict[str, Any]]:
+        """The lines of starts.jsonl, oldest first; a torn line is left out."""
+        try:
+            lines = (self.path / "starts.jsonl").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        starts = []
+        for line in lines:
+            try:
+                starts.append(json.loads(line))
+            except ValueError:  # a start that was killed while it wrote
+                continue
+        return starts
+
+    def save_tokenizer(self, tokenizer: _Saves) -> None:
+        """Keep a copy of the tokenizer, once; it is there whole or not at all."""
+
+        def save() -> None:
+            if self.tokenizer.exists():
+                return
+            fresh = self.path / "tokenizer.tmp"
+            _remove(fresh)
+            tokenizer.save(fresh)
+            fresh.rename(self.tokenizer)
+            sync_directory(self.path)
+
+        first_process_decides(save)
+
+    def close(self) -> None:
+        """Let another program have the directory."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
+        config_file = self.path / "config.json"
+        try:
+            if self.path.is_dir() and not config_file.exists():
+                strange = [path.name for path in self.path.iterdir() if not _is_ours(path.name)]
+                if strange:
+                    raise InputError(
+                        f"{self.path} holds something else ({min(strange)}) and no run; choose another --run"
+                    )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            changed = []
+            if config_file.exists():
+                self.__dict__.pop("config", None)
+                changed = self._compare(given, run_fields)
+                if not changed:
+                    return []
+            write_json(config_file, given)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be a run directory: {error.strerror or error}") from error
+        return changed
+
+    def _compare(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
+        saved_fields, given_fields = _fields(self.config), _fields(given)
+        identity, changed = [], []
+        for name in sorted(saved_fields.keys() | given_fields.keys()):
+            old, new = (_shown(fields, name) for fields in (saved_fields, given_fields))
+            if old != new:
+                may_change = any(fnmatch.fnmatchcase(name, pattern) for pattern in run_fields)
+                (changed if may_change else identity).append(f"{name}: {old} -> {new}")
+        if identity:
+            raise InputError(
+                f"{self.path} holds a run with another config (saved -> given): {'; '.join(identity)}; give the saved "
+                "values to go on with it, or choose another --run"
+            )
+        return changed
+
+    def _take_lock(self) -> None:
+        if self._lock is not None:
+            return
+        lock = (self.path / "lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise InputError(
+                f"{self.path} is in use by {holder}; wait for it, stop it, or choose another --run"
+            ) from None
+        except OSError:  # a file system without locks: the run goes on without this protection
+            lock.close()
+            return
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        self._lock = lock
+
+
+def split_start(start: str) -> tuple[Path, int | None]:
+    """`RUN` or `RUN@STEP` as a path and a step. InputError when what follows the @ is no step."""
+    if Path(start).exists() or "@" not in start:
+        return Path(start), None
+    run, _, step = start.rpartition("@")
+    if not step.isdecimal():
+        raise InputError(f"--start {start}: {step!r} after the @ is no step; write RUN@STEP, runs/gpt1@2000 say")
+    return Path(run), int(step)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file that is there whole or not at all, also after a power cut."""
+    fresh = path.with_name(path.name + ".tmp")
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
+def _is_ours(name: str) -> bool:
+    """What a start that was killed early leaves, or what people and shells put beside a run."""
+    return name in ("lock", "config.json.tmp") or name.startswith(".") or name.endswith(".log")
+
+
+def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as names in dots."""
+    fields: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            fields |= _fields(value, f"{prefix}{name}.")
+        else:
+            fields[f"{prefix}{name}"] = value
+    return fields
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    return json.dumps(fields[name]) if name in fields else "absent"
+
+
+def _remove(directory: Path) -> None:
+    if directory.is_dir():
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from the sources
+            continue
+    return versions
+
+
+def _commit() -> str | None:
+    """The commit of the sources, with a + when they were changed; None for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "-C", root, "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if dirty else "")
+
+
+def _cpu_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

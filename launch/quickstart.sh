@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# The whole path, small and offline, on the CPU: text, tokenizer, pretraining, fine-tuning, a table and a plot.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'TEXT'
+usage: launch/quickstart.sh [DIRECTORY]
+
+Pretrains a small GPT on the documentation that is on this machine, fine-tunes it on a task of 1,000 labelled pairs,
+does the same without pretraining, and ends with a table, a plot and DIRECTORY/summary.json (runs/quickstart unless
+given). About ten minutes on two cores; no network beyond the installation, no data set. Every command is printed before
+it runs. Stopped at any moment, the same command continues; what is complete is not done again.
+TEXT
+}
+
+case "${1:-}" in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  -*)
+    usage >&2
+    echo "error: unknown option '$1'" >&2
+    exit 2
+    ;;
+esac
+if [ $# -gt 1 ]; then
+  usage >&2
+  echo "error: one directory, not $#" >&2
+  exit 2
+fi
+out=${1:-runs/quickstart}
+again="launch/quickstart.sh${1:+ $1}"
+
+# Settings, chosen once on the dev pairs, as many tried for either arm. Those of the model and of its pretraining stand in
+# configs/pretrain/quickstart.py, those that the three fine-tunings share in configs/finetune/quickstart.py.
+vocabulary=4000
+pretrained_rate=1e-3
+scratch_rate=1e-3
+epochs=4
+long_epochs=16
+seeds=3
+prompt='The function returns'
+
+launch/setup.sh cpu
+. .venv/bin/activate
+export JAX_PLATFORMS=cpu
+mkdir -p "$out"
+printf '\nThe commands below run in %s after: . .venv/bin/activate; export JAX_PLATFORMS=cpu\n' "$PWD"
+
+# --- running a step: print it, run it, note its seconds ----------------------------------------------------------------
+
+# Seconds of each step where this was written (two cores); their sum, scaled by how fast this machine was so far, is the
+# estimate of what is left.
+names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long table)
+guesses=(30 2 4 25 5 260 12 15 85 85 105 5)
+total=${#names[@]}
+number=0
+guessed=0 # of the steps that were run and not found complete
+spent=0   # on them
+begun=$SECONDS
+current=
+
+finish() {
+  local code=$?
+  [ -z "$current" ] || {
+    note_seconds "$code"
+    echo "stopped in step $number of $total ($current); $again continues" >&2
+  }
+}
+trap finish EXIT
+
+clock() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
+
+note_seconds() {
+  printf '{"step": "%s", "seconds": %d, "code": %d}\n' "$current" $((SECONDS - step_begun)) "$1" >>"$out/steps.jsonl"
+}
+
+shown() { # the command as one would type it
+  local word
+  printf '$'
+  for word in "$@"; do
+    case "$word" in
+      *[!A-Za-z0-9_./:=,@%+-]* | '') printf " '%s'" "$word" ;;
+      *) printf ' %s' "$word" ;;
+    esac
+  done
+}
+
+run() { # NAME [--to FILE] COMMAND …: with --to, what it prints goes to the file too
+  current=$1
+  shift
+  local file=
+  if [ "$1" = --to ]; then
+    file=$2
+    shift 2
+  fi
+  local left=0 i
+  for ((i = number; i < total; i++)); do left=$((left + guesses[i])); done
+  [ "$guessed" -lt 10 ] || left=$((left * spent / guessed))
+  number=$((number + 1))
+  printf '\n[%d/%d] %s, %s so far, about %s to go\n' "$number" "$total" "$current" "$(clock $((SECONDS - begun)))" "$(clock $left)"
+  step_begun=$SECONDS
+  if [ -z "$file" ]; then
+    printf '%s\n' "$(shown "$@")"
+    "$@"
+  else
+    printf '%s > %s\n' "$(shown "$@")" "$file"
+    if [ -s "$file" ]; then
+      echo "$file is complete"
+    else
+      "$@" | tee "$file.partial"
+      mv "$file.partial" "$file"
+    fi
+  fi
+  note_seconds 0
+  local took=$((SECONDS - step_begun)) guess=${guesses[number - 1]}
+  if [ $((took * 5)) -ge "$guess" ]; then # else it was complete already
+    guessed=$((guessed + guess))
+    spent=$((spent + took))
+  fi
+  current=
+}
+
+# --- text → tokenizer → language model ----------------------------------------------------------------------------------
+
+run corpus python launch/quickstart/corpus.py --output "$out/corpus"
+run task python launch/quickstart/task.py --corpus "$out/corpus" --output "$out/task"
+run baseline python launch/quickstart/baseline.py --task "$out/task" --output "$out/baseline.json"
+run tokenizer-and-store python -m jaxlm.prepare --source "lines:$out/corpus/pretrain.txt" \
+  --tokenizer "train-sentencepiece:$vocabulary" --output "$out/stores/pretrain"
+run dev-store python -m jaxlm.prepare --source "lines:$out/corpus/dev.txt" \
+  --tokenizer "store:$out/stores/pretrain" --output "$out/stores/dev"
+run pretrain python -m jaxlm.pretrain configs/pretrain/quickstart.py --run "$out/pretrained" \
+  --data.store "$out/stores/pretrain" --data.validation "$out/stores/dev"
+run sample --to "$out/sample.txt" python -m jaxlm.generate --run "$out/pretrained" --prompt "$prompt" \
+  --num-samples 3 --max-tokens 40 --temperature 0.7 --seed 0
+
+# --- the task: without labels, with pretraining, without it -------------------------------------------------------------
+
+task=(--task custom --custom.kind choice --custom.choices first second --custom.label answer)
+files=(--custom.train "$out/task/train.jsonl" --custom.dev "$out/task/dev.jsonl" --custom.test "$out/task/test.jsonl")
+fresh=(--tokenizer "store:$out/stores/pretrain" --optimizer.peak-lr "$scratch_rate")
+
+run zero-shot python -m jaxlm.evaluate score --run "$out/pretrained" --input "$out/task/test.jsonl" \
+  --columns first second --output "$out/zero-shot.jsonl"
+run finetune python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/finetuned" --start "$out/pretrained" \
+  "${task[@]}" "${files[@]}" --num-epochs "$epochs" --optimizer.peak-lr "$pretrained_rate" --seeds "$seeds"
+run scratch python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/scratch" \
+  "${fresh[@]}" "${task[@]}" "${files[@]}" --num-epochs "$epochs" --seeds "$seeds"
+run scratch-long python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/scratch-long" \
+  "${fresh[@]}" "${task[@]}" "${files[@]}" --num-epochs "$long_epochs"
+
+# --- what came out ------------------------------------------------------------------------------------------------------
+
+run table python launch/quickstart/table.py --directory "$out"

@@ -1,0 +1,61 @@
+"""Write tests/golden/gpt_parity.npz from the PyTorch and NumPy statements: `cd tests && python -m parity.freeze_gpt`.
+
+Needs PyTorch (the extra [parity]). All numbers are made in float64 and kept as float32.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from parity import gpt_case as case
+from parity import gpt_torch, openai_adam
+
+FILE = Path(__file__).resolve().parent.parent / "golden" / "gpt_parity.npz"
+
+
+def answers(sizes: case.Sizes, tree: dict, rows: dict) -> dict[str, dict[str, np.ndarray]]:
+    """What jaxlm must find: groups of named arrays."""
+    flat, heads = case.to_flat(tree), sizes.num_heads
+    with torch.no_grad():
+        h = gpt_torch.states({name: torch.tensor(value) for name, value in flat.items()}, rows, heads).numpy()
+    loss, gradient = gpt_torch.loss_and_gradient(flat, rows, heads)
+    losses, after = gpt_torch.adamw_steps(flat, rows, heads)
+    found = {
+        "forward": {"states": h, "loss": np.array(loss), "adamw_losses": np.array(losses)},
+        "gradient": gradient,
+        "adamw": after,
+    }
+    for schedule in openai_adam.SCHEDULES:
+        found[f"openai_{schedule}"] = openai_adam.run(
+            flat,
+            lambda p, _: gpt_torch.loss_and_gradient(p, rows, heads)[1],
+            num_steps=case.NUM_STEPS,
+            peak_lr=case.PEAK_LR,
+            schedule=schedule,
+            warmup=case.WARMUP_STEPS / case.NUM_STEPS,
+            b1=case.BETA1,
+            b2=case.BETA2,
+            e=case.EPS,
+            l2=case.WEIGHT_DECAY,
+            max_grad_norm=case.CLIP_NORM,
+        )
+    return found
+
+
+def main() -> None:
+    """Write the file."""
+    sizes = case.Sizes()
+    tree, rows = case.make_tree(sizes, seed=1), case.make_rows(sizes, seed=2)
+    groups = {"params": case.to_flat(tree), "rows": rows} | answers(sizes, tree, rows)
+    arrays = {}
+    for group, members in groups.items():
+        for name, value in members.items():
+            value = np.asarray(value)
+            arrays[f"{group}/{name}"] = value if group == "rows" else value.astype(np.float32)
+    np.savez_compressed(FILE, **arrays)
+    print(f"{FILE.name}: {FILE.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Attention against the definition spelt out in loops, and what its mask and its dropout may do."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.nn.attention import attend
+from jaxlm.nn.dropout import dropout, random_halves
+
+B, H, L, K = 2, 3, 7, 4
+
+
+def attend_in_loops(q, k, v, causal: bool, segments, offset: int) -> np.ndarray:
+    """Vaswani et al. (2017), equation 1, one query at a time in float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros_like(q)
+    for b, h, i in itertools.product(*(range(n) for n in q.shape[:3])):
+        seen = [
+            s
+            for s in range(k.shape[2])
+            if (not causal or s <= i + offset) and (segments is None or segments[b][i] == segments[b][s])
+        ]
+        scores = np.array([q[b, h, i] @ k[b, h, s] / math.sqrt(q.shape[-1]) for s in seen])
+        weights = np.exp(scores - scores.max())
+        out[b, h, i] = sum(w * v[b, h, s] for w, s in zip(weights / weights.sum(), seen, strict=True))
+    return out
+
+
+@pytest.fixture(scope="module")
+def qkv():
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(2 * rng.standard_normal((B, H, L, K)), jnp.float32) for _ in range(3)]
+
+
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 3, 3], [1, 1, 1, 1, 1, 0, 0]], np.int32)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("segments", [None, SEGMENTS])
+def test_it_is_the_definition(qkv, causal, segments):
+    """Fails on a wrong scale, a mask off by one or the wrong way round, or padding that gives NaN."""
+    found = attend(*qkv, causal=causal, segments_BL=None if segments is None else jnp.asarray(segments))
+    np.testing.assert_allclose(found, attend_in_loops(*qkv, causal, segments, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_queries_of_a_cache_stand_at_their_offset(qkv):
+    """Fails when a query decoded at position 4 sees later, or fewer, cached keys."""
+    q, k, v = qkv
+    found = jax.jit(lambda offset: attend(q[:, :, :2], k, v, causal=True, query_offset=offset))(jnp.int32(4))
+    np.testing.assert_allclose(found, attend_in_loops(q[:, :, :2], k, v, True, None, 4), rtol=1e-5, atol=1e-6)
+
+
+def test_masked_keys_get_no_gradient(qkv):
+    """Fails when a masked key or value, however large, reaches the output or its gradient."""
+    q, k, v = qkv
+
+    def first_query(k, v):
+        return jnp.sum(attend(q, k, v, causal=True)[:, :, 0])
+
+    dk, dv = jax.grad(first_query, argnums=(0, 1))(k * 100, v)
+    assert np.all(np.asarray(dk)[:, :, 1:] == 0) and np.all(np.asarray(dv)[:, :, 1:] == 0)
+    assert np.all(np.asarray(dv)[:, :, 0] == 1)
+
+
+def test_bfloat16_keeps_a_float32_softmax(qkv):
+    """Fails when the softmax itself is made in bfloat16: scores of hundreds would lose their differences."""
+    q, k, v = qkv
+    q_16, k_16, v_16 = (x.astype(jnp.bfloat16) for x in (q * 20, k, v))
+    found = attend(q_16, k_16, v_16, causal=True)
+    assert found.dtype == jnp.bfloat16
+    exact = attend_in_loops(*(x.astype(jnp.float32) for x in (q_16, k_16, v_16)), True, None, 0)
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
+
+
+def test_an_unknown_backend_is_refused(qkv):
+    with pytest.raises(ValueError, match="backend 'flash'"):
+        attend(*qkv, causal=True, backend="flash")
+
+
+def test_attention_dropout_drops_weights_and_scales_the_rest():
+    """Fails when outputs are dropped instead of weights, when the rate is off, or when survivors are not scaled."""
+    length, rate = 64, 0.25
+    q = jnp.zeros((8, 4, length, 2))
+    v = jnp.broadcast_to(jnp.eye(length), (8, 4, length, length))  # outputs are the weights themselves
+    weights = np.asarray(
+        attend(q, q, v, causal=False, dropout_rate=rate, dropout_key=jax.random.key(3)), np.float64
+    )
+    kept = weights > 0
+    np.testing.assert_allclose(weights[kept], 1 / length / (1 - rate), rtol=1e-5)
+    count = weights.size
+    assert abs(kept.mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / count)
+
+
+@pytest.mark.parametrize(("rate", "shape"), [(0.1, (500, 201)), (0.1, (400, 256)), (0.5, (400, 256)), (0.9, (7, 9, 511))])
+def test_dropout_rate_and_scale(rate, shape):
+    """Fails when the share dropped or the factor is wrong, for odd and even last axes (two draws share 32 bits)."""
+    out = np.asarray(dropout(jnp.ones(shape), rate, jax.random.key(0)), np.float64)
+    np.testing.assert_allclose(out[out > 0], 1 / (1 - rate), rtol=2e-4 / (1 - rate))
+    assert abs((out > 0).mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / out.size)
+    assert abs(out.mean() - 1) < 5 * math.sqrt(rate / (1 - rate) / out.size)
+
+
+def test_the_two_halves_of_a_draw_are_independent():
+    """Fails when neighbours share bits: their correlation, and that of columns and rows, must be noise."""
+    halves = np.asarray(random_halves(jax.random.key(1), (2000, 64)), np.float64) / 65536
+    assert abs(halves.mean() - 0.5) < 5 / math.sqrt(12 * halves.size)
+    for a, b in [(halves[:, ::2], halves[:, 1::2]), (halves[:, :-2], halves[:, 2:]), (halves[:-1], halves[1:])]:
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 / math.sqrt(a.size)
+
+
+def test_dropout_off_and_shared_axes():
+    x = jnp.arange(24.0).reshape(2, 3, 4) + 1
+    assert dropout(x, 0.5, None) is x and dropout(x, 0.0, jax.random.key(0)) is x
+    out = np.asarray(dropout(jnp.ones((40, 3, 8)), 0.5, jax.random.key(0), shared_axes=(1,)))
+    assert np.all(out == out[:, :1]) and 0.3 < (out[:, 0] > 0).mean() < 0.7

@@ -1,0 +1,206 @@
+"""Losses against plain statements of them: optax's cross-entropy over whole logits, NumPy's L3 over sequences."""
+
+import functools
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from toy import LENGTH, STILL, TOY, packed, random_params, windows
+
+from jaxlm.batch import ExampleBatch
+from jaxlm.heads import SequenceHead
+from jaxlm.models.gpt import GPT
+from jaxlm.objectives import language_model, mean, projected_cross_entropy, sequence_task
+
+B, L, D, V = 3, 12, 8, 50
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    rng = np.random.default_rng(0)
+    h, table = rng.standard_normal((B, L, D)), rng.standard_normal((V, D))
+    weights = np.where(rng.random((B, L)) < 0.3, 0.0, rng.random((B, L)))
+    return [jnp.asarray(x, jnp.float32) for x in (h, table)], rng.integers(V, size=(B, L)), jnp.asarray(weights, jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return jax.jit(GPT(STILL).apply)
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return random_params(STILL)
+
+
+def plain(h, table, targets, weights):
+    logits = jnp.dot(h.astype(jnp.float32), table.astype(jnp.float32).T)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jnp.sum(weights * nll), jnp.sum(weights * (logits.argmax(-1) == targets))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 12])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-6), (jnp.bfloat16, 1.2e-2)])
+def test_chunked_loss_and_gradient_are_the_plain_ones(inputs, chunks, dtype, tolerance):
+    """Fails when a chunk is lost or counted twice, a weight is forgotten, or the hand-made gradient is not the gradient.
+
+    The coefficient 3 shows whether the cotangent is used. In bfloat16 the gradient of the logits is rounded once.
+    """
+    (h, table), targets, weights = inputs
+    h, table = h.astype(dtype), table.astype(dtype)
+    found = jax.jit(lambda h, t: projected_cross_entropy(h, t, targets, weights, chunks))
+    np.testing.assert_allclose(found(h, table), plain(h, table, targets, weights), rtol=2e-6)
+    gradient = jax.jit(jax.grad(lambda h, t: 3 * found(h, t)[0], argnums=(0, 1)))(h, table)
+    wanted = jax.grad(lambda h, t: 3 * plain(h, t, targets, weights)[0], argnums=(0, 1))(h, table)
+    for x, y in zip(gradient, wanted, strict=True):
+        assert x.dtype == dtype
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        assert np.abs(x - y).max() < tolerance * np.abs(y).max()
+
+
+def test_hits_and_losses_carry_the_weights(inputs):
+    """Fails when hits count places of weight 0, or when ties with the highest logit are missed."""
+    (h, table), targets, weights = inputs
+    best = np.asarray(jnp.dot(h, table.T).argmax(-1))
+    _, hits = projected_cross_entropy(h, table, best, weights, 2)
+    np.testing.assert_allclose(hits, weights.sum(), rtol=1e-6)
+    found = projected_cross_entropy(h, table, targets, jnp.zeros_like(weights), 3)
+    assert [float(x) for x in found] == [0.0, 0.0]
+    gradients = jax.grad(lambda h: projected_cross_entropy(h, table, targets, weights, 3)[0])(h)
+    assert np.all((np.abs(gradients).max(-1) > 0) == (np.asarray(weights) > 0))
+
+
+def test_large_logits_stay_finite(inputs):
+    """Fails when the softmax is made without its peak: exp(1e4) is infinite."""
+    (h, table), targets, weights = inputs
+    value, gradient = jax.value_and_grad(lambda h: projected_cross_entropy(1e4 * h, table, targets, weights, 2)[0])(h)
+    assert np.isfinite(value) and np.all(np.isfinite(gradient))
+
+
+def test_no_array_of_all_logits_exists_in_chunks(inputs):
+    """Fails when the compiled gradient of a chunked loss holds logits (B L, V) at once; unchunked it does."""
+    (h, table), targets, weights = inputs
+
+    def program(chunks):
+        loss = lambda h, t: projected_cross_entropy(h, t, targets, weights, chunks)[0]  # noqa: E731
+        return jax.jit(jax.grad(loss, argnums=(0, 1))).lower(h, table).compile().as_text()
+
+    assert f"f32[{B * L},{V}]" in program(1)
+    text = program(4)
+    assert f"f32[{B * L // 4},{V}]" in text
+    assert f"f32[{B * L},{V}]" not in text and f"f32[{B},{L},{V}]" not in text and f"f32[4,{B * L // 4},{V}]" not in text
+
+
+def test_chunks_must_divide_the_length(inputs):
+    (h, table), targets, weights = inputs
+    with pytest.raises(ValueError, match="length 12 is not divisible by 5"):
+        projected_cross_entropy(h, table, targets, weights, 5)
+
+
+def test_a_weight_of_nothing_gives_zero():
+    assert float(mean(jnp.float32(0), jnp.float32(0))) == 0.0
+    assert np.all(np.isfinite(jax.grad(lambda x: mean(x, jnp.float32(0)))(1.0)))
+
+
+def test_language_model_counts_targets_and_nothing_else(backbone):
+    """Fails when padding, borders or filler rows change a loss: what weighs 0 may hold anything."""
+    params = backbone
+    objective = language_model(GPT(STILL), loss_chunks=4)
+    step = jax.jit(lambda params, batch: objective.sums(params, batch, None))
+    sums = functools.partial(step, params)
+    batch = packed(4)
+    found, total = sums(batch), float(objective.weights(batch)["nll"])
+    assert total == float((batch.segments > 0).sum() - 8)  # a document of n tokens has n - 1 targets
+    scrambled = batch.replace(targets=np.where(batch.weights > 0, batch.targets, 3))
+    assert {k: float(v) for k, v in sums(scrambled).items()} == {k: float(v) for k, v in found.items()}
+    filler = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x)]), batch)
+    for name, value in sums(filler).items():
+        np.testing.assert_allclose(value, found[name], rtol=1e-6)
+    by_row = [sums(jax.tree.map(lambda x, i=i: x[i : i + 1], batch)) for i in range(4)]
+    for name in found:
+        np.testing.assert_allclose(sum(float(row[name]) for row in by_row), found[name], rtol=1e-6)
+
+
+def test_a_fresh_model_predicts_evenly():
+    """Fails when a small initialisation does not give the entropy of the even distribution, log V."""
+    config = replace(STILL, init_std=1e-3)
+    params = jax.jit(lambda: GPT(config).init(jax.random.key(0), windows(1).ids, windows(1).positions))()
+    batch = windows(8)
+    found = language_model(GPT(config)).sums({"backbone": nn.unbox(params)["params"]}, batch, None)
+    np.testing.assert_allclose(float(found["nll"]) / batch.weights.sum(), math.log(STILL.vocab_size), rtol=1e-3)
+
+
+# Fine-tuning: L3 = L2 + lambda L1
+
+
+def examples(kind: str, seed: int = 0) -> ExampleBatch:
+    """Five examples, the last one filler; sequences of different lengths; of choices, one example has one fewer."""
+    rng = np.random.default_rng(seed)
+    choices = {"classification": 1, "regression": 2, "choice": 3}[kind]
+    lengths = rng.integers(3, LENGTH + 1, size=(5, choices)).astype(np.int32)
+    if kind == "choice":
+        lengths[2, 2] = 0
+    lengths[4] = 0
+    ids = rng.integers(1, TOY.vocab_size, size=(5, choices, LENGTH)).astype(np.int32)
+    ids *= np.arange(LENGTH) < lengths[..., None]
+    labels = rng.integers(2, size=5).astype(np.int32) if kind != "regression" else rng.random(5).astype(np.float32)
+    weights = np.array([1, 1, 1, 1, 0], np.float32)
+    index = np.array([3, 0, 1, 2, -1], np.int32)
+    return ExampleBatch(ids, lengths, np.maximum(lengths - 1, 0).astype(np.int32), labels, weights, index)
+
+
+def l3_spelt_out(model, params, kind: str, batch: ExampleBatch, auxiliary_lm: float) -> dict[str, float]:
+    """Section 3.2, one sequence at a time and without padding; the states are the model's own."""
+    head_params = params["head"]
+    task, auxiliary, right, sequences = [], [], [], 0
+    kernel, bias = np.asarray(head_params["kernel"], np.float64), np.asarray(head_params["bias"], np.float64)
+    for e in np.flatnonzero(batch.weights):
+        ends = []
+        for c in range(batch.ids.shape[1]):
+            n = int(batch.lengths[e, c])
+            if n == 0:
+                continue
+            ids = batch.ids[e, c][None]
+            h, table = model({"params": params["backbone"]}, ids, np.arange(LENGTH, dtype=np.int32)[None])
+            h, table = np.asarray(h, np.float64)[0, :n], np.asarray(table, np.float64)
+            ends.append(h[n - 1])
+            logits = h[:-1] @ table.T
+            log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+            auxiliary.append(-np.mean([log_p[i, ids[0, i + 1]] for i in range(n - 1)]))
+            sequences += 1
+        if kind == "regression":
+            task.append(((sum(ends) @ kernel + bias)[0] - batch.labels[e]) ** 2)
+            continue
+        scores = np.array([(end @ kernel + bias)[0] for end in ends]) if kind == "choice" else sum(ends) @ kernel + bias
+        task.append(np.log(np.exp(scores).sum()) - scores[batch.labels[e]])
+        right.append(scores.argmax() == batch.labels[e])
+    found = {"loss": np.mean(task) + auxiliary_lm * np.mean(auxiliary), "task_loss": np.mean(task)}
+    found["language_model_loss"] = np.mean(auxiliary)
+    return found if kind == "regression" else found | {"accuracy": np.mean(right)}
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "choice"])
+def test_l3_is_the_papers(model, backbone, kind):
+    """Fails when filler rows, padding or absent choices count, L1 misses a choice, or a mean is over the wrong things."""
+    outputs = {"classification": 2, "regression": 1, "choice": 1}[kind]
+    head = SequenceHead(kind=kind, outputs=outputs, dropout_rate=0.0, init_std=0.5)
+    rng = np.random.default_rng(3)
+    params = backbone | {"head": {"kernel": rng.standard_normal((STILL.width, outputs)), "bias": rng.standard_normal(outputs)}}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    batch, wanted = examples(kind), None
+    for auxiliary_lm in (0.5, 0.0):
+        objective = sequence_task(GPT(STILL), head, auxiliary_lm=auxiliary_lm, loss_chunks=2)
+        sums = jax.jit(lambda params, batch, o=objective: o.sums(params, batch, None))(params, batch)
+        weights = objective.weights(batch)
+        found = {name: float(mean(sums[name], weights[name])) for name in sums}
+        loss = sum(factor * found[name] for name, factor in objective.coefficients.items())
+        wanted = l3_spelt_out(model, params, kind, batch, auxiliary_lm)
+        np.testing.assert_allclose(loss, wanted["loss"], rtol=1e-5)
+        for name in ("task_loss", "accuracy") + (("language_model_loss",) if auxiliary_lm else ()):
+            if name in wanted:
+                np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, err_msg=name)

@@ -1,0 +1,149 @@
+"""GLUE from TFDS: a real ArrayRecord copy read without TensorFlow, label ids by name, and what is said without it."""
+
+import builtins
+
+import pytest
+
+from jaxlm.errors import InputError
+from jaxlm.tasks import read_task
+from jaxlm.tasks.catalogue import is_catalogue
+
+
+class _Labels:
+    def __init__(self, names):
+        self.names = names
+
+
+class _Source(list):
+    """A random-access source as TFDS gives it."""
+
+    def __init__(self, rows, names=None):
+        super().__init__(rows)
+        if names:
+            self.dataset_info = type("Info", (), {"features": {"label": _Labels(names)}})
+
+
+@pytest.fixture
+def catalogue(monkeypatch):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    sources, asked = {}, []
+
+    def data_source(name, *, split, data_dir=None):
+        asked.append((name, split, data_dir))
+        return sources[name, split]
+
+    monkeypatch.setattr(tfds, "data_source", data_source)
+    return sources, asked
+
+
+def pair(label, i=0):
+    return {"sentence1": f"first {i}".encode(), "sentence2": b"caf\xc3\xa9 ", "label": label, "idx": i}
+
+
+def test_names_of_label_ids_decide(catalogue):
+    sources, asked = catalogue
+    turned = ["not_entailment", "entailment"]  # another order than the one known for TFDS
+    sources["glue/rte", "train"] = _Source([pair(0, 0), pair(1, 1)], turned)
+    sources["glue/rte", "validation"] = _Source([pair(1)], turned)
+    sources["glue/rte", "test"] = _Source([pair(-1)], turned)
+    task, data = read_task("rte", "tfds:somewhere")
+    assert [example.label for example in data.splits["train"].examples] == ["not_entailment", "entailment"]
+    assert data.splits["train"].examples[1].texts == ("first 1", "café")
+    assert data.splits["test"].examples[0].label is None
+    assert ("glue/rte", "validation", "somewhere") in asked and task.labels == ("entailment", "not_entailment")
+
+
+def test_labels_of_tfds_become_those_of_the_files(catalogue):
+    sources, asked = catalogue
+    for split, label in (("train", 1), ("validation", 0), ("test", -1)):
+        sources["glue/mrpc", split] = _Source([pair(label), pair(label, 1)])
+    _, data = read_task("mrpc", "tfds")
+    assert [data.splits[part].examples[0].label for part in data.splits] == ["1", "0", None]
+    assert asked[0] == ("glue/mrpc", "train", None)
+
+
+def test_trec_orders_its_classes_otherwise(catalogue):
+    sources, _ = catalogue
+    rows = [{"text": f"question {i}".encode(), "label-coarse": i, "label-fine": 0} for i in range(6)]
+    sources["trec", "train"] = sources["trec", "test"] = _Source(rows)
+    _, data = read_task("trec", "tfds")
+    assert [example.label for example in data.splits["test"].examples] == ["0", "1", "2", "3", "5", "4"]
+    assert data.held_out
+
+
+def test_scores_and_missing_labels(catalogue):
+    sources, _ = catalogue
+    sources["glue/stsb", "train"] = _Source([pair(3.5), pair(0.0)])
+    sources["glue/stsb", "validation"] = _Source([pair(1.0)])
+    sources["glue/stsb", "test"] = _Source([pair(-1.0)])
+    task, data = read_task("stsb", "tfds")
+    assert [example.label for example in data.splits["train"].examples] == [3.5, 0.0] and task.mean == 1.75
+    assert data.splits["test"].examples[0].label is None
+    sources["glue/stsb", "validation"] = _Source([pair(-1.0)])
+    with pytest.raises(InputError, match="1 of 1 rows of validation have no label"):
+        read_task("stsb", "tfds")
+
+
+def test_tasks_that_tfds_does_not_have():
+    assert is_catalogue("tfds") and is_catalogue("tfds:x") and not is_catalogue("tfds_files")
+    with pytest.raises(InputError, match="task codah: TFDS has no copy"):
+        read_task("codah", "tfds")
+
+
+def test_without_the_extra_one_line_names_it(monkeypatch):
+    imported = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "tensorflow_datasets":
+            raise ImportError("No module named 'tensorflow_datasets'")
+        return imported(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"No module named 'tensorflow_datasets'; install the extra \[tfds\]") as error:
+        read_task("cola", "tfds")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_without_tensorflow_a_set_that_is_not_prepared_names_the_extra(tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow_datasets")
+    import importlib.util
+
+    if importlib.util.find_spec("tensorflow"):
+        pytest.skip("TensorFlow is installed: TFDS would download the set")
+    with pytest.raises(InputError, match=r"needs TensorFlow; install the extra \[tfds\]") as error:
+        read_task("cola", f"tfds:{tmp_path}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_array_records_are_read_without_tensorflow(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("array_record")
+    parts = {"train": ["Fine.", "Not fine it."], "validation": ["Good \u2028one. "], "test": ["Who knows."]}
+
+    class Glue(tfds.core.GeneratorBasedBuilder):
+        """CoLA as TFDS keeps it, with rows of our own."""
+
+        VERSION = tfds.core.Version("1.0.0")
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="cola")]
+        name = "glue"
+
+        def _info(self):
+            label = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
+            features = {"sentence": tfds.features.Text(), "label": label}
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, _):
+            return {split: self._generate_examples(split) for split in parts}
+
+        def _generate_examples(self, split):
+            for row, text in enumerate(parts[split]):
+                yield row, {"sentence": text, "label": -1 if split == "test" else int("Not" not in text)}
+
+    Glue(data_dir=str(tmp_path), config="cola", file_format="array_record").download_and_prepare()
+    _, data = read_task("cola", f"tfds:{tmp_path}")
+    read = {example.texts[0]: example.label for example in data.splits["train"].examples}
+    assert read == {"Fine.": "1", "Not fine it.": "0"}
+    assert data.splits["dev"].examples[0].texts == ("Good \u2028one.",)
+    assert data.splits["test"].examples[0].label is None

@@ -1,0 +1,258 @@
+"""The rules every reader keeps: lines, quoting, encoding, line numbers; each is one that common readers break."""
+
+import io
+import json
+import sys
+import warnings
+
+import pytest
+
+from jaxlm.errors import InputError
+from jaxlm.tasks import Columns, Example, Task, read_labelled, read_rows, read_task
+from jaxlm.tasks.rows import RowReader
+
+PAIR = Task(
+    name="custom",
+    kind="classification",
+    form="entailment",
+    metric="accuracy",
+    metrics=("accuracy",),
+    labels=("no", "yes"),
+    columns=Columns(texts=(("a",), ("b", "second")), label=("y",)),
+)
+CHOICE = Task(
+    name="custom",
+    kind="choice",
+    form="choice",
+    metric="accuracy",
+    metrics=("accuracy",),
+    labels=("0", "1"),
+    columns=Columns(texts=(("a",),), choices=(("c0",), ("c1",)), choice_list=("choices",), label=("y",)),
+    num_choices=2,
+)
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def quoted(task):
+    return Task.from_json(task.to_json() | {"quoting": "csv"})
+
+
+def test_lines_break_at_newlines_only(tmp_path):
+    # str.splitlines would make nine lines of these rows; text mode would turn the lone carriage return into a newline.
+    odd = "one\u0085two\u2028three\x0cfour\x1efive\rsix"
+    path = write(tmp_path / "rows.tsv", f"a\tb\r\n{odd}\tx\r\nlast\ty")
+    assert [example.texts for example in read_rows(path, PAIR)] == [(odd, "x"), ("last", "y")]
+
+
+def test_byte_order_mark_belongs_to_no_column(tmp_path):
+    path = write(tmp_path / "rows.tsv", b"\xef\xbb\xbfa\tb\none\ttwo\n")
+    assert [example.texts for example in read_rows(path, PAIR)] == [("one", "two")]
+    path = write(tmp_path / "rows.jsonl", b'\xef\xbb\xbf{"a": "one", "b": "\xef\xbb\xbftwo"}\n')
+    assert [example.texts for example in read_rows(path, PAIR)] == [("one", "\ufefftwo")]
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path):
+    path = write(tmp_path / "rows.tsv", b"a\tb\nfine\tfine\ncaf\xe9\tx\n")
+    with pytest.raises(InputError, match=r"rows.tsv line 3: byte 0xe9 at offset 17 is not UTF-8"):
+        list(read_rows(path, PAIR))
+    assert list(read_rows(path, PAIR, errors="replace"))[1].texts == ("caf\ufffd", "x")
+
+
+def test_quotes_are_characters_without_quoting(tmp_path):
+    path = write(tmp_path / "rows.tsv", 'a\tb\n" The pie\tgrew .\n5 " nails\tx "\n')
+    texts = [example.texts for example in read_rows(path, PAIR)]
+    assert texts == [('" The pie', "grew ."), ('5 " nails', 'x "')]
+
+
+def test_csv_quoting_reads_what_pandas_writes(tmp_path):
+    content = 'a\tb\ty\n"He said ""no""\tthen\nleft"\t5" nails\tyes\n""\tplain\tno\n'
+    path = write(tmp_path / "rows.tsv", content)
+    split = read_labelled(path, quoted(PAIR))
+    assert split.examples[0] == Example(('He said "no"\tthen\nleft', '5" nails'), (), "yes")
+    assert split.examples[1] == Example(("", "plain"), (), "no")
+    assert (split.rows_read, split.empty_fields) == (2, 1)
+
+
+def test_csv_quoting_agrees_with_the_standard_library(tmp_path):
+    import csv
+
+    rows = [
+        ["a", "b", "y"],
+        ['"', "x", "yes"],
+        ['""""', "tab\tand\nline", "no"],
+        ["", '"q"', "yes"],
+        ["u\u2028v", "w", "no"],
+    ]
+    buffer = io.StringIO()
+    csv.writer(buffer, delimiter="\t", lineterminator="\n").writerows(rows)
+    path = write(tmp_path / "rows.tsv", buffer.getvalue())
+    read = [[*example.texts, example.label] for _, example in RowReader(path, PAIR.columns, quoting="csv")]
+    assert read == rows[1:]
+
+
+def test_csv_files_are_comma_separated_and_quoted(tmp_path):
+    path = write(tmp_path / "rows.csv", 'a,b\n"one, two",three\n')
+    assert [example.texts for example in read_rows(path, PAIR)] == [("one, two", "three")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('a\tb\nx\ty\n"never closed\tz\nmore\tw\n', "line 3: the field that opens with .* is never closed"),
+        ('a\tb\nx\ty\n"closed" too soon\tz\n', "line 3: text follows a closing quote in field 1"),
+    ],
+)
+def test_csv_quoting_is_strict(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        list(read_rows(write(tmp_path / "rows.tsv", content), quoted(PAIR)))
+
+
+def test_wrong_column_count_names_the_line(tmp_path):
+    path = write(tmp_path / "rows.tsv", "a\tb\nx\ty\nx\ty\tz\n")
+    with pytest.raises(InputError, match=r"rows.tsv line 3: 3 columns where there should be 2 \(a, b\)"):
+        list(read_rows(path, PAIR))
+
+
+def test_line_numbers_count_the_lines_of_quoted_fields(tmp_path):
+    path = write(tmp_path / "rows.tsv", 'a\tb\n"two\nlines"\ty\nshort\n')
+    with pytest.raises(InputError, match="line 4: 1 columns"):
+        list(read_rows(path, quoted(PAIR)))
+
+
+def test_columns_go_by_name_and_others_are_ignored(tmp_path):
+    path = write(tmp_path / "rows.tsv", "second\tid\ty\ta\nB\t7\twhatever\tA\n")
+    assert list(read_rows(path, PAIR)) == [Example(("A", "B"))]
+
+
+def test_missing_and_doubled_columns(tmp_path):
+    with pytest.raises(
+        InputError, match=r"no column 'b' or 'second'; the header names a, c; needed are a, b \(or second\)"
+    ):
+        list(read_rows(write(tmp_path / "rows.tsv", "a\tc\nx\ty\n"), PAIR))
+    with pytest.raises(InputError, match="two columns are called 'a'"):
+        list(read_rows(write(tmp_path / "rows.tsv", "a\tb\ta\nx\ty\tz\n"), PAIR))
+    with pytest.raises(InputError, match="holds no rows"):
+        list(read_rows(write(tmp_path / "rows.tsv", ""), PAIR))
+    with pytest.raises(InputError, match="No such file"):
+        list(read_rows(tmp_path / "absent.tsv", PAIR))
+
+
+def test_json_rows(tmp_path):
+    rows = [{"a": " one ", "second": "two\u2028", "y": "no"}, {"y": "yes", "b": "four", "a": ""}]
+    path = write(tmp_path / "rows.jsonl", "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n")
+    assert [example.texts for example in read_rows(path, PAIR)] == [("one", "two"), ("", "four")]
+    split = read_labelled(path, PAIR)
+    assert [example.label for example in split.examples] == ["no", "yes"]
+    assert (split.rows_read, split.empty_fields, split.dropped) == (2, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: JSON, but not an object"),
+        ('{"a": "x"}', "line 2: no field 'b' or 'second'; the row has a"),
+        ("{}", "line 2: no field 'a'"),
+        ('{"a": "x", "b": 3}', "line 2: b is 3, not a string"),
+        ('{"a": "x", "b": null}', "line 2: b is None, not a string"),
+        ('{"a": "x", "b": "\\ud800"}', "line 2: half of a surrogate pair"),
+    ],
+)
+def test_bad_json_rows_name_the_line(tmp_path, line, message):
+    path = write(tmp_path / "rows.jsonl", '{"a": "x", "b": "y"}\n' + line + "\n")
+    reader = read_rows(path, PAIR)
+    assert next(reader).texts == ("x", "y")  # what came before is given out: predictions stream
+    with pytest.raises(InputError, match=message):
+        next(reader)
+
+
+def test_choices_from_columns_and_from_a_json_list(tmp_path):
+    table = write(tmp_path / "rows.tsv", "c1\ta\tc0\nright\tcontext\tleft\n")
+    listed = write(tmp_path / "rows.jsonl", '{"a": "context", "choices": ["left", "right"]}\n')
+    assert (
+        list(read_rows(table, CHOICE)) == list(read_rows(listed, CHOICE)) == [Example(("context",), ("left", "right"))]
+    )
+    three = write(tmp_path / "three.jsonl", '{"a": "context", "choices": ["left", "right", "up"]}\n')
+    with pytest.raises(InputError, match="line 1: 3 choices where the task has 2"):
+        list(read_rows(three, CHOICE))
+
+
+def test_blank_lines(tmp_path):
+    path = write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\tno\n\nz\tw\tyes\n\n\n")
+    split = read_labelled(path, PAIR)
+    assert split.dropped == ((3, "empty line"),)
+    assert (split.rows_read, len(split.examples)) == (3, 2)  # those at the end are not rows
+    with pytest.raises(InputError, match="line 3: an empty line between rows"):  # a prediction a line must stay in step
+        list(read_rows(path, PAIR))
+
+
+def test_labelled_rows_need_known_labels(tmp_path):
+    with pytest.raises(InputError, match="line 3: unknown label 'maybe'; the labels are no, yes"):
+        read_labelled(write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\tno\nx\ty\tmaybe\n"), PAIR)
+    with pytest.raises(InputError, match="line 2: the label .* is empty"):
+        read_labelled(write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\t\n"), PAIR)
+    with pytest.raises(InputError, match="no column 'y'"):
+        read_labelled(write(tmp_path / "rows.tsv", "a\tb\nx\ty\n"), PAIR)
+
+
+def test_warning_counts_fields_that_look_quoted(tmp_path):
+    content = 'a\tb\n"He said ""no"""\tplain\n"quoted"\tnot counted\n"more ""of"" it"\t"and ""this"""\n'
+    with pytest.warns(UserWarning, match="3 fields begin and end with") as caught:
+        list(read_rows(write(tmp_path / "rows.tsv", content), PAIR))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(read_rows(write(tmp_path / "rows.tsv", content), quoted(PAIR)))
+
+
+class _Pipe(io.RawIOBase):
+    """Standard input that fails when it is read further than the rows asked for need."""
+
+    def __init__(self, lines):
+        self.lines = lines
+        self.given = 0
+
+    def __iter__(self):
+        for line in self.lines:
+            self.given += 1
+            yield line
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+def test_standard_input_streams(monkeypatch, kind):
+    rows = 10_000
+    if kind == "tsv":
+        lines = [b"a\tb\n"] + [f"first {i}\tsecond {i}\n".encode() for i in range(rows)]
+    else:
+        lines = [json.dumps({"a": f"first {i}", "b": f"second {i}"}).encode() + b"\n" for i in range(rows)]
+    pipe = _Pipe(lines)
+    monkeypatch.setattr(sys, "stdin", type("Input", (), {"buffer": pipe}))
+    reader = read_rows("-", PAIR)
+    assert next(reader).texts == ("first 0", "second 0")
+    assert pipe.given <= 3
+    rest = list(reader)
+    assert len(rest) == rows - 1 and rest[-1].texts == (f"first {rows - 1}", f"second {rows - 1}")
+
+
+def test_unknown_tasks_and_directories(tmp_path):
+    with pytest.raises(InputError, match="task 'squad': there is no such task here; there are cola, sst2.*custom"):
+        read_task("squad", str(tmp_path))
+    with pytest.raises(InputError, match="no task_dir"):
+        read_task("cola")
+    with pytest.raises(InputError, match="is not a directory"):
+        read_task("cola", str(tmp_path / "absent"))
+    with pytest.raises(InputError, match="has no train.tsv"):
+        read_task("cola", str(tmp_path))
+
+
+def test_task_round_trip():
+    for task in (PAIR, CHOICE):
+        assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    with pytest.raises(InputError, match="unknown fields"):
+        Task.from_json(PAIR.to_json() | {"tags": []})
+    with pytest.raises(InputError, match="missing fields"):
+        Task.from_json({"name": "custom"})

@@ -1,0 +1,98 @@
+"""Toy models, batches and steps that several tests share. NumPy and jaxlm, nothing random that is not seeded."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxlm.batch import Batch
+from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.nn.execution import Execution
+
+# Weights wide enough that attention is far from uniform and every parameter matters.
+TOY = GPTConfig(
+    vocab_size=64, num_positions=16, num_layers=2, width=32, num_heads=4, feed_forward_width=64, init_std=0.3
+)
+LENGTH = TOY.num_positions
+NO_DROPOUT = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+STILL = replace(TOY, **NO_DROPOUT)
+
+
+def boxed_params(config: GPTConfig, seed: int = 0):
+    """An initialiser of a GPT's parameters with their logical axes, as a run has it."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    return lambda: {"backbone": GPT(config).init(jax.random.key(seed), ids, ids)["params"]}
+
+
+def random_params(config: GPTConfig, seed: int = 0):
+    """Parameters all of which are random, biases and gains too."""
+    params = jax.jit(lambda: nn.unbox(boxed_params(config, seed)()))()
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + np.float32(0.2) * rng.standard_normal(x.shape, np.float32), params)
+
+
+def empty_params(config: GPTConfig):
+    """Parameters that pass nothing on: kernels, tables and biases 0, gains 1."""
+    shapes = nn.unbox(jax.eval_shape(boxed_params(config)))
+    fill = lambda path, x: np.full(x.shape, float(path[-1].key == "scale"), np.float32)  # noqa: E731
+    return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+def windows(rows: int, *, length: int = LENGTH, vocab_size: int = TOY.vocab_size, seed: int = 0) -> Batch:
+    """Rows of one segment."""
+    ids = np.random.default_rng(seed).integers(vocab_size, size=(rows, length + 1)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    ones = np.ones((rows, length), np.int32)
+    return Batch(ids[:, :-1], ids[:, 1:], positions, ones, ones.astype(np.float32))
+
+
+def packed(rows: int, *, length: int = LENGTH, vocab_size: int = TOY.vocab_size, seed: int = 0) -> Batch:
+    """Rows of two documents and some padding, different in each row; borders and padding weigh 0."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(vocab_size, size=(rows, length)).astype(np.int32)
+    targets, positions, segments = np.roll(ids, -1, axis=1), np.zeros_like(ids), np.zeros_like(ids)
+    weights = np.zeros(ids.shape, np.float32)
+    for row in range(rows):
+        used = length - row % 4
+        border = int(rng.integers(2, used - 2))
+        for number, (start, end) in enumerate([(0, border), (border, used)], start=1):
+            segments[row, start:end] = number
+            positions[row, start:end] = np.arange(end - start)
+            weights[row, start : end - 1] = 1
+    return Batch(ids, targets, positions, segments, weights)
+
+
+def states_fn(config: GPTConfig, execution: Execution = Execution()):
+    """Jitted (params, batch, key) -> states (B, L, D); with a key it is a training pass."""
+
+    @jax.jit
+    def states(params, batch, key=None):
+        rngs = None if key is None else {"dropout": key}
+        model = GPT(config, execution)
+        return model.apply(
+            {"params": params["backbone"]}, batch.ids, batch.positions, batch.segments, train=key is not None, rngs=rngs
+        )[0]
+
+    return states
+
+
+def assert_trees_close(found, expected, *, relative: float, absolute: float = 0.0) -> float:
+    """Each leaf differs by at most `relative` of its largest entry plus `absolute`; gives the largest share met."""
+    worst = 0.0
+    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
+    for (path, x), y in pairs:
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        difference, size = np.max(np.abs(x - y)), np.max(np.abs(y))
+        assert np.isfinite(difference), path
+        assert difference <= relative * size + absolute, f"{jax.tree_util.keystr(path)}: {difference:.3g} of {size:.3g}"
+        worst = max(worst, difference / max(size, 1e-30)) if difference > absolute else worst
+    return worst
+
+
+def assert_trees_same(found, expected) -> None:
+    """Bit for bit."""
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
