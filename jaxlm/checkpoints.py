@@ -13,15 +13,13 @@ The directory must be seen by every process, and every process calls every metho
 import dataclasses
 import gc
 import hashlib
+import itertools
 import json
 import logging
-import re
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +30,19 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from jaxlm.checksums import leaf_checksums, named_leaves
+from jaxlm.checksums import leaf_checksums
 from jaxlm.errors import InputError, RunError
 from jaxlm.merge import merge_parameters
 from jaxlm.processes import any_process, first_process_decides
+from jaxlm.storage import failure_reason, free_gib, quiet_failures, raise_unless_damage
+from jaxlm.trees import listed, named_leaves, nested_leaves, shape_and_type
 
 __all__ = ["Checkpoints", "DamagedCheckpoint", "Metadata", "Restored", "leaf_checksums", "merge_parameters"]
 
 PyTree = Any
 FORMAT = 1  # of the description; a reader refuses what is newer
 _ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items, directories below the step
-_LISTED = 6  # leaves that an error names before it counts the rest
-_WORDS = {"DATA_LOSS": "altered", "OUT_OF_RANGE": "cut short", "NOT_FOUND": "missing"}  # TensorStore's codes
-_NOT_DAMAGE = ("PERMISSION_DENIED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+_managers = itertools.count()  # the same number in every process, as all open their checkpoints in the same order
 
 
 class DamagedCheckpoint(InputError):
@@ -93,6 +91,10 @@ class Checkpoints:
                 preservation_policy=AnyPreservationPolicy(policies),
                 cleanup_tmp_directories=True,  # a killed save leaves one, for ever
                 enable_async_checkpointing=True,
+                # Two managers of one run may save at once: their barriers must not meet.
+                multiprocessing_options=ocp.options.MultiprocessingOptions(
+                    barrier_sync_key_prefix=f"jaxlm{next(_managers)}"
+                ),
                 lightweight_initialize=True,  # steps by name alone: a damaged step must not keep others from opening
             )
             try:
@@ -117,7 +119,9 @@ class Checkpoints:
         if self._manager is None:
             raise ValueError(f"{self.directory} was opened for reading")
         self._collect(wait=True)
-        leaves = {name: _array(leaf) for name, leaf in named_leaves(state).items()}
+        leaves = {name: jnp.asarray(leaf) for name, leaf in named_leaves(state).items()}
+        if dotted := [name for name in leaves if "." in name]:
+            raise ValueError(f"{listed(dotted)}: Orbax joins names with dots, so a leaf's must not contain one")
         content = {
             "format": FORMAT,
             "step": step,
@@ -128,7 +132,7 @@ class Checkpoints:
         }
         items = ocp.args.Composite(
             **{
-                _ARRAYS: ocp.args.PyTreeSave(_nested(leaves)),
+                _ARRAYS: ocp.args.PyTreeSave(nested_leaves(leaves)),
                 _DESCRIPTION: ocp.args.JsonSave({"content": content, "sha256": _hash(content)}),
             }
         )
@@ -189,10 +193,10 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
         older = [known for known in self.steps() if known < step]
         sound = f"step {older[-1]} is the newest complete one" if older else "there is no older one"
-        free = _free_gib(self.directory)
+        free = free_gib(self.directory)
         return RunError(
-            f"{self.directory}: the checkpoint of step {step} could not be written: {_reason(error)} ({free:.3g} GiB "
-            f"free); {sound}; make room, then the same command continues from there"
+            f"{self.directory}: the checkpoint of step {step} could not be written: {failure_reason(error)} "
+            f"({free:.3g} GiB free); {sound}; make room, then the same command continues from there"
         )
 
     # Reading
@@ -285,7 +289,7 @@ class Checkpoints:
         structs = {
             name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, (shape, dtype) in content["leaves"].items()
         }
-        return Metadata(step, _nested(structs), content["config"], content["extra"], content["checksums"])
+        return Metadata(step, nested_leaves(structs), content["config"], content["extra"], content["checksums"])
 
     def _description(self, step: int) -> dict | str:
         """The content of the JSON item, or a sentence about its damage."""
@@ -297,8 +301,8 @@ class Checkpoints:
                 return content
             reason = "its hash does not fit its content"
         except Exception as error:  # whatever altered bytes lead a JSON reader to
-            _raise_unless_damage(path, error)
-            reason = _reason(error)
+            raise_unless_damage(path, error)
+            reason = failure_reason(error)
         return f"checkpoint {path.parent} is damaged in its description: {reason}"
 
     def _read(self, description: Metadata, abstract_tree: PyTree, *, partial: bool) -> PyTree:
@@ -311,11 +315,11 @@ class Checkpoints:
         if bad.any():
             named = [name for name, is_bad in zip(names, bad, strict=True) if is_bad]
             reason = next(iter(failed.values()), "read by another process")
-            raise DamagedCheckpoint(f"checkpoint {place} is damaged in {_listed(named)}: {reason}")
+            raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: {reason}")
         checksums = leaf_checksums(leaves)
         named = [name for name in names if checksums[name] != description.checksums[name]]
         if named:
-            raise DamagedCheckpoint(f"checkpoint {place} is damaged in {_listed(named)}: altered, by its checksum")
+            raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: altered, by its checksum")
         return jax.tree.unflatten(jax.tree.structure(abstract_tree), [leaves[name] for name in names])
 
     def _move_aside(self, steps: Sequence[int], reason: str) -> dict[int, str]:
@@ -369,43 +373,33 @@ class _Saving:
 
 def _read_arrays(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> tuple[dict[str, Any], dict[str, str]]:
     """The leaves, or for those that cannot be read a reason each. No process waits for another here."""
-    with _quiet():
+    with quiet_failures():
         try:
-            return named_leaves(_read_tree(directory, wanted)), {}
+            return _read_leaves(directory, wanted), {}
         except Exception as error:  # Orbax raises bare Exceptions too
-            _raise_unless_damage(directory, error)
+            raise_unless_damage(directory, error)
         failed = {}
         for name, leaf in wanted.items():  # again one by one, to name the damaged ones
             try:
-                _read_tree(directory, {name: leaf})
+                _read_leaves(directory, {name: leaf})
             except Exception as error:
-                _raise_unless_damage(directory, error)
-                failed[name] = _reason(error)
+                raise_unless_damage(directory, error)
+                failed[name] = failure_reason(error)
         gc.collect()  # the tasks that failed beside the first complain when they are collected
         time.sleep(0.1)
     return {}, failed or dict.fromkeys(wanted, "read only at the second try")
 
 
-def _read_tree(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict:
+def _read_leaves(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
     # The handler and not the manager: Checkpointer.restore ends in a barrier, where the other processes would wait
     # for one that met a damaged file.
-    tree = _nested(wanted)
+    tree = nested_leaves(wanted)
     restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
     args = ocp.args.PyTreeRestore(tree, restore_args=restore_args, partial_restore=True)
-    restored = ocp.PyTreeCheckpointHandler().restore(directory, args=args)
-    missing = wanted.keys() - named_leaves(restored).keys()
-    if missing:
-        raise ValueError(f"not in Orbax's metadata: {_listed(sorted(missing))}")
-    order = named_leaves(restored)
-    return _nested({name: order[name] for name in wanted})
-
-
-def _raise_unless_damage(directory: Path, error: Exception) -> None:
-    if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
-        raise error
-    error = _root(error)
-    if isinstance(error, PermissionError) or str(error).startswith(_NOT_DAMAGE):
-        raise RunError(f"{directory} could not be read: {_reason(error)}; try again") from error
+    leaves = named_leaves(ocp.PyTreeCheckpointHandler().restore(directory, args=args))
+    if missing := wanted.keys() - leaves.keys():
+        raise ValueError(f"not in Orbax's metadata: {listed(sorted(missing))}")
+    return leaves
 
 
 def _check_fit(place: Path, saved: dict[str, Any], wanted: dict[str, Any], *, partial: bool) -> None:
@@ -413,43 +407,21 @@ def _check_fit(place: Path, saved: dict[str, Any], wanted: dict[str, Any], *, pa
     for name in [*wanted, *(name for name in saved if name not in wanted)]:
         if name not in wanted:
             if not partial:
-                lines.append(f"- {name} {_shape(saved[name])}")
+                lines.append(f"- {name} {shape_and_type(saved[name])}")
         elif name not in saved:
-            lines.append(f"+ {name} {_shape(wanted[name])}")
+            lines.append(f"+ {name} {shape_and_type(wanted[name])}")
         elif (saved[name].shape, saved[name].dtype) != (wanted[name].shape, wanted[name].dtype):
-            lines.append(f"- {name} {_shape(saved[name])} + {name} {_shape(wanted[name])}")
+            lines.append(f"- {name} {shape_and_type(saved[name])} + {name} {shape_and_type(wanted[name])}")
     if lines:
         raise InputError(
-            f"checkpoint {place} does not fit this model (- saved, + asked for): {_listed(lines)}; use the config it "
+            f"checkpoint {place} does not fit this model (- saved, + asked for): {listed(lines)}; use the config it "
             "was saved with"
         )
-
-
-def _shape(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
-
-
-def _array(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.Array | np.ndarray) else jnp.asarray(leaf)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _nested(leaves: dict[str, Any]) -> dict:
-    """Paths to nested dictionaries; names with a dot would meet another's in Orbax's flat names, so none may."""
-    tree: dict = {}
-    for name, leaf in leaves.items():
-        if "." in name:
-            raise ValueError(f"{name}: a leaf's path must not contain a dot")
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
 
 
 def _hash(content: dict) -> str:
@@ -460,56 +432,8 @@ def _is_final(path: Path) -> bool:
     return path.is_dir() and ocp.utils.is_checkpoint_finalized(path)
 
 
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _reason(error: BaseException) -> str:
-    """The telling part of an error's text, which TensorStore fills with its specifications."""
-    text = " ".join(str(_root(error)).split()) or type(error).__name__
-    for known in ("No space left on device", "Disk quota exceeded", "File too large"):
-        if known in text:
-            return known
-    files = re.findall(r'local file "([^"]+)"', text)
-    if files and (word := _WORDS.get(text.split(":", 1)[0])):
-        return f"{files[-1]} is {word}"
-    text = text.split(" [tensorstore_spec", 1)[0].split(" [source locations", 1)[0]
-    return text if len(text) <= 300 else f"{text[:140]} … {text[-140:]}"
-
-
-def _free_gib(directory: Path) -> float:
-    try:
-        return shutil.disk_usage(directory).free / 2**30
-    except OSError:
-        return float("nan")
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + rest
-
-
 def _words(steps: Any) -> str:
     return ", ".join(str(step) for step in steps)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what asyncio and TensorStore say about the reads beside a failed one off the terminal."""
-    previous, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
-    silenced = asyncio_log.disabled
-
-    def hook(unraisable):
-        if "Event loop is closed" not in str(unraisable.exc_value) and "coroutine" not in repr(unraisable.object):
-            previous(unraisable)
-
-    sys.unraisablehook, asyncio_log.disabled = hook, True
-    try:
-        yield
-    finally:
-        sys.unraisablehook, asyncio_log.disabled = previous, silenced
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

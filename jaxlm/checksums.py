@@ -15,19 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxlm.trees import named_leaves
+
 PyTree = Any
 GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio, odd
-
-
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their path, written `params/backbone/blocks/0`; in the order of jax.tree.leaves."""
-    leaves = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if name in leaves or not name:
-            raise ValueError(f"the leaf at {path} has no name of its own in its tree")
-        leaves[name] = leaf
-    return leaves
 
 
 def leaf_checksums(tree: PyTree) -> dict[str, int]:

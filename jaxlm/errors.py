@@ -3,12 +3,16 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or input, 75 stopped by a signal with everything saved.
 """
 
+import logging
 import sys
+import warnings
 from collections.abc import Callable
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_STOPPED = 75
+
+LOGGERS = ("jaxlm", "py.warnings")  # what the program says, and what libraries warn about, a line each
 
 
 class InputError(Exception):
@@ -25,6 +29,7 @@ class Stopped(Exception):
 
 def run_command(main: Callable[[], None]) -> None:
     """Call `main` and end the process with the exit code its outcome asks for, one line on standard error."""
+    _say_on_standard_error()
     try:
         main()
     except InputError as error:
@@ -41,5 +46,17 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(EXIT_FAILED)
 
 
-def _one_line(error: Exception) -> str:
+def _say_on_standard_error() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # a library may have given the root a handler of its own
+        logger.handlers = [handler]
+    logging.captureWarnings(True)
+    warnings.formatwarning = lambda message, *_, **__: _one_line(message)
+
+
+def _one_line(error: Exception | Warning | str) -> str:
     return " ".join(str(error).split())

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.batch import ExampleBatch
 from jaxlm.heads import SequenceHead
-from jaxlm.objectives import Objective, sequence_outputs
+from jaxlm.objectives import sequence_outputs, task_loss
 from jaxlm.sharding import host_rows, to_devices
 from jaxlm.tasks import Task, compute_metrics, eval_batches
 from jaxlm.tasks.loading import EncodedSplit
@@ -22,13 +23,12 @@ def make_head(task: Task, dropout_rate: float, init_std: float) -> SequenceHead:
     return SequenceHead(task.kind, task.num_outputs, dropout_rate, init_std)
 
 
-def make_label_step(model: Any, head: SequenceHead, objective: Objective) -> Callable[[Any, ExampleBatch], Any]:
-    """(params, batch) -> the head's outputs of each example, and the (sum, weight) pairs of the objective."""
+def make_label_step(model: Any, head: SequenceHead) -> Callable[[Any, ExampleBatch], Any]:
+    """(params, batch) -> the head's outputs of each example, the sum of the task's loss and its weight."""
 
     def label_step(params: Any, batch: ExampleBatch) -> Any:
         outputs, _, _ = sequence_outputs(model, head, params, batch)
-        sums, weights = objective.sums(params, batch, None), objective.weights(batch)
-        return outputs, {name: (sums[name], weights[name]) for name in sums}
+        return outputs, task_loss(head.kind, outputs, batch), jnp.sum(batch.weights)
 
     return label_step
 
@@ -61,11 +61,11 @@ def label_split(
     found: dict[int, np.ndarray] = {}
     loss, weight = 0.0, 0.0
     for batch in eval_batches(encoded, batch_size=batch_size, lengths=None if lengths is None else tuple(lengths)):
-        outputs, pairs = step(params, to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size))
+        outputs, batch_loss, batch_weight = step(params, to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size))
         outputs = np.asarray(multihost_utils.process_allgather(outputs, tiled=True))
         found |= {int(index): row for index, row in zip(batch.index, outputs, strict=True) if index >= 0}
-        loss += float(pairs["task_loss"][0])
-        weight += float(pairs["task_loss"][1])
+        loss += float(batch_loss)
+        weight += float(batch_weight)
     if not found:
         return Labelled(np.zeros((0, width), np.float32), None)
     ordered = np.stack([found[index] for index in range(len(encoded))])

@@ -31,16 +31,28 @@ class MetricsLog:
 
     resume_step: the step of the checkpoint that training goes on from; lines beyond it and a torn last line are
     dropped (written anew, synced, renamed), and TensorBoard is told to purge from resume_step + 1. None: from
-    scratch, nothing is kept. `notes` holds a sentence when lines were dropped.
+    scratch, nothing is kept. scope: values that stand in every line ({"seed": 1}); lines of another scope are kept as
+    they are, and TensorBoard shows each scope as a run of its own. `notes` holds a sentence when lines were dropped.
+
+    scope: JSON values that name one of several trainings in the same file ({"seed": 3}): each line carries them, only
+    lines of the same scope are dropped, and TensorBoard shows each scope as a run of its own.
     """
 
-    def __init__(self, directory: Path, resume_step: int | None, *, process: int | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        resume_step: int | None,
+        *,
+        scope: Mapping[str, Any] | None = None,
+        process: int | None = None,
+    ):
         if process is None:
             import jax  # only a run logs metrics, and it has imported jax by now
 
             process = jax.process_index()
         self.path = Path(directory) / "metrics.jsonl"
         self.notes: list[str] = []
+        self._scope = dict(scope or {})
         self._file: TextIO | None = None
         self._board: Any = None
         if process != 0:
@@ -52,7 +64,8 @@ class MetricsLog:
 
             # From scratch it purges too: an earlier start may have been killed before its first checkpoint.
             purge_step = 0 if resume_step is None else resume_step + 1
-            self._board = SummaryWriter(str(Path(directory) / "tensorboard"), purge_step=purge_step, flush_secs=30)
+            board = Path(directory) / "tensorboard" / ",".join(f"{name}={value}" for name, value in self._scope.items())
+            self._board = SummaryWriter(str(board), purge_step=purge_step, flush_secs=30)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line. Values: numbers (0-d arrays too), strings, booleans, None, lists and dictionaries of them.
@@ -62,7 +75,8 @@ class MetricsLog:
         if self._file is None:
             return
         plain = {name: _plain(value) for name, value in values.items()}
-        line = json.dumps({"step": step} | {name: _finite(value) for name, value in plain.items()}, allow_nan=False)
+        finite = {name: _finite(value) for name, value in plain.items()}
+        line = json.dumps({"step": step} | self._scope | finite, allow_nan=False)
         with _disk_errors(self.path):
             self._file.write(line + "\n")
             self._file.flush()
@@ -100,6 +114,8 @@ class MetricsLog:
             step = _step_of(line)
             if step is None:
                 torn += 1
+            elif not self._scope.items() <= json.loads(line).items():
+                kept.append(line)
             elif resume_step is None or step > resume_step:
                 beyond += 1
             else:

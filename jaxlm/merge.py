@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.checksums import named_leaves
 from jaxlm.errors import InputError
+from jaxlm.trees import listed, named_leaves, shape_and_type
 
 PyTree = Any
-_LISTED = 8  # differences that an error lists before it counts the rest
 
 
 def merge_parameters(
@@ -40,7 +39,7 @@ def merge_parameters(
         if name in is_fresh:
             merged[name] = leaf
         elif name not in given:
-            differences.append(f"+ {name} {_shape(leaf)}")
+            differences.append(f"+ {name} {shape_and_type(leaf)}")
         elif _fits(given[name], leaf):
             merged[name] = given[name]
         elif (pattern := _match(name, grow or ())) is not None and _fits(given[name], leaf, (grow or {})[pattern]):
@@ -48,15 +47,14 @@ def merge_parameters(
             merged[name] = _grown(leaf, given[name])
             grown.append(f"{name} from {given[name].shape[axis]} to {leaf.shape[axis]}")
         else:
-            differences.append(f"- {name} {_shape(given[name])} + {name} {_shape(leaf)}")
+            differences.append(f"- {name} {shape_and_type(given[name])} + {name} {shape_and_type(leaf)}")
     differences += [
-        f"- {name} {_shape(leaf)}" for name, leaf in given.items() if name not in wanted and name not in is_fresh
+        f"- {name} {shape_and_type(leaf)}"
+        for name, leaf in given.items()
+        if name not in wanted and name not in is_fresh
     ]
     if differences:
-        rest = f" and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        raise InputError(
-            f"the loaded parameters do not fit the model (- loaded, + wanted): {', '.join(differences[:_LISTED])}{rest}"
-        )
+        raise InputError(f"the loaded parameters do not fit the model (- loaded, + wanted): {listed(differences, 8)}")
     if kept := [name for name in wanted if name in is_fresh]:
         notes.append(f"fresh: {', '.join(kept)}")
     if grown:
@@ -86,7 +84,3 @@ def _grown(fresh: Any, loaded: Any) -> Any:
         return grown
     update = jax.jit(jax.lax.dynamic_update_slice, out_shardings=fresh.sharding)
     return update(fresh, loaded, (0,) * fresh.ndim)
-
-
-def _shape(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"

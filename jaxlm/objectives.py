@@ -144,6 +144,14 @@ def sequence_outputs(model, head, params, batch: ExampleBatch, key: jax.Array | 
     return outputs, h, table_VD
 
 
+def task_loss(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
+    """The sum over examples of the cross-entropy over classes or choices (nats), or of a score's squared error."""
+    if kind == "regression":
+        return jnp.sum(batch.weights * jnp.square(outputs[:, 0] - batch.labels))
+    right = jnp.take_along_axis(outputs, batch.labels[:, None], axis=-1)[:, 0]
+    return jnp.sum(batch.weights * (jax.nn.logsumexp(outputs, axis=-1) - right))
+
+
 def sequence_task(model, head, *, auxiliary_lm: float, loss_chunks: int = 1) -> Objective:
     """GPT-1's fine-tuning, L3 = L2 + lambda L1 (section 3.2): the task's loss and a language-model loss beside it.
 
@@ -160,12 +168,8 @@ def sequence_task(model, head, *, auxiliary_lm: float, loss_chunks: int = 1) -> 
 
     def sums(params, batch: ExampleBatch, key) -> Sums:
         outputs, h, table_VD = sequence_outputs(model, head, params, batch, key)
-        found: Sums = {}
-        if head.kind == "regression":
-            found["task_loss"] = jnp.sum(batch.weights * jnp.square(outputs[:, 0] - batch.labels))
-        else:
-            right = jnp.take_along_axis(outputs, batch.labels[:, None], axis=-1)[:, 0]
-            found["task_loss"] = jnp.sum(batch.weights * (jax.nn.logsumexp(outputs, axis=-1) - right))
+        found: Sums = {"task_loss": task_loss(head.kind, outputs, batch)}
+        if head.kind != "regression":
             found["accuracy"] = jnp.sum(batch.weights * (jnp.argmax(outputs, axis=-1) == batch.labels))
         if auxiliary_lm == 0.0:
             return found | {"language_model_loss": jnp.zeros(())}

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from toy import NO_DROPOUT, boxed_params
+from toy import NO_DROPOUT, boxed_shapes
 
 from jaxlm.batch import Batch
 from jaxlm.models.gpt import GPT, GPTConfig
@@ -98,10 +98,10 @@ def check(what: str, sizes: case.Sizes, tree: dict, rows: dict, expected: dict) 
         weight_decay=case.WEIGHT_DECAY,
         clip_norm=case.CLIP_NORM,
     )
-    mask = decay_mask(jax.eval_shape(boxed_params(config)))
+    mask = decay_mask(boxed_shapes(config))
     optimizer = make_optimizer(optimizer_config, case.NUM_STEPS, mask)
-    step = jax.jit(make_train_step(objective, optimizer, seed=0))
-    state, losses, clipped = new_state(params, optimizer), [], 0
+    step = jax.jit(make_train_step(objective, optimizer))
+    state, losses, clipped = new_state(params, optimizer, 0), [], 0
     for _ in range(case.NUM_STEPS):
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))

@@ -61,8 +61,9 @@ def test_scripts_pass_shellcheck():
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed (it is part of the extra [test])")
-    checked = run(shellcheck, *SCRIPTS)
-    assert checked.returncode == 0, checked.stdout
+    # SC1091: it cannot look into .venv/bin/activate, which is not part of the repository.
+    checked = run(shellcheck, "--exclude=SC1091", *SCRIPTS)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.sh")), ids=lambda path: path.name)

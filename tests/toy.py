@@ -20,22 +20,33 @@ NO_DROPOUT = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dro
 STILL = replace(TOY, **NO_DROPOUT)
 
 
-def boxed_params(config: GPTConfig, seed: int = 0):
-    """An initialiser of a GPT's parameters with their logical axes, as a run has it."""
+def init_params(config: GPTConfig):
+    """A function from a key to a GPT's parameters with their logical axes, as a run has it."""
     ids = jnp.zeros((1, 1), jnp.int32)
-    return lambda: {"backbone": GPT(config).init(jax.random.key(seed), ids, ids)["params"]}
+    return lambda key: {"backbone": GPT(config).init(key, ids, ids)["params"]}
+
+
+def boxed_shapes(config: GPTConfig):
+    """The shapes of a GPT's parameters, boxed with their logical axes."""
+    return jax.eval_shape(init_params(config), jax.random.key(0))
 
 
 def random_params(config: GPTConfig, seed: int = 0):
-    """Parameters all of which are random, biases and gains too."""
-    params = jax.jit(lambda: nn.unbox(boxed_params(config, seed)()))()
+    """Parameters all of which are random, biases and gains too; made with NumPy, so nothing is compiled."""
+    shapes = nn.unbox(boxed_shapes(config))
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + np.float32(0.2) * rng.standard_normal(x.shape, np.float32), params)
+
+    def fill(path, x):
+        name = path[-1].key
+        deviation = 0.2 if name == "scale" or name.endswith("bias") else config.init_std
+        return np.float32(deviation) * rng.standard_normal(x.shape, np.float32) + np.float32(name == "scale")
+
+    return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
 def empty_params(config: GPTConfig):
     """Parameters that pass nothing on: kernels, tables and biases 0, gains 1."""
-    shapes = nn.unbox(jax.eval_shape(boxed_params(config)))
+    shapes = nn.unbox(boxed_shapes(config))
     fill = lambda path, x: np.full(x.shape, float(path[-1].key == "scale"), np.float32)  # noqa: E731
     return jax.tree_util.tree_map_with_path(fill, shapes)
 

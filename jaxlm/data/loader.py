@@ -70,10 +70,11 @@ class ValidationBatches(Sequence[Batch]):
     """
 
     def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
-        self._stores, self._length, self._batch_size = list(stores), length, batch_size
+        self._tokens = [np.asarray(store.tokens) for store in stores]
+        self._length, self._batch_size = length, batch_size
         self._within = np.arange(batch_size) if host_rows is None else np.asarray(host_rows)
         self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
-        pairs = [max(0, store.num_tokens - (end is None)) for store, end in zip(self._stores, self._ends, strict=True)]
+        pairs = [max(0, store.num_tokens - (end is None)) for store, end in zip(stores, self._ends, strict=True)]
         self.num_tokens = sum(pairs)
         self._pairs = pairs
         self._row_ends = np.cumsum([-(-count // length) for count in pairs], dtype=np.int64)
@@ -95,16 +96,16 @@ class ValidationBatches(Sequence[Batch]):
 
     def _fill(self, row: int, batch: Batch, b: int) -> None:
         number = int(np.searchsorted(self._row_ends, row, side="right"))
-        if number == len(self._stores):
+        if number == len(self._tokens):
             return
-        store, end = self._stores[number], self._ends[number]
+        tokens, end = self._tokens[number], self._ends[number]
         start = (row - (int(self._row_ends[number - 1]) if number else 0)) * self._length
         slots = min(self._length, self._pairs[number] - start)
         # Where the first token is a target too, targets begin at token 0 and inputs one before.
         first = start + (end is None)
-        batch.targets[b, :slots] = store.tokens[first : first + slots]
+        batch.targets[b, :slots] = tokens[first : first + slots]
         batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
-        batch.ids[b, 0] = store.tokens[first - 1] if first else end
+        batch.ids[b, 0] = tokens[first - 1] if first else end
         batch.positions[b, :slots] = np.arange(slots)
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1

@@ -54,13 +54,19 @@ class _Windows:
 
     def __init__(self, store: Store, section: Section, length: int):
         self.store, self.section, self._length = store, section, length
+        self._tokens = np.asarray(store.tokens)  # the same pages; a memmap's own slices are slow
         self.pairs = max(section.tokens - 1, 0)
         self.rows = -(-self.pairs // length)
 
     def fill(self, row: int, batch: Batch, b: int) -> None:
         start = row * self._length
         slots = min(self._length, self.pairs - start)
-        _fill_piece(batch, b, 0, slots, 1, self.store.tokens, self.section.first_token + start)
+        stretch = self._tokens[self.section.first_token + start :][: slots + 1]
+        batch.ids[b, :slots] = stretch[:-1]
+        batch.targets[b, :slots] = stretch[1:]
+        batch.positions[b, :slots] = np.arange(slots)
+        batch.segments[b, :slots] = 1
+        batch.weights[b, :slots] = 1
 
     def origin(self, row: int) -> list[RowOrigin]:
         start = row * self._length
@@ -77,16 +83,27 @@ class _Packed:
 
     def __init__(self, store: Store, section: Section, length: int):
         self.store, self.section = store, section
+        self._tokens = np.asarray(store.tokens)
         first = section.first_document
-        self._starts = store.document_starts[first : first + section.documents + 1]
+        self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]
         self._plan = PackingPlan(self._starts, length)
         self.pairs, self.rows = self._plan.pairs, self._plan.rows
 
     def fill(self, row: int, batch: Batch, b: int) -> None:
+        ids, targets = batch.ids[b], batch.targets[b]
         at = 0
-        for segment, (document, token, slots) in enumerate(self._plan.row(row), start=1):
-            _fill_piece(batch, b, at, slots, segment, self.store.tokens, int(self._starts[document]) + token)
-            at += slots
+        sizes, begins = [], []
+        for document, token, slots in self._plan.row(row):
+            start, end = int(self._starts[document]) + token, at + slots
+            stretch = self._tokens[start : start + slots + 1]
+            ids[at:end] = stretch[:-1]
+            targets[at:end] = stretch[1:]
+            sizes.append(slots)
+            begins.append(at)
+            at = end
+        batch.segments[b, :at] = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+        batch.positions[b, :at] = np.arange(at) - np.repeat(begins, sizes)
+        batch.weights[b, :at] = 1
 
     def origin(self, row: int) -> list[RowOrigin]:
         name, source, first = str(self.store.path), self.section.source, self.section.first_document
@@ -205,17 +222,6 @@ def empty_batch(rows: int, length: int) -> Batch:
     """Padding everywhere: segment 0, weight 0."""
     ids, targets, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
-
-
-def _fill_piece(batch: Batch, b: int, at: int, slots: int, segment: int, tokens: np.ndarray, start: int) -> None:
-    """Put `slots` pairs from tokens[start : start + slots + 1] into row b from slot `at` on."""
-    end = at + slots
-    stretch = tokens[start : start + slots + 1]
-    batch.ids[b, at:end] = stretch[:-1]
-    batch.targets[b, at:end] = stretch[1:]
-    batch.positions[b, at:end] = np.arange(slots)
-    batch.segments[b, at:end] = segment
-    batch.weights[b, at:end] = 1
 
 
 def _sources(stores: Sequence[Store], layout: str, length: int) -> list[_Windows | _Packed]:

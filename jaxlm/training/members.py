@@ -98,7 +98,7 @@ def make_programs(work: Work, rate: float) -> Programs:
         train=CompiledStep(
             "training", jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), expected_shapes=lengths
         ),
-        label=CompiledStep("evaluation", jax.jit(make_label_step(model, head, objective)), expected_shapes=lengths + 1),
+        label=CompiledStep("evaluation", jax.jit(make_label_step(model, head)), expected_shapes=lengths + 1),
         init=lambda seed: fresh_state(init_params, optimizer, abstract, seed),
         abstract=abstract,
     )

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxlm.devices import peak_tflops
+from jaxlm.errors import LOGGERS
 from jaxlm.logs import LiveLine, Meter, MetricsLog
 from jaxlm.training.run import RunDirectory
 
@@ -49,12 +50,14 @@ class Recorder:
         self.log_every = log_every
         self.flops_per_token = flops_per_token
         self.unigram_entropy = unigram_entropy
-        self.gate: float = max(1, min(GATE_STEPS, int(GATE_SHARE * total)))
+        self.gate: float = max(100, min(GATE_STEPS, int(GATE_SHARE * total)))
         self.recent: list[float] = []
         self.meter = Meter(start=start, total=total, tokens_per_step=tokens_per_step)
         self.live = LiveLine(total, every=log_every, active=jax.process_index() == 0)
         self.handler = _LiveHandler(self.live)
-        logging.getLogger("jaxlm").addHandler(self.handler)
+        self.before = {name: logging.getLogger(name).handlers for name in LOGGERS}
+        for name in LOGGERS:
+            logging.getLogger(name).handlers = [self.handler]
         for note in metrics.notes:
             self.note(note)
 
@@ -113,7 +116,8 @@ class Recorder:
 
     def close(self) -> None:
         """End the live line and give logging back."""
-        logging.getLogger("jaxlm").removeHandler(self.handler)
+        for name, handlers in self.before.items():
+            logging.getLogger(name).handlers = handlers
         self.live.close()
 
     def _look_at_gate(self, step: int, loss: float) -> None:

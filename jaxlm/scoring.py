@@ -1,0 +1,196 @@
+"""How probable a language model finds a text: perplexity of whole stores, log-probability of single sequences.
+
+Sums over tokens are taken in float32 on the devices, a batch at a time, and in float64 across batches on the host.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxlm.batch import Batch
+from jaxlm.decoding import length_bucket
+from jaxlm.models.gpt import GPT
+from jaxlm.sharding import check_batch, host_rows, to_devices, use_mesh
+from jaxlm.text import Tokenizer
+
+SMALLEST_BUCKET = 16
+BATCHES_SORTED = 64  # batches' worth of sequences that are sorted by length together
+_LOGITS = 1 << 26  # scores that exist at a time
+
+
+def perplexity(
+    eval_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]],
+    params: Any,
+    batches: Iterable[Any],
+    *,
+    words: int,
+    bytes: int,
+) -> dict[str, float]:
+    """How well the tokens of `batches` are predicted; no batch, padding or division of them changes the figures.
+
+    eval_step: (params, batch) -> {"nll": (sum, weight), "accuracy": (sum, weight)}. batches: on the devices, every
+    token once. words, bytes: of the text that the tokens are.
+    Returns validation_loss (nats a token), perplexity (its exponential), word_perplexity (the exponential of nats a
+    word), bits_per_byte, accuracy (share of tokens that had the highest score), tokens. Tokens that end documents are
+    predicted and count like others. A figure over nothing is nan, one over the range of a float inf.
+    """
+    totals: dict[str, list[float]] = {"nll": [0.0, 0.0], "accuracy": [0.0, 0.0]}
+
+    def add(found: dict[str, tuple[Any, Any]]) -> None:
+        for name, total in totals.items():
+            for k in range(2):
+                total[k] += float(found[name][k])
+
+    late = None
+    for batch in batches:
+        found = eval_step(params, batch)
+        if late is not None:  # fetched a batch late, so that the devices never wait
+            add(late)
+        late = found
+    if late is not None:
+        add(late)
+    nll, tokens = totals["nll"]
+    return {
+        "validation_loss": _divide(nll, tokens),
+        "perplexity": _exp(_divide(nll, tokens)),
+        "word_perplexity": _exp(_divide(nll, words)),
+        "bits_per_byte": _divide(nll, bytes * math.log(2)),
+        "accuracy": _divide(*totals["accuracy"]),
+        "tokens": int(tokens),
+    }
+
+
+class Scored(NamedTuple):
+    """A sequence to score: the tokens from index `first` on, each given all that stand before it."""
+
+    ids: Sequence[int]
+    first: int = 1
+
+
+class Score(NamedTuple):
+    """The log-probability of a sequence's scored tokens together, in nats, and how many they are."""
+
+    log_probability: float
+    tokens: int
+
+    @property
+    def per_token(self) -> float:
+        """The mean; nan where nothing was scored."""
+        return _divide(self.log_probability, self.tokens)
+
+
+def text_sequence(
+    tokenizer: Tokenizer, text: str, *, left: Sequence[int], context: str = "", separator: str = " "
+) -> Scored:
+    """`text` to be scored, given `left` (a token or none, from `decoding.left_context`) and `context`.
+
+    Without a `left` token and without a context nothing predicts the first token of the text, and it is not scored.
+    Context and separator + text are encoded apart, so that the scored tokens are the text's alone.
+    """
+    if not context:
+        return Scored([*left, *tokenizer.encode(text)], max(len(left), 1))
+    before = [*left, *tokenizer.encode(context)]
+    return Scored([*before, *tokenizer.encode(separator + text)], max(len(before), 1))
+
+
+def sequence_log_probs(
+    model: GPT, params: Any, sequences: Iterable[Scored], *, mesh: Mesh, batch_size: int
+) -> Iterator[Score]:
+    """The score of each sequence, in order; any number of them, a block at a time.
+
+    A block is sorted by length and cut into batches that are padded to a bucket, each a compiled program. Neither the
+    neighbours of a sequence nor the batch size change its score beyond rounding. A sequence over the position table is
+    scored in pieces, each token given at least half of a table's length of what stands before it.
+    Every process must call this with the same sequences.
+    """
+    check_batch(batch_size, 1, mesh)
+    step = jax.jit(
+        functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec())
+    )
+    rows = host_rows(batch_size, mesh)
+    longest = model.config.num_positions
+    source = iter(sequences)
+    while block := list(islice(source, BATCHES_SORTED * batch_size)):
+        pieces = [(number, *piece) for number, scored in enumerate(block) for piece in _pieces(scored, longest)]
+        pieces.sort(key=lambda piece: -len(piece[1]))
+        totals, counts = np.zeros(len(block)), np.zeros(len(block), np.int64)
+        late: tuple[list, Any] | None = None
+        for start in range(0, len(pieces), batch_size):
+            some = pieces[start : start + batch_size]
+            bucket = length_bucket(len(some[0][1]) - 1, longest, smallest=SMALLEST_BUCKET)
+            batch = _padded([(ids, first) for _, ids, first in some], batch_size, bucket)
+            batch = jax.tree.map(lambda x: x[rows], batch)
+            with use_mesh(mesh):
+                found = step(params, to_devices(batch, mesh, batch_size))
+            if late is not None:
+                _add(*late, totals, counts)
+            late = some, found
+        if late is not None:
+            _add(*late, totals, counts)
+        yield from (Score(float(total), int(count)) for total, count in zip(totals, counts, strict=True))
+
+
+def _row_log_probs(model: GPT, params: Any, batch: Batch) -> jax.Array:
+    """The weighted sum of log-probabilities of each row's targets, float32 (B,). Logits exist a few positions at a time."""
+    h_BLD, table_VD = model.apply({"params": params["backbone"]}, batch.ids, batch.positions, None)
+    b, length, d = h_BLD.shape
+    most = max(1, _LOGITS // (b * table_VD.shape[0]))
+    size = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
+
+    def piece(inputs):
+        h_BCD, targets_BC, weights_BC = inputs
+        logits_BCV = jnp.einsum("bcd,vd->bcv", h_BCD, table_VD, preferred_element_type=jnp.float32)
+        right_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
+        return jnp.sum(weights_BC * (right_BC - jax.nn.logsumexp(logits_BCV, axis=-1)), axis=-1)
+
+    cut = lambda x: jnp.moveaxis(x.reshape(b, length // size, size, *x.shape[2:]), 1, 0)  # noqa: E731
+    return jnp.sum(jax.lax.map(piece, (cut(h_BLD), cut(batch.targets), cut(batch.weights))), axis=0)
+
+
+def _pieces(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]:
+    """(ids, first scored) of the pieces of a sequence, at most `longest` inputs each; nothing where nothing is scored."""
+    ids, first = scored.ids, max(scored.first, 1)
+    if first > 1 + longest // 2 and len(ids) > longest + 1:  # a long context is cut at its beginning
+        drop = first - 1 - longest // 2
+        ids, first = ids[drop:], first - drop
+    end = 0
+    while first < len(ids):
+        end = min(len(ids), longest + 1 if not end else first + longest - longest // 2)
+        begin = max(0, end - longest - 1)
+        yield ids[begin:end], first - begin
+        first = end
+
+
+def _padded(pieces: Sequence[tuple[Sequence[int], int]], batch_size: int, length: int) -> Batch:
+    ids, targets = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
+    weights = np.zeros((batch_size, length), np.float32)
+    for row, (sequence, first) in enumerate(pieces):
+        ids[row, : len(sequence) - 1] = sequence[:-1]
+        targets[row, : len(sequence) - 1] = sequence[1:]
+        weights[row, first - 1 : len(sequence) - 1] = 1
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
+    return Batch(ids, targets, positions, (ids >= 0).astype(np.int32), weights)
+
+
+def _add(pieces: list, found: Any, totals: np.ndarray, counts: np.ndarray) -> None:
+    for (number, ids, first), log_probability in zip(pieces, np.asarray(found), strict=False):
+        totals[number] += log_probability
+        counts[number] += len(ids) - first
+
+
+def _divide(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:  # words of several hundred nats: a script without blanks between words
+        return math.inf

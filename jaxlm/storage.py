@@ -1,0 +1,70 @@
+"""What storage says when a read or a write fails, in one line; TensorStore fills pages."""
+
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from jaxlm.errors import RunError
+
+_WORDS = {"DATA_LOSS": "altered", "OUT_OF_RANGE": "cut short", "NOT_FOUND": "missing"}  # TensorStore's codes
+_NOT_DAMAGE = ("PERMISSION_DENIED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first error of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def failure_reason(error: BaseException) -> str:
+    """The telling part of an error's text, which TensorStore fills with its specifications."""
+    text = " ".join(str(root_cause(error)).split()) or type(error).__name__
+    for known in ("No space left on device", "Disk quota exceeded", "File too large"):
+        if known in text:
+            return known
+    files = re.findall(r'local file "([^"]+)"', text)
+    if files and (word := _WORDS.get(text.split(":", 1)[0])):
+        return f"{files[-1]} is {word}"
+    text = text.split(" [tensorstore_spec", 1)[0].split(" [source locations", 1)[0]
+    return text if len(text) <= 300 else f"{text[:140]} … {text[-140:]}"
+
+
+def raise_unless_damage(place: Path, error: Exception) -> None:
+    """Pass on errors that do not say that the files at `place` are damaged: memory, rights, a server that is away."""
+    if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
+        raise error
+    error = root_cause(error)
+    if isinstance(error, PermissionError) or str(error).startswith(_NOT_DAMAGE):
+        raise RunError(f"{place} could not be read: {failure_reason(error)}; try again") from error
+
+
+def free_gib(directory: Path) -> float:
+    """Room on the file system of `directory`, in GiB; nan when that is unknown."""
+    try:
+        return shutil.disk_usage(directory).free / 2**30
+    except OSError:
+        return float("nan")
+
+
+@contextmanager
+def quiet_failures() -> Iterator[None]:
+    """Keep what asyncio and TensorStore say about the reads beside a failed one off the terminal."""
+    previous, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
+    silenced = asyncio_log.disabled
+
+    def hook(unraisable):
+        if "Event loop is closed" not in str(unraisable.exc_value) and "coroutine" not in repr(unraisable.object):
+            previous(unraisable)
+
+    sys.unraisablehook, asyncio_log.disabled = hook, True
+    try:
+        yield
+    finally:
+        sys.unraisablehook, asyncio_log.disabled = previous, silenced

@@ -1,0 +1,119 @@
+"""A run that is read, not trained: its config, its parameters and its tokenizer, for every command that uses a model."""
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.config import from_json
+from jaxlm.errors import InputError
+from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.nn.execution import Execution
+from jaxlm.sharding import MeshConfig, make_mesh, state_shardings
+from jaxlm.tasks import Task
+from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.run import RunDirectory, split_start
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run at one of its checkpoints.
+
+    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: that the parameters are of;
+    dtype and attention backend are the run's, nothing is recomputed or unrolled for a backward pass that never comes.
+    task: what a fine-tuned run was trained on, None for a pretrained one.
+    """
+
+    config: PretrainConfig | FinetuneConfig
+    model: GPT
+    params: Any
+    tokenizer: Tokenizer
+    step: int
+    path: Path
+    mesh: Mesh
+    task: Task | None = None
+
+    @property
+    def name(self) -> str:
+        """RUN@STEP."""
+        return f"{self.path}@{self.step}"
+
+
+def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
+    """Open `RUN` (its newest sound checkpoint) or `RUN@STEP`; the parameters come onto `mesh`, else one device.
+
+    The directory may be in use: nothing in it is changed. InputError, one line, where it is no run, has no finished
+    checkpoint, or does not fit together.
+    """
+    path, step = split_run(path_spec)
+    run = RunDirectory(path)
+    config = run_config(run)
+    task = saved_task(run) if isinstance(config, FinetuneConfig) else None
+    checkpoints = Checkpoints(run.checkpoints, read_only=True)
+    if not checkpoints.steps():
+        verb = "pretrain" if task is None else "finetune"
+        raise InputError(f"{path} has no finished checkpoint yet: let it train on with its python -m jaxlm.{verb} command")
+    tokenizer = load_tokenizer(run.tokenizer)
+    if tokenizer.size != config.model.vocab_size:
+        raise InputError(
+            f"{path}: its tokenizer has {tokenizer.size} ids and its model {config.model.vocab_size}; put the run's own "
+            "tokenizer directory back"
+        )
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
+    model = GPT(config.model, dataclasses.replace(config.execution, remat="none", unroll=Execution.unroll))
+    saved = checkpoints.metadata(step).tree["params"]
+    restored = checkpoints.restore_partial({"params": abstract_params(config.model, saved, mesh)}, step=step)
+    for note in restored.notes:
+        log.warning("%s", note)
+    return LoadedRun(config, model, restored.state["params"], tokenizer, restored.step, path, mesh, task)
+
+
+def split_run(path_spec: str | Path) -> tuple[Path, int | None]:
+    """`RUN` or `RUN@STEP` as a path and a step. InputError where there is no such directory or what follows @ is no step."""
+    try:
+        path, step = split_start(str(path_spec))
+    except InputError:
+        raise InputError(f"{path_spec}: what follows the @ is no step; write RUN@STEP, runs/gpt1@2000 say") from None
+    if not path.is_dir():
+        raise InputError(f"{path}: no such run directory; give one that jaxlm.pretrain or jaxlm.finetune made")
+    return path, step
+
+
+def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
+    """The config of a run, from the fields of its config.json (which has more: fingerprints, where a start came from)."""
+    values = run.config
+    kind: type = FinetuneConfig if "auxiliary_lm" in values else PretrainConfig
+    names = {field.name for field in dataclasses.fields(kind)}
+    return from_json(kind, {name: value for name, value in values.items() if name in names}, str(run.path / "config.json"))
+
+
+def saved_task(run: RunDirectory) -> Task:
+    """What a fine-tuning run was trained on, with its label mapping."""
+    file = run.path / "task.json"
+    try:
+        return Task.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+
+
+def abstract_params(config: GPTConfig, saved: dict, mesh: Mesh) -> dict:
+    """Shapes, dtypes and shardings of a run's parameters: the model's own, and whatever heads were saved beside it."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    boxed = jax.eval_shape(lambda: GPT(config).init(jax.random.key(0), ids, ids)["params"])
+    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # noqa: E731
+    whole = NamedSharding(mesh, PartitionSpec())
+    heads = {name: part for name, part in saved.items() if name != "backbone"}
+    return {"backbone": jax.tree.map(place, nn.unbox(boxed), state_shardings(boxed, mesh))} | jax.tree.map(
+        lambda leaf: place(leaf, whole), heads
+    )
