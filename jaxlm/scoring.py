@@ -111,9 +111,7 @@ def sequence_log_probs(
     Every process must call this with the same sequences.
     """
     check_batch(batch_size, 1, mesh)
-    step = jax.jit(
-        functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec())
-    )
+    step = jax.jit(functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec()))
     rows = host_rows(batch_size, mesh)
     longest = model.config.num_positions
     source = iter(sequences)
@@ -138,7 +136,7 @@ def sequence_log_probs(
 
 
 def _row_log_probs(model: GPT, params: Any, batch: Batch) -> jax.Array:
-    """The weighted sum of log-probabilities of each row's targets, float32 (B,). Logits exist a few positions at a time."""
+    """The weighted sum of log-probabilities of each row's targets, float32 (B,), some positions at a time."""
     h_BLD, table_VD = model.apply({"params": params["backbone"]}, batch.ids, batch.positions, None)
     b, length, d = h_BLD.shape
     most = max(1, _LOGITS // (b * table_VD.shape[0]))
@@ -155,10 +153,10 @@ def _row_log_probs(model: GPT, params: Any, batch: Batch) -> jax.Array:
 
 
 def _pieces(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]:
-    """(ids, first scored) of the pieces of a sequence, at most `longest` inputs each; nothing where nothing is scored."""
+    """(ids, first scored) of the pieces of a sequence, at most `longest` inputs each."""
     ids, first = scored.ids, max(scored.first, 1)
-    if first > 1 + longest // 2 and len(ids) > longest + 1:  # a long context is cut at its beginning
-        drop = first - 1 - longest // 2
+    if len(ids) > longest + 1:  # a long context is cut at its beginning, down to half of the table
+        drop = max(0, min(first - 1 - longest // 2, len(ids) - longest - 1))
         ids, first = ids[drop:], first - drop
     end = 0
     while first < len(ids):

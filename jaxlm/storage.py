@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,8 @@ def quiet_failures() -> Iterator[None]:
 
     sys.unraisablehook, asyncio_log.disabled = hook, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+            yield
     finally:
         sys.unraisablehook, asyncio_log.disabled = previous, silenced

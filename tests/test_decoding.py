@@ -179,7 +179,8 @@ def test_bfloat16_weights_are_cast_once_to_the_same_result(params):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5)]
+    ("field", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5)],
 )
 def test_what_is_no_way_to_draw_is_refused(field, value):
     with pytest.raises(InputError, match=f"{field} {value}"):

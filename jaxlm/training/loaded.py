@@ -1,4 +1,4 @@
-"""A run that is read, not trained: its config, its parameters and its tokenizer, for every command that uses a model."""
+"""A run that is read, not trained: its config, parameters and tokenizer, for every command that uses a model."""
 
 import dataclasses
 import json
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class LoadedRun:
     """A run at one of its checkpoints.
 
-    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: that the parameters are of;
-    dtype and attention backend are the run's, nothing is recomputed or unrolled for a backward pass that never comes.
+    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: what they are the parameters of;
+    dtype and attention backend are the run's, nothing is recomputed for a backward pass that never comes.
     task: what a fine-tuned run was trained on, None for a pretrained one.
     """
 
@@ -63,12 +63,14 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     if not checkpoints.steps():
         verb = "pretrain" if task is None else "finetune"
-        raise InputError(f"{path} has no finished checkpoint yet: let it train on with its python -m jaxlm.{verb} command")
+        raise InputError(
+            f"{path} has no finished checkpoint yet: run its python -m jaxlm.{verb} command again, it goes on"
+        )
     tokenizer = load_tokenizer(run.tokenizer)
     if tokenizer.size != config.model.vocab_size:
         raise InputError(
-            f"{path}: its tokenizer has {tokenizer.size} ids and its model {config.model.vocab_size}; put the run's own "
-            "tokenizer directory back"
+            f"{path}: its tokenizer has {tokenizer.size} ids and its model {config.model.vocab_size}; "
+            "put the run's own tokenizer directory back"
         )
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     model = GPT(config.model, dataclasses.replace(config.execution, remat="none", unroll=Execution.unroll))
@@ -80,7 +82,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
 
 
 def split_run(path_spec: str | Path) -> tuple[Path, int | None]:
-    """`RUN` or `RUN@STEP` as a path and a step. InputError where there is no such directory or what follows @ is no step."""
+    """`RUN` or `RUN@STEP` as a path and a step. InputError for a directory that is not there, or a bad step."""
     try:
         path, step = split_start(str(path_spec))
     except InputError:
@@ -91,11 +93,13 @@ def split_run(path_spec: str | Path) -> tuple[Path, int | None]:
 
 
 def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
-    """The config of a run, from the fields of its config.json (which has more: fingerprints, where a start came from)."""
+    """The config of a run, from its config.json (which has more: fingerprints, what a fine-tuning was given)."""
     values = run.config
     kind: type = FinetuneConfig if "auxiliary_lm" in values else PretrainConfig
     names = {field.name for field in dataclasses.fields(kind)}
-    return from_json(kind, {name: value for name, value in values.items() if name in names}, str(run.path / "config.json"))
+    return from_json(
+        kind, {name: value for name, value in values.items() if name in names}, str(run.path / "config.json")
+    )
 
 
 def saved_task(run: RunDirectory) -> Task:

@@ -1,0 +1,133 @@
+"""Continue a prompt with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
+
+One sample is written as it is made, several once all are done. The text begins with the prompt as the tokenizer gives it
+back. Without --prompt each line of standard input is a prompt (blank ones are skipped); --prompt '' begins a new text.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import tyro
+
+from jaxlm.config import command_line
+from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, left_context
+from jaxlm.devices import enable_compilation_cache
+from jaxlm.errors import InputError, run_command
+from jaxlm.tasks.files import numbered_lines
+from jaxlm.training.loaded import LoadedRun, load_run
+
+DEFAULT_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Continue prompts with a trained language model."""
+
+    run: str
+    """A run, RUN or RUN@STEP."""
+    prompt: str | None = None
+    """The text to continue; '' begins a new one. Unless given, or '-': the lines of standard input."""
+    length: int | None = None
+    """New tokens at most; 100, or what the model's position table leaves, unless given."""
+    samples: int = 1
+    """Continuations of each prompt."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    seed: int = 0
+    """The same seed, prompt and settings give the same text."""
+    output: Path | None = None
+    """A JSONL file for the samples: prompt, sample, text, tokens, ended."""
+
+
+def generate(arguments: Arguments) -> None:
+    """Load the run and continue every prompt."""
+    for name in ("length", "samples"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: a number above 0")
+    arguments.sampling.check()
+    run = load_run(arguments.run)
+    specials = run.tokenizer.specials
+    decoder = Decoder(
+        run.model,
+        run.params,
+        sampling=arguments.sampling,
+        forbidden=list(specials.values()),
+        end=specials.get("end"),
+        seed=arguments.seed,
+    )
+    output = _open(arguments.output)
+    try:
+        for number, prompt in enumerate(prompts(arguments.prompt)):
+            for sample in continue_prompt(run, decoder, prompt, number, arguments):
+                if output is not None:
+                    output.write(json.dumps(sample, ensure_ascii=False) + "\n")
+                    output.flush()
+    finally:
+        if output is not None:
+            output.close()
+
+
+def prompts(given: str | None) -> Iterator[str]:
+    """The prompt that was given, or the lines of standard input as they come."""
+    if given is not None and given != "-":
+        yield given
+        return
+    if sys.stdin.isatty():
+        print("a prompt a line; Ctrl-D ends", file=sys.stderr)
+    yield from (line for _, line in numbered_lines(sys.stdin.buffer, "standard input") if line.strip())
+
+
+def continue_prompt(
+    run: LoadedRun, decoder: Decoder, prompt: str, number: int, arguments: Arguments
+) -> list[dict[str, Any]]:
+    """Write the samples of one prompt to standard output, and return them."""
+    ids = run.tokenizer.encode(prompt) or left_context(run.tokenizer, finetuned=run.task is not None)
+    if not ids:
+        raise InputError("an empty prompt: this model's tokenizer has no token to begin a text with; give a --prompt")
+    length = arguments.length or max(1, min(DEFAULT_LENGTH, decoder.room(ids)))
+    streams = [TextStream(run.tokenizer, ids) for _ in range(arguments.samples)]
+    made: list[list[int]] = [[] for _ in streams]
+    alone = len(streams) == 1
+    steps = decoder(ids, length=length, samples=len(streams), number=number)
+    for stream in streams:
+        _write(stream.push(), alone)
+    for row in steps:
+        for stream, tokens, i in zip(streams, made, row.tolist(), strict=True):
+            if i != ENDED:
+                tokens.append(i)
+                _write(stream.push(i), alone)
+    samples = []
+    for sample, (stream, tokens) in enumerate(zip(streams, made, strict=True)):
+        _write(stream.finish() + "\n", alone)
+        ended = decoder.end is not None and tokens[-1] == decoder.end
+        if not alone:
+            print(f"--- sample {sample + 1} of {len(streams)}{', ended' if ended else ''}\n{stream.given}", flush=True)
+        samples.append({"prompt": prompt, "sample": sample, "text": stream.given, "tokens": tokens, "ended": ended})
+    return samples
+
+
+def _write(text: str, alone: bool) -> None:
+    if alone and text:
+        print(text, end="", flush=True)
+
+
+def _open(path: Path | None) -> TextIO | None:
+    try:
+        return None if path is None else path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; give an --output that can be written") from None
+
+
+def main() -> None:
+    """The command."""
+    arguments, _ = command_line(Arguments, program="generate", description=__doc__)
+    enable_compilation_cache()
+    generate(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,117 @@
+"""Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.tsv|new.jsonl|- [--output FILE]`.
+
+Rows are read as they come, any number of them, and answered in order: one JSON object a line with `index` (0-based),
+`prediction` (spelt as in the task's files) and `scores` (a probability for each label; empty for a score).
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import jax
+
+from jaxlm.config import command_line
+from jaxlm.devices import enable_compilation_cache
+from jaxlm.errors import InputError, run_command
+from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
+from jaxlm.logs import Progress
+from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
+from jaxlm.tasks import encode_examples, read_rows
+from jaxlm.tasks.loading import standard_lengths
+from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.loaded import load_run
+
+log = logging.getLogger("jaxlm.predict")
+
+ROWS_AT_A_TIME = 1024  # of a file; sorted by length among themselves, so that little padding is computed
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Label new rows with a fine-tuned run."""
+
+    run: str
+    """A fine-tuned run, or RUN@STEP."""
+    input: str
+    """TSV with a header, CSV or JSONL, with the columns the task was trained on; - reads TSV or JSONL from standard
+    input."""
+    output: Path | None = None
+    """Where to write; standard output unless given."""
+    batch_size: int = 32
+    errors: Literal["strict", "replace"] = "strict"
+    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+    mesh: MeshConfig = MeshConfig()
+
+
+def predict(arguments: Arguments) -> int:
+    """Label all rows; returns how many there were."""
+    if arguments.batch_size < 1:
+        raise InputError(f"--batch-size {arguments.batch_size}: a number above 0")
+    mesh = make_mesh(arguments.mesh)
+    run = load_run(arguments.run, mesh=mesh)
+    if run.task is None:
+        raise InputError(f"{run.path} is a pretraining run: predict needs one that jaxlm.finetune made")
+    task, config = run.task, run.config
+    head = make_head(task, config.head_dropout_rate, config.model.init_std)
+    limit = config.length or config.model.num_positions
+    lengths = standard_lengths(limit)
+    step = CompiledStep("labelling", jax.jit(make_label_step(run.model, head)), expected_shapes=len(lengths))
+    batch_size = default_batch_size(arguments.batch_size, mesh)
+    at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
+    rows, done, cut = read_rows(arguments.input, task, errors=arguments.errors), 0, 0
+    progress = Progress("rows", active=arguments.output is not None)
+    with use_mesh(mesh), _output(arguments.output) as out:
+        while examples := list(islice(rows, at_a_time)):
+            encoded = encode_examples(task, examples, run.tokenizer, limit)
+            labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
+            for number, outputs in enumerate(labelled.outputs):
+                out.write(json.dumps(_line(task, done + number, outputs)) + "\n")
+            out.flush()
+            done, cut = done + len(examples), cut + encoded.truncated
+            progress.update(done)
+    if arguments.output is not None:
+        progress.close()
+    if cut:
+        log.warning("%d of %d rows were cut to %d tokens", cut, done, limit)
+    return done
+
+
+def _line(task: Any, index: int, outputs: Any) -> dict[str, Any]:
+    prediction, scores = task.prediction(outputs)
+    return {"index": index, "prediction": prediction, "scores": scores}
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that has its name once it is whole."""
+    if path is None:
+        yield sys.stdout
+        return
+    partial = path.with_name(path.name + ".partial")
+    try:
+        file = partial.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
+    with file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def main() -> None:
+    """The command."""
+    arguments, _ = command_line(Arguments, program="predict", description=__doc__)
+    enable_compilation_cache()
+    predict(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)
