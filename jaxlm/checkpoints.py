@@ -33,7 +33,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 from jaxlm.checksums import leaf_checksums
 from jaxlm.errors import InputError, RunError
 from jaxlm.merge import merge_parameters
-from jaxlm.processes import any_process, first_process_decides
+from jaxlm.processes import first_process_decides, of_every_process
 from jaxlm.storage import failure_reason, free_gib, quiet_failures, raise_unless_damage
 from jaxlm.trees import listed, named_leaves, nested_leaves, shape_and_type
 
@@ -311,10 +311,10 @@ class Checkpoints:
         _check_fit(place, named_leaves(description.tree), wanted, partial=partial)
         names = list(wanted)
         leaves, failed = _read_arrays(place / _ARRAYS, wanted)
-        bad = any_process(np.array([name in failed for name in names], bool))  # each process reads its own shards
+        bad = of_every_process(np.array([name in failed for name in names], bool))  # each reads its own shards
         if bad.any():
-            named = [name for name, is_bad in zip(names, bad, strict=True) if is_bad]
-            reason = next(iter(failed.values()), "read by another process")
+            named = [names[index] for index in np.flatnonzero(bad.any(axis=0))]
+            reason = next(iter(failed.values()), f"process {int(bad.any(axis=1).argmax())} could not read it")
             raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: {reason}")
         checksums = leaf_checksums(leaves)
         named = [name for name in names if checksums[name] != description.checksums[name]]

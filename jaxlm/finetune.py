@@ -18,11 +18,21 @@ from jaxlm.config import command_line, load_config, to_json
 from jaxlm.devices import enable_compilation_cache
 from jaxlm.errors import InputError, run_command
 from jaxlm.processes import first_process_decides
-from jaxlm.sharding import check_batch, make_mesh, use_mesh
+from jaxlm.sharding import make_mesh, use_mesh
 from jaxlm.tasks import CustomConfig, Task, TaskData, encode_split, read_task, train_batches
 from jaxlm.tasks.inputs import ROLES
 from jaxlm.text import Tokenizer, tokenizer_from_spec
-from jaxlm.training.config import FinetuneConfig, check_positive, check_sizes, one_duration, resolved_json, run_fields
+from jaxlm.training.config import (
+    FinetuneConfig,
+    check_batches,
+    check_finite,
+    check_positive,
+    check_seed,
+    check_sizes,
+    one_duration,
+    resolved_json,
+    run_fields,
+)
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory, run_member
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
@@ -118,8 +128,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     planned = plan(arguments, given)
     config, task, source = planned.config, planned.task, planned.source
     mesh = make_mesh(config.mesh)
-    check_batch(config.batch_size, config.micro_batches, mesh)
-    check_batch(config.eval_batch_size or config.batch_size, 1, mesh)
+    check_batches(config, mesh)
     encoded = {part: encode_split(task, planned.data, part, planned.tokenizer, config.length) for part in planned.data.splits}
     if config.num_steps is None:
         steps = len(train_batches(encoded["train"], batch_size=config.batch_size, num_epochs=config.num_epochs, seed=0))

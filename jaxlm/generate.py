@@ -1,7 +1,7 @@
 """Continue a prompt with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
 
-One sample is written as it is made, several once all are done. The text begins with the prompt as the tokenizer gives it
-back. Without --prompt each line of standard input is a prompt (blank ones are skipped); --prompt '' begins a new text.
+One sample is written as it is made, several once all are done. The text begins with the prompt as the tokenizer gives
+it back. Without --prompt each line of standard input is a prompt (blank ones are skipped); --prompt "" begins a text.
 """
 
 import json

@@ -65,7 +65,8 @@ class MetricsLog:
             # From scratch it purges too: an earlier start may have been killed before its first checkpoint.
             purge_step = 0 if resume_step is None else resume_step + 1
             board = Path(directory) / "tensorboard" / ",".join(f"{name}={value}" for name, value in self._scope.items())
-            self._board = SummaryWriter(str(board), purge_step=purge_step, flush_secs=30)
+            suffix = f".{time.time_ns()}"  # two starts within a second would write over each other's file
+            self._board = SummaryWriter(str(board), purge_step=purge_step, flush_secs=30, filename_suffix=suffix)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line. Values: numbers (0-d arrays too), strings, booleans, None, lists and dictionaries of them.

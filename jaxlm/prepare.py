@@ -251,7 +251,8 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
     takes = _duration(left / sample * seconds / min(workers, len(units)))
     print(
         f"estimate: {left / 1e6:,.1f} MB of text, about {tokens / 1e6:,.1f} million tokens,",
-        f"{disk / 1e6:,.1f} MB on disk ({free / 1e9:,.1f} GB free), {takes} with {workers} worker{'s' if workers > 1 else ''}",
+        f"{disk / 1e6:,.1f} MB on disk ({free / 1e9:,.1f} GB free),",
+        f"{takes} with {workers} worker{'s' if workers > 1 else ''}",
         flush=True,
     )
     if disk > free:

@@ -26,9 +26,9 @@ from jaxlm.models.gpt import GPT, model_flops_per_token
 from jaxlm.objectives import Objective, language_model
 from jaxlm.optim import decay_mask, make_optimizer
 from jaxlm.scoring import perplexity
-from jaxlm.sharding import check_batch, host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.config import PretrainConfig, one_duration, resolved_json, run_fields
+from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.record import Recorder
@@ -102,12 +102,12 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of)
         if arguments.verify_stores:
             store.verify()
+    config.check()
     rows = sum(rows_per_epoch(stores, config.data, config.length))
     if config.num_steps is None:
         if config.num_epochs is None:
             raise InputError("neither num_steps nor num_epochs is given: give one of them")
         config = replace(config, num_steps=max(1, math.ceil(config.num_epochs * rows / config.batch_size)))
-    config.check()
     return Plan(config, stores, validation, source, rows)
 
 
@@ -128,9 +128,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     planned = plan(arguments, given)
     config, source = planned.config, planned.source
     mesh = make_mesh(config.mesh)
-    check_batch(config.batch_size, config.micro_batches, mesh)
-    eval_batch_size = config.eval_batch_size or config.batch_size
-    check_batch(eval_batch_size, 1, mesh)
+    eval_batch_size = check_batches(config, mesh)
 
     run = RunDirectory(arguments.run)
     resolved = resolved_json(config, fingerprints(planned))
@@ -139,7 +137,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
     steps = checkpoints.steps()
     if steps and steps[-1] >= config.num_steps:
-        print(f"{run.path} is complete: {steps[-1]} of {config.num_steps} steps; nothing to do")
+        if jax.process_index() == 0:
+            print(f"{run.path} is complete: {steps[-1]} of {config.num_steps} steps; nothing to do")
         return
 
     model = GPT(config.model, config.execution)

@@ -44,11 +44,11 @@ def first_process_decides(decide: Callable[[], Any]) -> Any:
     return outcome["value"]
 
 
-def any_process(flags: np.ndarray) -> np.ndarray:
-    """Element-wise "or" over the processes. flags: bool (n,), the same length everywhere."""
+def of_every_process(flags: np.ndarray) -> np.ndarray:
+    """The flags of all processes. flags: bool (n,), n the same everywhere; returns bool (processes, n)."""
     if jax.process_count() == 1:
-        return flags
-    return np.asarray(multihost_utils.process_allgather(flags.astype(np.uint8))).any(axis=0)
+        return flags[None]
+    return np.asarray(multihost_utils.process_allgather(flags.astype(np.uint8))).astype(bool)
 
 
 def _broadcast(value: Any) -> Any:

@@ -41,9 +41,9 @@ def raise_unless_damage(place: Path, error: Exception) -> None:
     """Pass on errors that do not say that the files at `place` are damaged: memory, rights, a server that is away."""
     if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
         raise error
-    error = root_cause(error)
-    if isinstance(error, PermissionError) or str(error).startswith(_NOT_DAMAGE):
-        raise RunError(f"{place} could not be read: {failure_reason(error)}; try again") from error
+    cause = root_cause(error)
+    if isinstance(cause, PermissionError) or str(cause).startswith(_NOT_DAMAGE):
+        raise RunError(f"{place} could not be read: {failure_reason(cause)}; try again") from error
 
 
 def free_gib(directory: Path) -> float:

@@ -88,31 +88,34 @@ shown() { # the command as one would type it
   done
 }
 
-run() { # NAME [--to FILE] COMMAND …: with --to, what it prints goes to the file too
+run() { # NAME [--to FILE | --makes FILE] COMMAND …: with --to, what it prints goes to FILE too; a FILE is made once
   current=$1
   shift
-  local file=
-  if [ "$1" = --to ]; then
-    file=$2
-    shift 2
-  fi
+  local file= how=
+  case "$1" in
+    --to | --makes)
+      how=$1 file=$2
+      shift 2
+      ;;
+  esac
   local left=0 i
   for ((i = number; i < total; i++)); do left=$((left + guesses[i])); done
   [ "$guessed" -lt 10 ] || left=$((left * spent / guessed))
   number=$((number + 1))
   printf '\n[%d/%d] %s, %s so far, about %s to go\n' "$number" "$total" "$current" "$(clock $((SECONDS - begun)))" "$(clock $left)"
   step_begun=$SECONDS
-  if [ -z "$file" ]; then
-    printf '%s\n' "$(shown "$@")"
-    "$@"
-  else
+  if [ "$how" = --to ]; then
     printf '%s > %s\n' "$(shown "$@")" "$file"
-    if [ -s "$file" ]; then
-      echo "$file is complete"
-    else
-      "$@" | tee "$file.partial"
-      mv "$file.partial" "$file"
-    fi
+  else
+    printf '%s\n' "$(shown "$@")"
+  fi
+  if [ -n "$how" ] && [ -s "$file" ]; then
+    echo "$file is complete"
+  elif [ "$how" = --to ]; then
+    "$@" | tee "$file.partial"
+    mv "$file.partial" "$file"
+  else
+    "$@"
   fi
   note_seconds 0
   local took=$((SECONDS - step_begun)) guess=${guesses[number - 1]}
@@ -135,7 +138,7 @@ run dev-store python -m jaxlm.prepare --source "lines:$out/corpus/dev.txt" \
 run pretrain python -m jaxlm.pretrain configs/pretrain/quickstart.py --run "$out/pretrained" \
   --data.store "$out/stores/pretrain" --data.validation "$out/stores/dev"
 run sample --to "$out/sample.txt" python -m jaxlm.generate --run "$out/pretrained" --prompt "$prompt" \
-  --num-samples 3 --max-tokens 40 --temperature 0.7 --seed 0
+  --samples 3 --length 40 --temperature 0.7 --seed 0
 
 # --- the task: without labels, with pretraining, without it -------------------------------------------------------------
 
@@ -143,8 +146,8 @@ task=(--task custom --custom.kind choice --custom.choices first second --custom.
 files=(--custom.train "$out/task/train.jsonl" --custom.dev "$out/task/dev.jsonl" --custom.test "$out/task/test.jsonl")
 fresh=(--tokenizer "store:$out/stores/pretrain" --optimizer.peak-lr "$scratch_rate")
 
-run zero-shot python -m jaxlm.evaluate score --run "$out/pretrained" --input "$out/task/test.jsonl" \
-  --columns first second --output "$out/zero-shot.jsonl"
+run zero-shot --makes "$out/zero-shot.jsonl" python -m jaxlm.evaluate score --run "$out/pretrained" --input "$out/task/test.jsonl" \
+  --fields first second --label answer --output "$out/zero-shot.jsonl"
 run finetune python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/finetuned" --start "$out/pretrained" \
   "${task[@]}" "${files[@]}" --num-epochs "$epochs" --optimizer.peak-lr "$pretrained_rate" --seeds "$seeds"
 run scratch python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/scratch" \

@@ -211,8 +211,8 @@ def _builder(source: Source):
 @functools.lru_cache(maxsize=8)
 def _data_source(source: Source):
     builder = _builder(source)
-    if source.split.split("[")[0] not in (splits := list(builder.info.splits)):
-        raise InputError(f"source {source.spec!r}: no split {source.split!r}; it has {', '.join(splits) or 'none'}")
+    if (splits := list(builder.info.splits)) and source.split.split("[")[0] not in splits:
+        raise InputError(f"source {source.spec!r}: no split {source.split!r}; it has {', '.join(splits)}")
     try:
         return builder.as_data_source(split=source.split)
     except Exception as error:  # TFDS raises many kinds, for TFRecord files among others
@@ -220,5 +220,7 @@ def _data_source(source: Source):
 
 
 def _record_bytes(source: Source) -> int:
-    split = _builder(source).info.splits[source.split]
-    return int(split.num_bytes or 0) // max(1, split.num_examples) or 256
+    """Bytes of a record on average, or a guess where the data set does not say."""
+    info = _builder(source).info
+    split = info.splits[source.split] if len(info.splits) else None
+    return int(split.num_bytes or 0) // split.num_examples if split and split.num_bytes and split.num_examples else 256

@@ -77,8 +77,6 @@ def train_sentencepiece(
     long ones at blanks too, so none is lost. Raises InputError where there is no text, where `size` leaves no room, and
     where the text cannot fill the vocabulary (the largest size possible is named).
     """
-    import sentencepiece
-
     reserved = len(ROLES) + BYTES
     if size <= reserved + 1:
         raise InputError(
@@ -88,35 +86,48 @@ def train_sentencepiece(
     lines = [line for sentence in sentences for line in split_sentence(sentence)]
     if not lines:
         raise InputError("no text to train a tokenizer on: the sources hold only blanks")
+    room = max(1, int(CHARACTER_SHARE * (size - reserved)))
+    while True:
+        chosen, coverage = _with_characters(lines, room)
+        try:
+            return SentencePieceTokenizer(_train(chosen, size, model_type, coverage))
+        except RuntimeError as error:
+            largest = re.search(r"too high.*<= *(\d+)", str(error))
+            if largest is None or chosen is lines:
+                raise _training_error(error, size) from error
+            # Too little is left to merge where characters are kept out: let in as many as pieces are wanting.
+            room += size - int(largest.group(1))
+
+
+def _train(lines: list[str], size: int, model_type: str, coverage: float) -> bytes:
+    import sentencepiece
+
     names = {role: SPELLINGS[role][0] for role in ROLES}
     model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
-            vocab_size=size,
-            model_type=model_type,
-            character_coverage=_coverage(lines, int(CHARACTER_SHARE * (size - reserved))),
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            add_dummy_prefix=False,
-            pad_id=ROLES.index("pad"),
-            unk_id=ROLES.index("unknown"),
-            bos_id=ROLES.index("start"),
-            eos_id=ROLES.index("end"),
-            pad_piece=names["pad"],
-            unk_piece=names["unknown"],
-            bos_piece=names["start"],
-            eos_piece=names["end"],
-            control_symbols=[names[role] for role in ROLES[4:]],
-            max_sentence_length=2 * SENTENCE_BYTES,
-            num_threads=TRAINING_THREADS,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise _training_error(error, size) from error
-    return SentencePieceTokenizer(model.getvalue())
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=size,
+        model_type=model_type,
+        character_coverage=coverage,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        pad_id=ROLES.index("pad"),
+        unk_id=ROLES.index("unknown"),
+        bos_id=ROLES.index("start"),
+        eos_id=ROLES.index("end"),
+        pad_piece=names["pad"],
+        unk_piece=names["unknown"],
+        bos_piece=names["start"],
+        eos_piece=names["end"],
+        control_symbols=[names[role] for role in ROLES[4:]],
+        max_sentence_length=2 * SENTENCE_BYTES,
+        num_threads=TRAINING_THREADS,
+        minloglevel=2,
+    )
+    return model.getvalue()
 
 
 def split_sentence(text: str) -> Iterator[str]:
@@ -137,20 +148,27 @@ def split_sentence(text: str) -> Iterator[str]:
             yield line
 
 
-def _coverage(lines: list[str], room: int) -> float:
-    """The share of characters that get a piece of their own: the default, or less where they would not fit `room`."""
+def _with_characters(lines: list[str], room: int) -> tuple[list[str], float]:
+    """Lines to train on and the share of their characters that get a piece of their own.
+
+    That is the default share, or less where more than `room` characters would be among them.
+    """
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
-    counts.pop(_BLANK, None)
+    counts.pop(" ", None)
     total = sum(counts.values())
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
     covered = 0
-    for rank, (_, count) in enumerate(sorted(counts.items(), key=lambda item: (-item[1], item[0]))):
-        if rank >= room or covered >= CHARACTER_COVERAGE * total:
+    for rank, character in enumerate(ranked):
+        if covered >= CHARACTER_COVERAGE * total:
             break
-        covered += count
-    # Just under the share reached, so that rounding in the trainer cannot ask for one character more.
-    return min(CHARACTER_COVERAGE, covered / total - 0.5 / total)
+        if rank == room:
+            # The trainer takes no share below 0.98, so lines are parted at the rare ones instead.
+            rare = str.maketrans(dict.fromkeys(ranked[rank:], "\n"))
+            return [part for line in lines for part in line.translate(rare).split("\n") if part], 1.0
+        covered += counts[character]
+    return lines, CHARACTER_COVERAGE
 
 
 def _training_error(error: RuntimeError, size: int) -> InputError:

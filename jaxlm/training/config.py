@@ -1,7 +1,11 @@
 """What a run is: the configs of pretraining and fine-tuning, and which of their fields are its identity."""
 
+import math
+import operator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from jax.sharding import Mesh
 
 from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
@@ -9,7 +13,7 @@ from jaxlm.errors import InputError
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig
+from jaxlm.sharding import MeshConfig, check_batch
 
 # Fields that may change when a run resumes: how it runs, what it writes, what it is held against. Stores may move: what
 # is in them is held by `fingerprints`, which `config.json` has beside the fields.
@@ -61,10 +65,9 @@ class PretrainConfig:
 
     def check(self) -> None:
         """Refuse what cannot run."""
-        self.model.check()
-        self.optimizer.check()
+        check_fields(self)
+        self.data.check()
         check_sizes(self.length, self.execution.loss_chunks, self.model)
-        check_positive(self, "batch_size", "log_every", "checkpoint_every", "keep_newest", "micro_batches")
 
 
 @dataclass(frozen=True)
@@ -100,19 +103,71 @@ class FinetuneConfig:
 
     def check(self) -> None:
         """Refuse what cannot run."""
-        self.model.check()
-        self.optimizer.check()
-        check_positive(self, "log_every", "checkpoint_every", "micro_batches")
+        check_fields(self)
         if self.auxiliary_lm < 0:
             raise InputError(f"auxiliary_lm {self.auxiliary_lm}: a number from 0 on")
+        if not 0.0 <= self.head_dropout_rate < 1.0:
+            raise InputError(f"head_dropout_rate {self.head_dropout_rate}: a number from 0 up to, not including, 1")
+
+
+def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
+    """Refuse values that no run can have: numbers that are not finite, counts below 1, rates out of their range."""
+    check_finite(to_json(config))
+    check_positive(config, "batch_size", "micro_batches", "num_steps", "length")
+    check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every")
+    check_positive(config, "model.num_heads")
+    config.model.check()
+    config.optimizer.check()
+    config.execution.layers_per_iteration(config.model.num_layers)
+    if config.num_epochs is not None and not config.num_epochs > 0:
+        raise InputError(f"num_epochs {config.num_epochs}: a number above 0")
+    if config.eval_every < 0:
+        raise InputError(f"eval_every {config.eval_every}: a number of steps, or 0")
+    check_seed("seed", config.seed)
+    optimizer = config.optimizer
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(optimizer, name) < 1:
+            raise InputError(f"optimizer.{name} {getattr(optimizer, name)}: a number from 0 up to, not including, 1")
+    for name in ("eps", "weight_decay", "clip_norm"):
+        if getattr(optimizer, name) < 0:
+            raise InputError(f"optimizer.{name} {getattr(optimizer, name)}: a number from 0 on")
+
+
+def check_finite(value: Any, name: str = "") -> None:
+    """Refuse nan and infinity anywhere in a config as JSON."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_finite(item, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for item in value:
+            check_finite(item, name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name} {value}: a finite number")
 
 
 def check_positive(config: Any, *names: str) -> None:
-    """Refuse fields that are below 1."""
+    """Refuse fields, their names in dots, that are below 1."""
     for name in names:
-        value = getattr(config, name)
+        value = operator.attrgetter(name)(config)
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: a number above 0")
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Keys are made from 32 bits."""
+    if not 0 <= seed < 2**32:
+        raise InputError(f"{name} {seed}: a whole number from 0 to {2**32 - 1}")
+
+
+def check_batches(config: Any, mesh: Mesh) -> int:
+    """Refuse batches that the mesh cannot deal out; the number of sequences in an evaluation batch."""
+    check_batch(config.batch_size, config.micro_batches, mesh)
+    if config.eval_batch_size is not None:
+        try:
+            check_batch(config.eval_batch_size, 1, mesh)
+        except InputError as error:
+            raise InputError(f"eval_{error}") from None
+    return config.eval_batch_size or config.batch_size
 
 
 def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:

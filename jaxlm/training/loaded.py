@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class LoadedRun:
     """A run at one of its checkpoints.
 
-    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: what they are the parameters of;
+    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: theirs;
     dtype and attention backend are the run's, nothing is recomputed for a backward pass that never comes.
     task: what a fine-tuned run was trained on, None for a pretrained one.
     """

@@ -32,6 +32,7 @@ from jaxlm.logs import sync_directory
 from jaxlm.processes import first_process_decides
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+_locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
 
 
 class _Saves(Protocol):
@@ -144,6 +145,7 @@ class RunDirectory:
     def close(self) -> None:
         """Let another program have the directory."""
         if self._lock is not None:
+            _locks.remove(self._lock)
             self._lock.close()
             self._lock = None
 
@@ -171,13 +173,17 @@ class RunDirectory:
                 if not changed:
                     return []
             write_json(config_file, given)
+        except InputError:
+            self.close()
+            raise
         except OSError as error:
             raise InputError(f"{self.path} cannot be a run directory: {error.strerror or error}") from error
         return changed
 
     def _compare(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
         saved_fields, given_fields = _fields(self.config), _fields(given)
-        identity, changed = [], []
+        identity: list[str] = []
+        changed: list[str] = []
         for name in sorted(saved_fields.keys() | given_fields.keys()):
             old, new = (_shown(fields, name) for fields in (saved_fields, given_fields))
             if old != new:
@@ -210,6 +216,7 @@ class RunDirectory:
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         self._lock = lock
+        _locks.append(lock)
 
 
 def split_start(start: str) -> tuple[Path, int | None]:

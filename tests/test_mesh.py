@@ -1,0 +1,208 @@
+"""Meshes of eight devices: where each shard lies, and that losses are those of one device."""
+
+import logging
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, packed, random_params
+
+from jaxlm.errors import InputError
+from jaxlm.models.gpt import GPT
+from jaxlm.nn.execution import Execution
+from jaxlm.nn.linear import gathered
+from jaxlm.nn.partition import constrain, partition_spec
+from jaxlm.objectives import language_model
+from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.sharding import (
+    AXES,
+    RULES,
+    MeshConfig,
+    batch_sharding,
+    check_batch,
+    host_rows,
+    make_mesh,
+    to_devices,
+    use_mesh,
+)
+from jaxlm.training.state import abstract_state, fresh_state, new_state
+from jaxlm.training.step import make_train_step
+
+pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them")
+
+ROWS, STEPS = 16, 3
+MESHES = [(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)]
+CONFIG = replace(TOY, init_std=0.1)
+
+# Of each leaf, the mesh axis of each dimension; stacked leaves have the layers first, which are never cut.
+LAYOUT = {
+    "tokens": ("tensor", "fsdp"),
+    "positions": (None, "fsdp"),
+    "qkv_kernel": (None, "fsdp", None, "tensor", None),
+    "qkv_bias": (None, None, "tensor", None),
+    "attention/out_kernel": (None, "tensor", None, "fsdp"),
+    "attention/out_bias": (None, None),
+    "in_kernel": (None, "fsdp", "tensor"),
+    "in_bias": (None, "tensor"),
+    "feed_forward/out_kernel": (None, "tensor", "fsdp"),
+    "feed_forward/out_bias": (None, None),
+    "scale": (None, None),
+    "norm/bias": (None, None),
+}
+
+
+def mesh_of(sizes):
+    return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
+
+
+def run(sizes, config=CONFIG, micro_batches=1, execution=Execution(unroll=1), born_there=False):
+    """The losses of a few steps with dropout on, and the state at the end.
+
+    born_there: parameters are drawn on the mesh by the jitted initialiser; otherwise by NumPy, which compiles nothing.
+    """
+    mesh = mesh_of(sizes)
+    objective = language_model(GPT(config, execution), loss_chunks=execution.loss_chunks)
+    optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-2, warmup=1), 10, decay_mask(boxed_shapes(config)))
+    with use_mesh(mesh):
+        abstract = abstract_state(init_params(config), optimizer, mesh)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        if born_there:
+            state = fresh_state(init_params(config), optimizer, abstract, seed=4)
+            assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings, "born elsewhere than declared"
+        else:
+            state = jax.device_put(new_state(random_params(config), optimizer, 4), shardings)
+        start = jax.tree.map(np.asarray, state)
+        step = make_train_step(objective, optimizer, micro_batches=micro_batches)
+        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+        losses = []
+        for t in range(STEPS):
+            batch = to_devices(packed(ROWS, vocab_size=config.vocab_size, seed=t), mesh, ROWS)
+            state, metrics = step(state, batch)
+            losses.append(float(metrics["loss"]))
+    return losses, state, start
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    losses, _, _ = run((1, 1, 1))
+    assert abs(losses[-1] - losses[0]) > 1e-3 * losses[0]
+    return losses
+
+
+def expected_spec(path: str) -> P:
+    (layout,) = (layout for name, layout in LAYOUT.items() if path.endswith(name))
+    return P(*layout)
+
+
+def slashes(path) -> str:
+    return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path)
+
+
+@pytest.mark.parametrize("sizes", MESHES[1:], ids=lambda s: "x".join(map(str, s)))
+def test_losses_are_those_of_one_device_and_shards_lie_where_declared(one_device, sizes):
+    """Fails when a gradient is summed over too few devices, dropout differs with the mesh, or moments lie whole."""
+    losses, state, _ = run(sizes)
+    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
+    checked = {"params": 0, "mu": 0, "nu": 0}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = slashes(path)
+        if "backbone" not in name:
+            assert leaf.sharding.spec == P(), name
+            continue
+        spec = expected_spec(name)
+        assert leaf.sharding.spec == spec, f"{name}: {leaf.sharding.spec} is not {spec}"
+        checked[next(kind for kind in checked if f"{kind}/" in name or name.startswith(kind))] += 1
+        pieces = np.prod([dict(zip(AXES, sizes, strict=True))[axis] for axis in spec if axis], dtype=int)
+        assert leaf.addressable_shards[0].data.size * pieces == leaf.size, name
+    assert checked == {"params": 14, "mu": 14, "nu": 14}
+
+
+def test_parameters_are_born_in_their_shards_and_are_the_same_everywhere():
+    """Fails when the jitted initialiser draws other numbers on another mesh, or puts moments on one device."""
+    config = replace(CONFIG, num_layers=1)
+    _, state, start = run((2, 2, 2), config, born_there=True)
+    optimizer = make_optimizer(OptimizerConfig(), 10, decay_mask(boxed_shapes(config)))
+    abstract = abstract_state(init_params(config), optimizer, mesh_of((1, 1, 1)))
+    assert_trees_same(start, fresh_state(init_params(config), optimizer, abstract, seed=4))
+    other = fresh_state(init_params(config), optimizer, abstract, seed=5)
+    assert not np.array_equal(
+        start.params["backbone"]["embeddings"]["tokens"], other.params["backbone"]["embeddings"]["tokens"]
+    )
+
+
+def test_micro_batches_and_recomputing_on_a_mesh():
+    """Fails when strided micro-batches, loss chunks or recomputing meet the mesh in another way than one device."""
+    found, _, _ = run((2, 2, 2), micro_batches=4, execution=Execution(remat="full", unroll=1, loss_chunks=4))
+    wanted, _, _ = run((1, 1, 1), micro_batches=4)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_vocabulary_that_does_not_divide_stays_whole_and_is_logged(caplog):
+    """Fails when 63 words are padded, cut unevenly or refused: rows that are not words would enter the softmax."""
+    config = replace(CONFIG, vocab_size=63, num_layers=1, **NO_DROPOUT)
+    with caplog.at_level(logging.INFO, logger="jaxlm.sharding"):
+        losses, state, _ = run((2, 2, 2), config)
+    assert "not divisible, so kept whole on every device: vocabulary (63) by tensor (2)" in caplog.text
+    tokens = state.params["backbone"]["embeddings"]["tokens"]
+    assert tokens.sharding.spec == P(None, "fsdp") and tokens.shape == (63, CONFIG.width)
+    qkv = state.params["backbone"]["blocks"]["attention"]["qkv_kernel"]
+    assert qkv.sharding.spec == P(*LAYOUT["qkv_kernel"]), "only the vocabulary stays whole"
+    np.testing.assert_allclose(losses, run((1, 1, 1), config)[0], rtol=1e-5)
+
+
+def test_a_constraint_does_what_it_says_under_the_mesh_alone():
+    """Fails when a logical constraint silently does nothing, as Linen's own does under a plain mesh context."""
+    ones = np.ones((16, 8), np.float32)
+    cut = jax.jit(lambda x: constrain(x * 2, ("batch", "feed_forward")))
+    with use_mesh(mesh_of((2, 2, 2))):
+        assert cut(ones).sharding.spec == P(("data", "fsdp"), "tensor")
+        assert jax.jit(lambda x: gathered(x, np.float32, ("width", "feed_forward")))(ones).sharding.spec == P(None, "tensor")
+    assert len(jax.jit(lambda x: constrain(x * 2, ("batch", "feed_forward")))(ones).sharding.device_set) == 1
+
+
+def test_partition_spec():
+    """Fails when an axis is lost, or a dimension is cut by axes that do not divide it."""
+    shape = {"data": 2, "fsdp": 2, "tensor": 3}
+    assert partition_spec(("width", None, "heads"), (4, 5, 6), RULES, shape) == (P("fsdp", None, "tensor"), [])
+    assert partition_spec(("batch",), (8,), RULES, shape) == (P(("data", "fsdp")), [])
+    assert partition_spec(("batch", "width"), (6, 5), RULES, shape) == (
+        P(None, None),
+        ["batch (6) by data x fsdp (4)", "width (5) by fsdp (2)"],
+    )
+    assert partition_spec(("layers", "norm"), (3, 5), RULES, shape) == (P(None, None), [])
+
+
+def test_the_mesh_takes_what_is_left_and_refuses_what_does_not_fit():
+    assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh(MeshConfig(data=2, fsdp=-1, tensor=2)).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    for sizes, said in [
+        ((3, 1, 1), r"data 3, fsdp 1, tensor 1\) does not fit 8 devices"),
+        ((-1, 3, 1), r"data -1, fsdp 3, tensor 1\) does not fit 8 devices"),
+        ((-1, -1, 1), "at most one -1"),
+        ((0, 1, 1), "sizes above 0"),
+        ((-2, 1, 1), "sizes above 0"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            make_mesh(MeshConfig(*sizes))
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused_with_all_numbers():
+    mesh = mesh_of((2, 4, 1))
+    check_batch(32, 4, mesh)
+    for rows, micro_batches in [(12, 1), (16, 4), (0, 1), (8, 0)]:
+        with pytest.raises(InputError, match=f"batch_size {rows} .* micro_batches {micro_batches} x mesh data 2 x fsdp 4"):
+            check_batch(rows, micro_batches, mesh)
+
+
+def test_rows_go_to_devices_in_order():
+    """Fails when the global batch is not the rows in order, whatever the mesh."""
+    for sizes in MESHES[1:]:
+        mesh = mesh_of(sizes)
+        np.testing.assert_array_equal(host_rows(ROWS, mesh), np.arange(ROWS))  # one process feeds all
+        batch = packed(ROWS)
+        found = to_devices(batch, mesh, ROWS)
+        np.testing.assert_array_equal(found.ids, batch.ids)
+        assert found.ids.sharding == batch_sharding(mesh)
+        assert found.ids.addressable_shards[0].data.shape[0] == ROWS // (sizes[0] * sizes[1])

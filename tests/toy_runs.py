@@ -1,0 +1,203 @@
+"""Toy stores, a toy task, and the real commands run on them: within the test's process, or as processes of their own."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxlm import finetune, pretrain
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.data.writer import write_store
+from jaxlm.errors import LOGGERS, run_command
+from jaxlm.logs import read_metrics
+from jaxlm.text import Tokenizer, train_sentencepiece
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SECONDS = 300  # after which a process that should have ended is killed; machines may be busy
+COMMANDS: dict[str, Callable[[], None]] = {"pretrain": pretrain.main, "finetune": finetune.main}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def run_here(command: str, *arguments: Any) -> Ended:
+    """Run a command within this process, on its eight devices."""
+    output, errors = io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    loggers = {name: (logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in LOGGERS}
+    before, sys.argv = sys.argv, [command, *map(str, arguments)]
+    code = 0
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                run_command(COMMANDS[command])
+            except SystemExit as end:
+                code = 0 if end.code is None else int(end.code)
+    finally:
+        sys.argv = before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for name, (former, propagate) in loggers.items():
+            logging.getLogger(name).handlers, logging.getLogger(name).propagate = former, propagate
+        logging.captureWarnings(False)
+    return Ended(code, output.getvalue(), errors.getvalue())
+
+
+class Process:
+    """A command as a process of its own, with `devices` CPU devices; its output goes to files beside `log`."""
+
+    def __init__(self, command: str, *arguments: Any, log: Path, devices: int = 1) -> None:
+        self.output, self.errors = log.with_suffix(".out"), log.with_suffix(".err")
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        with self.output.open("w") as output, self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", f"jaxlm.{command}", *map(str, arguments)],
+                stdout=output,
+                stderr=errors,
+                env=environment,
+            )
+
+    def ended(self) -> Ended:
+        """Wait for its end."""
+        try:
+            code = self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"still running after {SECONDS} s: {self.errors.read_text()[-2000:]}") from None
+        return Ended(code, self.output.read_text(), self.errors.read_text())
+
+    def kill(self, number: int = signal.SIGKILL) -> Ended:
+        """Send a signal and wait for its end."""
+        self.process.send_signal(number)
+        return self.ended()
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait until the condition holds; an AssertionError when the process ends before it does."""
+        deadline = time.monotonic() + SECONDS
+        while not (found := condition()):
+            code = self.process.poll()
+            assert code is None, f"ended with {code} before {what}: {self.errors.read_text()[-2000:]}"
+            if time.monotonic() > deadline:
+                self.process.kill()
+                raise AssertionError(f"{what}: not within {SECONDS} s: {self.errors.read_text()[-2000:]}")
+            time.sleep(0.001)
+        return found
+
+
+def run_process(command: str, *arguments: Any, log: Path, devices: int = 1) -> Ended:
+    """Run a command as a process of its own, to its end."""
+    return Process(command, *arguments, log=log, devices=devices).ended()
+
+
+def assert_one_line(ended: Ended, code: int, *fragments: str) -> str:
+    """The command ended with this code and one line on standard error that has all fragments; the line."""
+    assert ended.code == code, (ended.code, ended.output, ended.errors)
+    lines = ended.errors.splitlines()
+    assert len(lines) == 1, ended.errors
+    for fragment in fragments:
+        assert fragment in lines[0], lines[0]
+    return lines[0]
+
+
+def metrics(run: Path, name: str = "loss", **scope: Any) -> dict[int, Any]:
+    """A metric by step, as it stands in metrics.jsonl; a step that comes twice fails."""
+    found: dict[int, Any] = {}
+    for line in read_metrics(run / "metrics.jsonl"):
+        if name in line and scope.items() <= line.items():
+            assert line["step"] not in found, f"step {line['step']} comes twice"
+            found[line["step"]] = line[name]
+    return found
+
+
+def newest_step(run: Path) -> int:
+    """The last step in metrics.jsonl of a run that may be writing; 0 where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return max((line["step"] for line in read_metrics(run / "metrics.jsonl")), default=0)
+    return 0
+
+
+def checkpoints(run: Path) -> list[int]:
+    """The steps of a run's complete checkpoints."""
+    return Checkpoints(run / "checkpoints", read_only=True).steps()
+
+
+def checksums(run: Path, step: int | None = None) -> dict[str, int]:
+    """The checksum of every leaf of a run's checkpoint, the newest unless told."""
+    return Checkpoints(run / "checkpoints", read_only=True).metadata(step).checksums
+
+
+def starts(run: Path) -> list[dict[str, Any]]:
+    """The lines of starts.jsonl."""
+    return [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
+
+
+def copy_at(run: Path, step: int, to: Path) -> Path:
+    """A copy of a run as if it had been killed when the checkpoint of `step` was its newest."""
+    shutil.copytree(run, to)
+    for newer in checkpoints(to):
+        if newer > step:
+            shutil.rmtree(to / "checkpoints" / str(newer))
+    return to
+
+
+def flip_bytes(step_directory: Path) -> None:
+    """One bit in the middle of each file that holds arrays (of some of them Orbax reads nothing)."""
+    for file in (step_directory / "state").rglob("d/*"):
+        if file.is_file():
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 16
+            file.write_bytes(content)
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Texts of invented words, each of which is followed by one of four: something to learn."""
+    rng = random.Random(20)
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(200)]
+    follow = {word: rng.choices(words, k=4) for word in words}
+    rng = random.Random(seed)
+
+    def text() -> Iterator[str]:
+        word = rng.choice(words)
+        for _ in range(rng.randint(20, 200)):
+            yield word
+            word = rng.choice(follow[word])
+
+    return [" ".join(text()) for _ in range(count)]
+
+
+def make_stores(directory: Path, tokenizer: Tokenizer | None = None) -> tuple[Path, Path]:
+    """A store to train on (about 50,000 tokens of a vocabulary of 320) and one to be held against (3,000)."""
+    texts = sentences(140)
+    tokenizer = tokenizer or train_sentencepiece(texts, 320)
+    for name, part in (("store", texts[:130]), ("valid", texts[130:])):
+        write_store(directory / name, {"toy": part}, tokenizer)
+    return directory / "store", directory / "valid"
+
+
+def pretrain_arguments(run: Path, stores: Sequence[Path], *more: Any) -> list[Any]:
+    """A toy run: 2 x 32, dropout on, batch 8 x 32, a metrics line a step. What comes last counts."""
+    store, valid = stores
+    toy = "--length 32 --log-every 1 --optimizer.warmup 10 --optimizer.peak-lr 3e-3".split()
+    return ["debug/gpt", "--run", run, "--data.store", store, "--data.validation", valid, *toy, *more]
