@@ -51,7 +51,8 @@ class Arguments:
     remat: Literal["none", "dots", "full"] = "none"
     unroll: int = 0
     """Layers per iteration of the layer loop; 0: all on the CPU, one elsewhere."""
-    loss_chunks: int = 1
+    loss_chunks: int = 0
+    """Pieces of the length in which the loss is made; 0: chosen."""
     mesh: MeshConfig = MeshConfig()
 
 
@@ -69,7 +70,7 @@ def measure(arguments: Arguments) -> dict:
     execution = Execution(
         dtype=dtype, remat=arguments.remat, unroll=arguments.unroll, loss_chunks=arguments.loss_chunks
     )
-    if arguments.length % arguments.loss_chunks:
+    if arguments.loss_chunks < 0 or (arguments.loss_chunks and arguments.length % arguments.loss_chunks):
         raise InputError(f"--loss-chunks {arguments.loss_chunks}: --length {arguments.length} must be divisible by it")
     mesh = make_mesh(arguments.mesh)
     check_batch(arguments.batch, arguments.micro_batches, mesh)

@@ -8,7 +8,7 @@ top-p is the nucleus of Holtzman, Buys, Du, Forbes and Choi, "The Curious Case o
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,7 @@ class Decoder:
     ) -> None:
         sampling.check()
         self.model, self.sampling, self.end, self.seed = model, sampling, end, seed
+        self._apply: Callable[..., Any] = model.apply
         self.params = for_inference(params["backbone"], model.execution.compute_dtype())
         allowed_V = np.ones(model.config.vocab_size, bool)
         allowed_V[list(forbidden)] = False
@@ -155,7 +156,7 @@ class Decoder:
         config, dtype = self.model.config, self.model.execution.compute_dtype()
         positions_1P = jnp.arange(ids_1P.shape[1])[None]
         cache = empty_cache(config, 1, room, dtype)
-        h_1PD, table_VD, cache = self.model.apply({"params": params}, ids_1P, positions_1P, cache=cache, cache_index=0)
+        h_1PD, table_VD, cache = self._apply({"params": params}, ids_1P, positions_1P, cache=cache, cache_index=0)
         h_1D = jax.lax.dynamic_index_in_dim(h_1PD, length - 1, axis=1, keepdims=False)
         logits_BV = jnp.broadcast_to(self._logits(h_1D, table_VD), (samples, table_VD.shape[0]))
         cache = Cache(*(jnp.repeat(x_N1HSK, samples, axis=1) for x_N1HSK in cache))
@@ -164,7 +165,7 @@ class Decoder:
     def _decode_step(self, params, cache: Cache, ids_B, position, keys_B):
         """Put `ids_B` at `position`, draw what follows."""
         positions_B1 = jnp.full((ids_B.shape[0], 1), position)
-        h_B1D, table_VD, cache = self.model.apply(
+        h_B1D, table_VD, cache = self._apply(
             {"params": params}, ids_B[:, None], positions_B1, cache=cache, cache_index=position
         )
         return self._draw_at(self._logits(h_B1D[:, 0], table_VD), keys_B, position + 1), cache

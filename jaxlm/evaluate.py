@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
@@ -130,7 +130,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     length = arguments.length or run.config.length or run.model.config.num_positions
     check_sizes(length, 1, run.model.config)
     batch_size = _batch_size(arguments, run, mesh)
-    objective = language_model(run.model, loss_chunks=math.gcd(length, run.model.execution.loss_chunks))
+    objective = language_model(run.model, loss_chunks=0)
     batches = validation_batches(stores, length=length, batch_size=batch_size, host_rows=host_rows(batch_size, mesh))
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), _progress("batches", len(batches)) as progress:
@@ -432,10 +432,15 @@ def _say(*lines: str) -> None:
 
 def main() -> None:
     """The command."""
-    arguments, _ = command_line(Command, program="evaluate", description=__doc__)
+    kind: Any = Command  # a union: one subcommand each
+    arguments, _ = command_line(kind, program="evaluate", description=__doc__)
     start_processes(arguments.distributed)
     enable_compilation_cache()
-    commands = {Perplexity: evaluate_perplexity, OnTask: evaluate_task, Scoring: evaluate_score}
+    commands: dict[type, Callable[[Any], dict[str, Any]]] = {
+        Perplexity: evaluate_perplexity,
+        OnTask: evaluate_task,
+        Scoring: evaluate_score,
+    }
     _say(_json(commands[type(arguments)](arguments)))
 
 

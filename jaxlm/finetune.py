@@ -37,7 +37,7 @@ from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory, run_member
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, write_json
-from jaxlm.training.start import Source, model_of_source, open_source
+from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
 
 log = logging.getLogger("jaxlm.finetune")
 
@@ -93,13 +93,22 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     if arguments.start is not None:
         if arguments.tokenizer is not None:
             raise InputError("--tokenizer: with --start the tokenizer comes from there; leave one of them out")
-        source = open_source(arguments.start)
+        source = open_source(pinned_start(arguments.run, arguments.start))
         tokenizer = source.tokenizer
         config = replace(config, model=model_of_source(source, config.model, given))
     elif arguments.tokenizer is None:
         raise InputError("fine-tuning from scratch needs a tokenizer: give --tokenizer, or --start a pretrained run")
     else:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
+    config.check()
+    check_positive(arguments, "seeds")
+    check_seed(f"the last of {arguments.seeds} seeds,", config.seed + arguments.seeds - 1)
+    rates = arguments.learning_rates or (config.optimizer.peak_lr,)
+    for rate in rates:
+        check_finite(rate, "learning_rates")
+        replace(config.optimizer, peak_lr=rate).check()
+    if len(set(rates)) < len(rates):
+        raise InputError(f"learning_rates {' '.join(map(str, rates))}: one of them is given twice; leave it out")
     task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
     tokenizer = tokenizer.with_specials(ROLES)
     config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
@@ -111,14 +120,11 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         config, batch_size=config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE)), length=length
     )
     check_sizes(length, 1, config.model)
-    check_positive(config, "batch_size")
-    check_positive(arguments, "seeds")
     if config.transfer_layers is not None and not 0 <= config.transfer_layers <= config.model.num_layers:
         raise InputError(f"transfer_layers {config.transfer_layers}: from 0 to the model's {config.model.num_layers}")
     if config.transfer_layers is not None and source is None:
         raise InputError("transfer_layers: there is nothing to transfer without --start")
-    config.check()
-    return Plan(config, task, data, tokenizer, source, arguments.learning_rates or (config.optimizer.peak_lr,))
+    return Plan(config, task, data, tokenizer, source, rates)
 
 
 def finetune(arguments: Arguments, given: set[str]) -> None:
@@ -129,7 +135,9 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     config, task, source = planned.config, planned.task, planned.source
     mesh = make_mesh(config.mesh)
     check_batches(config, mesh)
-    encoded = {part: encode_split(task, planned.data, part, planned.tokenizer, config.length) for part in planned.data.splits}
+    encoded = {
+        part: encode_split(task, planned.data, part, planned.tokenizer, config.length) for part in planned.data.splits
+    }
     if config.num_steps is None:
         steps = len(train_batches(encoded["train"], batch_size=config.batch_size, num_epochs=config.num_epochs, seed=0))
         config = replace(config, num_steps=steps)
@@ -158,7 +166,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     changed = run.open(resolved, run_fields=(*run_fields(config.optimizer), *moved))
     with run, use_mesh(mesh):
         if (run.path / "results.json").exists():
-            print(f"{run.path} is complete: results.json has {len(members)} runs; nothing to do")
+            if jax.process_index() == 0:
+                print(f"{run.path} is complete: results.json has {len(members)} runs; nothing to do")
             return
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json()))
@@ -179,8 +188,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
             title = f"run {number + 1} of {len(members)}: {task.name} {origin}, seed {seed}, rate {rate:g}"
             results.append(run_member(work, programs, seed, rate, title))
         summary = summarise(task, results)
-        _keep_best(work, programs, summary, arguments.keep)
-        first_process_decides(lambda: write_json(run.path / "results.json", summary))
+        _keep_best(work, programs, summary)
+        first_process_decides(lambda: _write_results(work, summary, arguments.keep))
         for line in _table(summary):
             say(line)
 
@@ -206,8 +215,8 @@ def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def _keep_best(work: Work, programs: Any, summary: dict[str, Any], keep: str) -> None:
-    """Put the best member's parameters where a run's checkpoints are, and all predictions into one file."""
+def _keep_best(work: Work, programs: Any, summary: dict[str, Any]) -> None:
+    """Put the best member's parameters where a run's checkpoints are."""
     best = summary["best"]
     source = Checkpoints(member_directory(work.run, best["seed"], best["learning_rate"]) / "kept", read_only=True)
     restored = source.restore_partial({"params": programs.abstract.params})
@@ -216,22 +225,25 @@ def _keep_best(work: Work, programs: Any, summary: dict[str, Any], keep: str) ->
             checkpoints.save(restored.step, restored.state, config=work.resolved, extra=best)
             checkpoints.wait()
 
-    def collect() -> None:
-        fresh = work.run.path / "predictions.jsonl.tmp"
-        with fresh.open("wb") as file:
-            for run in summary["runs"]:
-                directory = member_directory(work.run, run["seed"], run["learning_rate"])
-                file.write((directory / "predictions.jsonl").read_bytes())
-        fresh.replace(work.run.path / "predictions.jsonl")
-        if keep == "best":
-            shutil.rmtree(work.run.path / "members")
 
-    first_process_decides(collect)
+def _write_results(work: Work, summary: dict[str, Any], keep: str) -> None:
+    """All predictions in one file, then results.json, with which the run is complete; the members go last."""
+    fresh = work.run.path / "predictions.jsonl.tmp"
+    with fresh.open("wb") as file:
+        for run in summary["runs"]:
+            directory = member_directory(work.run, run["seed"], run["learning_rate"])
+            file.write((directory / "predictions.jsonl").read_bytes())
+    fresh.replace(work.run.path / "predictions.jsonl")
+    write_json(work.run.path / "results.json", summary)
+    if keep == "best":
+        shutil.rmtree(work.run.path / "members")
 
 
 def _table(summary: dict[str, Any]) -> list[str]:
     count = sum(run["learning_rate"] == summary["learning_rate"] for run in summary["runs"])
-    lines = [f"{summary['task']}: {count} seed(s) at rate {summary['learning_rate']:g}, selected by {summary['metric']} on dev"]
+    lines = [
+        f"{summary['task']}: {count} seed(s) at rate {summary['learning_rate']:g}, selected by {summary['metric']} on dev"
+    ]
     for part in ("dev", "test"):
         if part in summary:
             names = sorted(summary[part], key=lambda name: (name != summary["metric"], name == "loss"))

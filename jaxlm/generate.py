@@ -16,7 +16,7 @@ import tyro
 from jaxlm.config import command_line
 from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, left_context
 from jaxlm.devices import enable_compilation_cache
-from jaxlm.errors import InputError, run_command
+from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.tasks.files import numbered_lines
 from jaxlm.training.loaded import LoadedRun, load_run
 
@@ -126,7 +126,11 @@ def main() -> None:
     """The command."""
     arguments, _ = command_line(Arguments, program="generate", description=__doc__)
     enable_compilation_cache()
-    generate(arguments)
+    try:
+        generate(arguments)
+    except KeyboardInterrupt:  # how one ends a long text, or a line of prompts, at a terminal
+        print()
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,9 @@ def label_split(
     found: dict[int, np.ndarray] = {}
     loss, weight = 0.0, 0.0
     for batch in eval_batches(encoded, batch_size=batch_size, lengths=None if lengths is None else tuple(lengths)):
-        outputs, batch_loss, batch_weight = step(params, to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size))
+        outputs, batch_loss, batch_weight = step(
+            params, to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
+        )
         outputs = np.asarray(multihost_utils.process_allgather(outputs, tiled=True))
         found |= {int(index): row for index, row in zip(batch.index, outputs, strict=True) if index >= 0}
         loss += float(batch_loss)

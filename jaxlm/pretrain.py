@@ -148,7 +148,9 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         return {"backbone": model.init(key, example, example)["params"]}
 
     with use_mesh(mesh), run, checkpoints:
-        optimizer = make_optimizer(config.optimizer, config.num_steps, decay_mask(jax.eval_shape(init_params, jax.random.key(0))))
+        optimizer = make_optimizer(
+            config.optimizer, config.num_steps, decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
+        )
         abstract = abstract_state(init_params, optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         if steps:
@@ -207,6 +209,9 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         if planned.validation:
             evaluate = _evaluator(planned, objective, mesh, eval_batch_size, recorder)
         try:
+            if evaluate is not None and first_step == 0:
+                with recorder.meter.pause("evaluation"):
+                    evaluate(0, state.params)
             train(
                 state,
                 step,

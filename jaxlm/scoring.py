@@ -135,7 +135,7 @@ def sequence_log_probs(
         yield from (Score(float(total), int(count)) for total, count in zip(totals, counts, strict=True))
 
 
-def _row_log_probs(model: GPT, params: Any, batch: Batch) -> jax.Array:
+def _row_log_probs(model: Any, params: Any, batch: Batch) -> jax.Array:
     """The weighted sum of log-probabilities of each row's targets, float32 (B,), some positions at a time."""
     h_BLD, table_VD = model.apply({"params": params["backbone"]}, batch.ids, batch.positions, None)
     b, length, d = h_BLD.shape

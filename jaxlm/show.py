@@ -92,8 +92,8 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
     yield f"token store {store.path}"
     yield f"  {store.documents:,} documents, {store.num_tokens:,} tokens, {store.words:,} words, {store.bytes:,} bytes"
     yield (
-        f"  {_ratio(store.bytes, store.num_tokens)} bytes a token, {_ratio(store.num_tokens, store.words)} tokens a word, "
-        f"unigram entropy {store.unigram_entropy():.4f} nats a token"
+        f"  {_ratio(store.bytes, store.num_tokens)} bytes a token, {_ratio(store.num_tokens, store.words)} tokens a "
+        f"word, unigram entropy {store.unigram_entropy():.4f} nats a token"
     )
     yield f"  fingerprint {store.fingerprint[:16]}"
     for section in store.sections:
@@ -223,7 +223,8 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
         yield f"row {row}"
         for segment, origin in enumerate(origins[row], start=1):
             whole = int(np.diff(by_path[origin.store].document_starts[origin.document : origin.document + 2])[0])
-            part = "" if origin.tokens >= whole else f" of {whole:,}, cut"
+            part = "" if origin.tokens >= whole else f" of {whole:,}"
+            part += ", cut" if part and config.data.layout == "packed" else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
 
@@ -270,7 +271,8 @@ def finetune_lines(
     yield f"task {task.name}: {task.kind}, input form {task.form}, labels {', '.join(task.labels) or 'scores'}"
     for line in data.report():
         yield f"  {line}"
-    yield f"  cut to {length} tokens in train: {encoded.truncated}; bucket lengths {', '.join(map(str, batches.lengths))}"
+    buckets = ", ".join(map(str, batches.lengths))
+    yield f"  cut to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
     yield (
         f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "
         f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} slots are tokens, seed {config.seed}"
@@ -318,7 +320,10 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
 
 def show_config(name: str) -> Iterator[str]:
     """What the batch of a config looks like; its fields are flags, as for training."""
-    loaded = load_config(name, object)
+    try:
+        loaded = load_config(name, object)
+    except InputError as error:
+        raise InputError(f"{name} is no token store, no run directory and no config that works: {error}") from error
     if isinstance(loaded, PretrainConfig):
         arguments, _ = command_line(PretrainArguments, PretrainConfig, program="show", description=__doc__)
         _check_counts(arguments)

@@ -86,16 +86,16 @@ def test_attention_dropout_drops_weights_and_scales_the_rest():
     length, rate = 64, 0.25
     q = jnp.zeros((8, 4, length, 2))
     v = jnp.broadcast_to(jnp.eye(length), (8, 4, length, length))  # outputs are the weights themselves
-    weights = np.asarray(
-        attend(q, q, v, causal=False, dropout_rate=rate, dropout_key=jax.random.key(3)), np.float64
-    )
+    weights = np.asarray(attend(q, q, v, causal=False, dropout_rate=rate, dropout_key=jax.random.key(3)), np.float64)
     kept = weights > 0
     np.testing.assert_allclose(weights[kept], 1 / length / (1 - rate), rtol=1e-5)
     count = weights.size
     assert abs(kept.mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / count)
 
 
-@pytest.mark.parametrize(("rate", "shape"), [(0.1, (500, 201)), (0.1, (400, 256)), (0.5, (400, 256)), (0.9, (7, 9, 511))])
+@pytest.mark.parametrize(
+    ("rate", "shape"), [(0.1, (500, 201)), (0.1, (400, 256)), (0.5, (400, 256)), (0.9, (7, 9, 511))]
+)
 def test_dropout_rate_and_scale(rate, shape):
     """Fails when the share dropped or the factor is wrong, for odd and even last axes (two draws share 32 bits)."""
     out = np.asarray(dropout(jnp.ones(shape), rate, jax.random.key(0)), np.float64)

@@ -1,4 +1,4 @@
-"""Golden tables: of each model every parameter's path, shape, dtype, logical axes, initialiser, and whether it is decayed.
+"""Golden tables: every parameter's path, shape, dtype, logical axes, initialiser, and whether it is decayed.
 
 A table is the checkpoint contract, the sharding plan and the optimizer's mask in one diff: a change of any of them must
 be meant. `pytest tests/test_golden.py --update-golden` rewrites the tables.
@@ -60,7 +60,9 @@ def compare(name: str, text: str, update: bool) -> None:
     path = GOLDEN / name
     if update:
         path.write_text(text)
-    assert path.read_text() == text, f"{name} differs; if that is meant, run pytest tests/test_golden.py --update-golden"
+    assert path.read_text() == text, (
+        f"{name} differs; if that is meant, run pytest tests/test_golden.py --update-golden"
+    )
 
 
 def test_gpt(update_golden):

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from parity import gpt_case as case
 from toy import NO_DROPOUT, boxed_shapes
 
 from jaxlm.batch import Batch
@@ -19,7 +20,6 @@ from jaxlm.objectives import language_model
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step
-from parity import gpt_case as case
 
 GOLDEN = Path(__file__).parent / "golden" / "gpt_parity.npz"
 WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
@@ -110,7 +110,10 @@ def check(what: str, sizes: case.Sizes, tree: dict, rows: dict, expected: dict) 
     if what == "adamw":
         np.testing.assert_allclose(losses, expected["forward"]["adamw_losses"], rtol=1e-5)
     before = case.to_flat(tree)
-    found, wanted = case.free_of_key_biases(case.to_flat(state.params["backbone"])), case.free_of_key_biases(expected[what])
+    found, wanted = (
+        case.free_of_key_biases(case.to_flat(state.params["backbone"])),
+        case.free_of_key_biases(expected[what]),
+    )
     for name in wanted:
         moved = np.abs(wanted[name] - case.free_of_key_biases(before)[name]).max()
         difference = np.abs(found[name] - wanted[name]).max()

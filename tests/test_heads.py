@@ -19,7 +19,9 @@ def test_take_states_takes_the_position_named():
     np.testing.assert_array_equal(take_states(h, where), expected)
 
 
-@pytest.mark.parametrize(("kind", "outputs", "shape"), [("classification", 7, (E, 7)), ("regression", 1, (E, 1)), ("choice", 1, (E, C))])
+@pytest.mark.parametrize(
+    ("kind", "outputs", "shape"), [("classification", 7, (E, 7)), ("regression", 1, (E, 1)), ("choice", 1, (E, C))]
+)
 def test_scores(kind, outputs, shape):
     """Fails when the states of a pair's two orders are not added before the linear layer, or choices are added."""
     head = SequenceHead(kind=kind, outputs=outputs, dropout_rate=0.0, init_std=0.02)
@@ -50,7 +52,7 @@ def test_choices_share_one_dropout_mask():
 
 
 def test_a_fresh_head():
-    """Fails when the kernel's deviation is not the one declared, the bias is not 0, or bfloat16 states stay bfloat16."""
+    """Fails when the kernel's deviation is not the declared one, the bias is not 0, or scores come out in bfloat16."""
     head = SequenceHead(kind="classification", outputs=200, dropout_rate=0.1, init_std=0.02)
     boxed = head.init(jax.random.key(0), jnp.zeros((1, 1, 768), jnp.bfloat16), train=False)["params"]
     assert boxed["kernel"].names == ("width", "classes") and boxed["bias"].names == ("classes",)

@@ -30,11 +30,14 @@ from jaxlm.sharding import (
 from jaxlm.training.state import abstract_state, fresh_state, new_state
 from jaxlm.training.step import make_train_step
 
-pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them")
+pytestmark = pytest.mark.skipif(
+    len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them"
+)
 
 ROWS, STEPS = 16, 3
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)]
 CONFIG = replace(TOY, init_std=0.1)
+SCANNED = Execution(unroll=1)  # one layer is compiled, not all
 
 # Of each leaf, the mesh axis of each dimension; stacked leaves have the layers first, which are never cut.
 LAYOUT = {
@@ -57,7 +60,7 @@ def mesh_of(sizes):
     return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
 
 
-def run(sizes, config=CONFIG, micro_batches=1, execution=Execution(unroll=1), born_there=False):
+def run(sizes, config=CONFIG, micro_batches=1, execution=SCANNED, born_there=False):
     """The losses of a few steps with dropout on, and the state at the end.
 
     born_there: parameters are drawn on the mesh by the jitted initialiser; otherwise by NumPy, which compiles nothing.
@@ -158,7 +161,9 @@ def test_a_constraint_does_what_it_says_under_the_mesh_alone():
     cut = jax.jit(lambda x: constrain(x * 2, ("batch", "feed_forward")))
     with use_mesh(mesh_of((2, 2, 2))):
         assert cut(ones).sharding.spec == P(("data", "fsdp"), "tensor")
-        assert jax.jit(lambda x: gathered(x, np.float32, ("width", "feed_forward")))(ones).sharding.spec == P(None, "tensor")
+        assert jax.jit(lambda x: gathered(x, np.float32, ("width", "feed_forward")))(ones).sharding.spec == P(
+            None, "tensor"
+        )
     assert len(jax.jit(lambda x: constrain(x * 2, ("batch", "feed_forward")))(ones).sharding.device_set) == 1
 
 
@@ -192,7 +197,9 @@ def test_a_batch_that_cannot_be_dealt_is_refused_with_all_numbers():
     mesh = mesh_of((2, 4, 1))
     check_batch(32, 4, mesh)
     for rows, micro_batches in [(12, 1), (16, 4), (0, 1), (8, 0)]:
-        with pytest.raises(InputError, match=f"batch_size {rows} .* micro_batches {micro_batches} x mesh data 2 x fsdp 4"):
+        with pytest.raises(
+            InputError, match=f"batch_size {rows} .* micro_batches {micro_batches} x mesh data 2 x fsdp 4"
+        ):
             check_batch(rows, micro_batches, mesh)
 
 

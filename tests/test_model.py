@@ -29,6 +29,17 @@ def with_dropout(params):
     return np.asarray(states_fn(TOY)(params, packed(4), jax.random.key(7)))
 
 
+@pytest.mark.parametrize("eps", [1e-5, 0.3])
+def test_norms_use_the_configs_eps(eps):
+    """Fails when eps is forgotten or another: with a variance of 1e-6 it decides the result."""
+    config = replace(STILL, norm_eps=eps, num_layers=1)
+    x = 1e-3 * np.random.default_rng(0).standard_normal((STILL.vocab_size, STILL.width))
+    params = tree_with(empty_params(config), "backbone", "embeddings", "tokens", x.astype(np.float32))
+    norm = lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)  # noqa: E731
+    batch = windows(2)
+    np.testing.assert_allclose(states_fn(config)(params, batch), norm(norm(x[batch.ids])), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("at", [0, 5, LENGTH - 1])
 def test_causality_by_changing_one_token(params, states, at):
     """Fails when a state sees a later token, or does not see its own or an earlier one."""
@@ -145,8 +156,8 @@ def test_without_dropout_training_is_evaluation(params, states):
     np.testing.assert_array_equal(states(params, batch, jax.random.key(0)), states(params, batch))
 
 
-# Dropout, seen through norms: with kernels of zeros a state is the norm of {0, 1 / (1 - rate)}, two values whose lower one
-# marks what was dropped. Each rate is different, so that no two can be swapped.
+# Dropout, seen through norms: with kernels of zeros a state is the norm of {0, 1 / (1 - rate)}, two values whose lower
+# one marks what was dropped. Each rate is different, so that no two can be swapped.
 
 WIDE = replace(STILL, width=256, num_heads=128, feed_forward_width=8, num_layers=1)
 RATES = {"embedding_dropout_rate": 0.15, "dropout_rate": 0.3, "attention_dropout_rate": 0.45}
@@ -190,6 +201,15 @@ def test_each_rate_drops_where_it_says(rate_name, path):
     assert abs(found - rate) < 5 * math.sqrt(rate * (1 - rate) / (32 * LENGTH * config.width))
 
 
+def test_the_residual_itself_is_never_dropped():
+    """Fails when dropout is put over the sum instead of the branch: with branches of 0 there is nothing to drop."""
+    config = replace(WIDE, dropout_rate=0.5, attention_dropout_rate=0.5)
+    tokens = np.random.default_rng(0).standard_normal((config.vocab_size, config.width), np.float32)
+    params = tree_with(empty_params(config), "backbone", "embeddings", "tokens", tokens)
+    states, batch = states_fn(config), windows(2)
+    np.testing.assert_allclose(states(params, batch, jax.random.key(0)), states(params, batch), rtol=1e-5, atol=1e-5)
+
+
 def test_attention_rate_drops_weights():
     """Fails when attention's rate is not the one used on its weights: a lone key is dropped whole, head by head."""
     config = replace(WIDE, **RATES | {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0})
@@ -199,7 +219,9 @@ def test_attention_rate_drops_weights():
     bias = attention["qkv_bias"].copy()
     bias[:, 2] = 1  # the values
     identity = jnp.eye(config.width).reshape(attention["out_kernel"].shape)
-    params = tree_with(params, "backbone", "blocks", "attention", attention | {"qkv_bias": bias, "out_kernel": identity})
+    params = tree_with(
+        params, "backbone", "blocks", "attention", attention | {"qkv_bias": bias, "out_kernel": identity}
+    )
     found = share_dropped(np.asarray(states_fn(config)(params, batch, jax.random.key(1))))
     rate = RATES["attention_dropout_rate"]
     assert abs(found - rate) < 5 * math.sqrt(rate * (1 - rate) / (2048 * config.num_heads))

@@ -25,7 +25,11 @@ def inputs():
     rng = np.random.default_rng(0)
     h, table = rng.standard_normal((B, L, D)), rng.standard_normal((V, D))
     weights = np.where(rng.random((B, L)) < 0.3, 0.0, rng.random((B, L)))
-    return [jnp.asarray(x, jnp.float32) for x in (h, table)], rng.integers(V, size=(B, L)), jnp.asarray(weights, jnp.float32)
+    return (
+        [jnp.asarray(x, jnp.float32) for x in (h, table)],
+        rng.integers(V, size=(B, L)),
+        jnp.asarray(weights, jnp.float32),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,7 @@ def plain(h, table, targets, weights):
 @pytest.mark.parametrize("chunks", [1, 2, 3, 12])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-6), (jnp.bfloat16, 1.2e-2)])
 def test_chunked_loss_and_gradient_are_the_plain_ones(inputs, chunks, dtype, tolerance):
-    """Fails when a chunk is lost or counted twice, a weight is forgotten, or the hand-made gradient is not the gradient.
+    """Fails when a chunk is lost or counted twice, a weight is forgotten, or the gradient made by hand is wrong.
 
     The coefficient 3 shows whether the cotangent is used. In bfloat16 the gradient of the logits is rounded once.
     """
@@ -93,7 +97,9 @@ def test_no_array_of_all_logits_exists_in_chunks(inputs):
     assert f"f32[{B * L},{V}]" in program(1)
     text = program(4)
     assert f"f32[{B * L // 4},{V}]" in text
-    assert f"f32[{B * L},{V}]" not in text and f"f32[{B},{L},{V}]" not in text and f"f32[4,{B * L // 4},{V}]" not in text
+    assert (
+        f"f32[{B * L},{V}]" not in text and f"f32[{B},{L},{V}]" not in text and f"f32[4,{B * L // 4},{V}]" not in text
+    )
 
 
 def test_chunks_must_divide_the_length(inputs):
@@ -186,11 +192,13 @@ def l3_spelt_out(model, params, kind: str, batch: ExampleBatch, auxiliary_lm: fl
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "choice"])
 def test_l3_is_the_papers(model, backbone, kind):
-    """Fails when filler rows, padding or absent choices count, L1 misses a choice, or a mean is over the wrong things."""
+    """Fails when filler rows, padding or absent choices count, L1 misses a choice, or a mean is of the wrong things."""
     outputs = {"classification": 2, "regression": 1, "choice": 1}[kind]
     head = SequenceHead(kind=kind, outputs=outputs, dropout_rate=0.0, init_std=0.5)
     rng = np.random.default_rng(3)
-    params = backbone | {"head": {"kernel": rng.standard_normal((STILL.width, outputs)), "bias": rng.standard_normal(outputs)}}
+    params = backbone | {
+        "head": {"kernel": rng.standard_normal((STILL.width, outputs)), "bias": rng.standard_normal(outputs)}
+    }
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
     batch, wanted = examples(kind), None
     for auxiliary_lm in (0.5, 0.0):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from parity import openai_adam
 from toy import TOY, boxed_shapes
 
 from jaxlm.errors import InputError
 from jaxlm.optim import OptimizerConfig, decay_mask, learning_rate, make_optimizer
-from parity import openai_adam
 
 
 def rates(num_steps: int, **fields) -> np.ndarray:
@@ -33,10 +33,19 @@ def test_adamw_rises_to_the_peak_and_falls_to_zero(decay):
 
 def test_warmup_in_steps_or_as_a_share():
     """Fails when a share is not of the run, or is rounded down; 0.2 % of a small set's run is one whole step."""
-    for share, num_steps, steps in [(0.1, 50, 5), (0.002, 1000, 2), (0.002, 804, 2), (0.002, 100, 1), (0.5, 3, 2), (0.0, 9, 0)]:
+    for share, num_steps, steps in [
+        (0.1, 50, 5),
+        (0.002, 1000, 2),
+        (0.002, 804, 2),
+        (0.002, 100, 1),
+        (0.5, 3, 2),
+        (0.0, 9, 0),
+    ]:
         config = OptimizerConfig(warmup=share)
         assert config.warmup_steps(num_steps) == steps
-        assert math.isclose(OptimizerConfig(kind="openai_adam", warmup=share).warmup_steps(num_steps), share * num_steps)
+        assert math.isclose(
+            OptimizerConfig(kind="openai_adam", warmup=share).warmup_steps(num_steps), share * num_steps
+        )
     np.testing.assert_array_equal(rates(50, warmup=0.1), rates(50, warmup=5.0))
     np.testing.assert_array_equal(rates(100, warmup=0.002, decay="linear"), rates(100, warmup=1, decay="linear"))
     assert rates(100, warmup=0.002, decay="linear")[0] == 1.0  # a warmup of one step is at the peak

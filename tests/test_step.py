@@ -17,6 +17,7 @@ from jaxlm.training.state import TrainState, new_state, saved_part
 from jaxlm.training.step import layer_norms, make_eval_step, make_train_step
 
 ROWS = 8
+PLAIN = Execution()
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ KEEP_GRADIENT = Optimizer(
 )
 
 
-def loss_and_gradient(params, config, execution=Execution(), *, micro_batches=1, loss_chunks=1):
+def loss_and_gradient(params, config, execution=PLAIN, *, micro_batches=1, loss_chunks=1):
     objective = language_model(GPT(config, execution), loss_chunks=loss_chunks)
     step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
     state, metrics = step(new_state(params, KEEP_GRADIENT, 3), packed(ROWS))
@@ -89,9 +90,7 @@ def test_three_layers_at_once(params):
 @pytest.fixture(scope="module")
 def training():
     """A step of AdamW on a toy with dropout, and the state it starts from."""
-    optimizer = make_optimizer(
-        OptimizerConfig(peak_lr=3e-3, warmup=2), 40, decay_mask(boxed_shapes(TOY))
-    )
+    optimizer = make_optimizer(OptimizerConfig(peak_lr=3e-3, warmup=2), 40, decay_mask(boxed_shapes(TOY)))
     plain = language_model(GPT(TOY))
     spoil = {
         101: lambda tokens: jnp.float32(jnp.inf),
@@ -142,7 +141,9 @@ def test_metrics_of_a_step(training):
     batch = packed(ROWS)
     state, metrics = training.step(training.start, batch)
     assert float(metrics["learning_rate"]) == pytest.approx(1.5e-3) and int(state.step) == 1
-    moved = jax.tree.map(lambda new, old: np.asarray(new, np.float64) - np.asarray(old), state.params, training.start.params)
+    moved = jax.tree.map(
+        lambda new, old: np.asarray(new, np.float64) - np.asarray(old), state.params, training.start.params
+    )
     blocks, embeddings = moved["backbone"]["blocks"], moved["backbone"]["embeddings"]
     by_layer = sum((x.reshape(len(x), -1) ** 2).sum(-1) for x in jax.tree.leaves(blocks))
     np.testing.assert_allclose(metrics["update_norm"]["blocks"], np.sqrt(by_layer), rtol=1e-4)
@@ -150,7 +151,9 @@ def test_metrics_of_a_step(training):
     np.testing.assert_allclose(metrics["update_norm"]["embeddings"], np.sqrt(total), rtol=1e-4)
     assert set(metrics) == {"loss", "nll", "accuracy", "learning_rate", "gradient_norm", "update_norm", "halted"}
     assert float(metrics["loss"]) == pytest.approx(float(metrics["nll"])) and 0 <= float(metrics["accuracy"]) <= 1
-    assert set(layer_norms({"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}})) == {
+    assert set(
+        layer_norms({"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}})
+    ) == {
         "head",
         "blocks",
     }
@@ -166,6 +169,23 @@ def test_randomness_comes_from_seed_and_step_alone(training):
 
     assert loss(0, 5) == loss(0, 5) == float(training.step(training.start, batch)[1]["loss"])
     assert len({loss(0, 5), loss(1, 5), loss(2, 5), loss(0, 6), loss(0, 2**32 - 1)}) == 5
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_each_micro_batch_has_its_rows_and_its_key(micro_batches):
+    """Fails when micro-batches share a key, are not strided slices, or keys are not of seed, step and number."""
+    drawn = Objective(
+        {"total": 1.0},
+        lambda batch: {"total": jnp.float32(1)},
+        lambda params, ids, key: {"total": jnp.sum(ids * jax.random.uniform(key)) + 0 * params["backbone"]["x"]},
+    )
+    ids = 2.0 ** np.arange(8, dtype=np.float32)[:, None]
+    state = new_state({"backbone": {"x": jnp.float32(0)}}, KEEP_GRADIENT, 9).replace(step=jnp.int32(3))
+    _, metrics = make_train_step(drawn, KEEP_GRADIENT, micro_batches=micro_batches)(state, ids)
+    key = jax.random.fold_in(jax.random.key(9), 3)
+    uniforms = [float(jax.random.uniform(jax.random.fold_in(key, number))) for number in range(micro_batches)]
+    expected = sum(ids[number::micro_batches].sum() * u for number, u in enumerate(uniforms))
+    assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_it_learns(training):

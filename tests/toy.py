@@ -18,6 +18,7 @@ TOY = GPTConfig(
 LENGTH = TOY.num_positions
 NO_DROPOUT = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 STILL = replace(TOY, **NO_DROPOUT)
+PLAIN = Execution()
 
 
 def init_params(config: GPTConfig):
@@ -75,7 +76,7 @@ def packed(rows: int, *, length: int = LENGTH, vocab_size: int = TOY.vocab_size,
     return Batch(ids, targets, positions, segments, weights)
 
 
-def states_fn(config: GPTConfig, execution: Execution = Execution()):
+def states_fn(config: GPTConfig, execution: Execution = PLAIN):
     """Jitted (params, batch, key) -> states (B, L, D); with a key it is a training pass."""
 
     @jax.jit

@@ -21,8 +21,9 @@ class Execution:
     """What the backward pass recomputes: nothing, all but matrix products, or each whole layer."""
     unroll: int = 0
     """Layers per iteration of the layer loop; 0: all of them on the CPU, one elsewhere."""
-    loss_chunks: int = 1
-    """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory."""
+    loss_chunks: int = 0
+    """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory. 0: one
+    piece, and on the CPU as many as let the logits of one fit its cache."""
 
     def compute_dtype(self) -> jnp.dtype:
         """The dtype of activations and of the weights inside a step."""

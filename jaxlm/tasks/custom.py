@@ -37,7 +37,7 @@ class CustomConfig:
     test: str = ""
     """Test file, with or without labels."""
     text: str = ""
-    """Column of the text; of a pair the first, of a choice task the context."""
+    """Column of the text; of a pair the first, of a choice task the context (which it may do without)."""
     text_pair: str = ""
     """Column of the second text of a pair."""
     choices: tuple[str, ...] = ()
@@ -88,10 +88,12 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
 
 def _unlabelled_task(custom: CustomConfig) -> Task:
     for name in ("train", "text", "label"):
-        if not getattr(custom, name):
+        if not getattr(custom, name) and not (name == "text" and custom.kind == "choice"):
             raise InputError(
                 f"custom.{name} is not given; --task custom needs --custom.train, --custom.text, --custom.label"
             )
+    if custom.text_pair and not custom.text:
+        raise InputError("custom.text_pair is given without custom.text; name the first text too")
     if custom.kind not in METRICS:
         raise InputError(f"custom.kind {custom.kind!r}: there are {', '.join(METRICS)}")
     if (custom.kind == "choice") != bool(custom.choices):
@@ -109,7 +111,7 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
         form = "choice"
     elif custom.text_pair:
         form = "similarity" if custom.pairs == "symmetric" else "entailment"
-    texts = ((custom.text,),) + (((custom.text_pair,),) if custom.text_pair else ())
+    texts = tuple((column,) for column in (custom.text, custom.text_pair) if column)
     listed = len(custom.choices) == 1
     return Task(
         name="custom",

@@ -4,7 +4,7 @@
     entailment  start first delimiter second extract
     similarity  both orders of the pair, whose representations the head adds
     choice      start context delimiter choice extract, one sequence a choice; of two texts (article and question) the
-                context is one after the other
+                context is one after the other; without a context it is start choice extract
 
 What is too long is cut by one rule. With `room` = length less the special tokens, a single text keeps its first `room`
 tokens. Of two parts, one that needs no more than half of the room stays whole and leaves the rest of the room to the
@@ -59,6 +59,9 @@ def arrange(
     if form == "single":
         (text,) = texts
         return [[start, *text[: length - 2], extract]], len(text) > length - 2
+    if form == "choice" and not texts:
+        cut = max(len(choice) for choice in choices) > length - 2
+        return [[start, *choice[: length - 2], extract] for choice in choices], cut
     room = length - 3
     if form == "choice":
         longest = max(len(choice) for choice in choices)

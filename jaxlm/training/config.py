@@ -174,8 +174,8 @@ def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:
     """Refuse a length over the position table, or one that its loss chunks do not divide."""
     if not 1 <= length <= model.num_positions:
         raise InputError(f"length {length}: from 1 to model.num_positions, which is {model.num_positions}")
-    if loss_chunks < 1 or length % loss_chunks:
-        raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it")
+    if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
+        raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it (0: chosen)")
 
 
 def one_duration(config: Any, before: Any) -> Any:

@@ -51,7 +51,7 @@ def train(
     late: tuple[int, dict] | None = None
     try:
         while done < num_steps:
-            if stop.requested(done):
+            if stop.requested():
                 break
             if profile is not None:
                 profile.before(done)

@@ -66,7 +66,7 @@ class Programs:
 
 def member_directory(run: RunDirectory, seed: int, rate: float) -> Path:
     """Where a member works."""
-    return run.path / "members" / f"seed-{seed}-rate-{rate:g}"
+    return run.path / "members" / f"seed-{seed}-rate-{rate!r}"
 
 
 def make_programs(work: Work, rate: float) -> Programs:
@@ -88,9 +88,7 @@ def make_programs(work: Work, rate: float) -> Programs:
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     optimizer = make_optimizer(optimizer_config, config.num_steps or 1, decay_mask(boxed))
     abstract = abstract_state(init_params, optimizer, mesh)
-    objective = sequence_task(
-        model, head, auxiliary_lm=config.auxiliary_lm, loss_chunks=config.execution.loss_chunks
-    )
+    objective = sequence_task(model, head, auxiliary_lm=config.auxiliary_lm, loss_chunks=config.execution.loss_chunks)
     step = make_train_step(objective, optimizer, micro_batches=config.micro_batches)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     lengths = len(train_batches(work.encoded["train"], batch_size=config.batch_size, seed=0, num_steps=1).lengths)
@@ -143,6 +141,10 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             if best.is_better(number, figures):
                 best.keep(number, params, figures, work.resolved | {"seed": seed})
 
+        def save(number: int, state: TrainState) -> None:
+            kept.wait()  # a resume from this checkpoint does not evaluate again: what was best must be on the disk first
+            checkpoints.save(number, saved_part(state), config=work.resolved)
+
         rows = host_rows(config.batch_size, work.mesh)
         batches = (
             to_devices(jax.tree.map(lambda x: x[rows], data[number]), work.mesh, config.batch_size)
@@ -156,7 +158,7 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
                 num_steps=config.num_steps,
                 intervals=Intervals(config.eval_every or data.steps_per_epoch, config.checkpoint_every),
                 recorder=recorder,
-                save=lambda number, state: checkpoints.save(number, saved_part(state), config=work.resolved),
+                save=save,
                 finished_saves=checkpoints.finished,
                 evaluate=evaluate,
                 stop=work.stop,

@@ -29,11 +29,23 @@ def start_processes(config: DistributedConfig) -> None:
     if any(given):
         if not all(given):
             raise InputError("distributed: coordinator, num_processes and process_id belong together: give all three")
+        _check(config)
         if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
     elif len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
         jax.distributed.initialize()
+
+
+def _check(config: DistributedConfig) -> None:
+    host, _, port = (config.coordinator or "").rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(f"distributed.coordinator {config.coordinator}: HOST:PORT of process 0, 10.0.0.1:1234 say")
+    if not 0 <= (config.process_id or 0) < (config.num_processes or 0):
+        raise InputError(
+            f"distributed.process_id {config.process_id}: a number from 0 up to, not including, num_processes "
+            f"{config.num_processes}"
+        )
 
 
 class StopSignal:
@@ -45,6 +57,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received = False
+        self._asked = 0
         self._several = jax.process_count() > 1
         self._before = {signal.SIGINT: signal.signal(signal.SIGINT, self._on_signal)}
         if not self._several:
@@ -56,10 +69,12 @@ class StopSignal:
             os.kill(os.getpid(), signal.SIGTERM)
         self.received = True
 
-    def requested(self, step: int) -> bool:
-        """Whether to stop before step `step`; the same answer in every process."""
+    def requested(self) -> bool:
+        """Whether to stop before the next step; the same answer in every process. To be asked once a step by each."""
         if self._several:
-            return multihost_utils.reached_preemption_sync_point(step)
+            # Counted here: the runtime agrees on a number that lies ahead, and steps begin anew with each seed of a run.
+            self._asked += 1
+            return multihost_utils.reached_preemption_sync_point(self._asked)
         return self.received
 
     def restore(self) -> None:

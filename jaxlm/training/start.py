@@ -1,5 +1,7 @@
 """The ladder of starts: this run's newest checkpoint, another run's parameters or state, or from scratch."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -31,12 +33,8 @@ class Source:
     step: int
     model: GPTConfig
     tokenizer: Tokenizer
-    config: dict[str, Any]
-
-    @property
-    def fingerprint(self) -> str:
-        """What identifies the parameters: the run's place may change, its model, seed and step do not."""
-        return f"{self.config.get('fingerprints')}@{self.step}"
+    fingerprint: str
+    """SHA-256 over the checksums of the parameters: the run's place may change, they do not."""
 
 
 def open_source(start: str) -> Source:
@@ -49,7 +47,21 @@ def open_source(start: str) -> Source:
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     metadata = checkpoints.metadata(step)
     model = from_json(GPTConfig, config["model"], "model")
-    return Source(f"{path}@{metadata.step}", checkpoints, metadata.step, model, load_tokenizer(run.tokenizer), config)
+    checksums = {name: value for name, value in metadata.checksums.items() if name.startswith("params/backbone/")}
+    fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+    tokenizer = load_tokenizer(run.tokenizer)
+    return Source(f"{path}@{metadata.step}", checkpoints, metadata.step, model, tokenizer, fingerprint)
+
+
+def pinned_start(run: Path, start: str) -> str:
+    """`start` as RUN@STEP, where the run that goes on began from RUN: its newest checkpoint may be another by now."""
+    directory = RunDirectory(run)
+    if not (run / "config.json").exists():
+        return start
+    saved = directory.config.get("start")
+    if saved is None or split_start(start)[1] is not None or split_start(saved)[0] != Path(start):
+        return start
+    return saved
 
 
 def model_of_source(source: Source, asked: GPTConfig, given: set[str]) -> GPTConfig:

@@ -1,0 +1,291 @@
+"""Configs: JSON and back, what the strict reader refuses, config files, the command line, rules between fields."""
+
+import json
+import typing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import tyro
+
+from jaxlm.config import command_line, find_config, from_json, given_fields, load_config, to_json
+from jaxlm.data.config import DataConfig
+from jaxlm.errors import InputError
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.execution import Execution
+from jaxlm.optim import OptimizerConfig
+from jaxlm.sharding import MeshConfig
+from jaxlm.training.config import (
+    RUN_FIELDS,
+    FinetuneConfig,
+    PretrainConfig,
+    check_sizes,
+    one_duration,
+    resolved_json,
+    run_fields,
+)
+
+CONFIG = PretrainConfig(
+    model=GPTConfig(vocab_size=100, num_layers=2, embedding_dropout="table"),
+    data=DataConfig(store=("a", "b"), weights=(0.25, 1.0), layout="packed"),
+    optimizer=OptimizerConfig(kind="openai_adam", peak_lr=1 / 3),
+    num_epochs=1.5,
+    mesh=MeshConfig(data=2, fsdp=4),
+    execution=Execution(remat="dots"),
+)
+
+
+@dataclass(frozen=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True)
+class Square:
+    kind: Literal["square"] = "square"
+    side: int = 1
+
+
+@dataclass(frozen=True)
+class Drawing:
+    shape: Circle | Square = field(default_factory=Circle)
+    extra: Circle | None = None
+    where: Path | None = None
+    corners: tuple[int, int] = (0, 0)
+    names: tuple[str, ...] = ()
+    size: int | float = 1
+    dashed: bool = False
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        PretrainConfig(),
+        FinetuneConfig(batch_size=8),
+        Drawing(Square(side=3), Circle(), Path("a/b"), (1, 2), ("x",), 2.5),
+    ],
+    ids=["pretrain", "defaults", "finetune", "drawing"],
+)
+def test_json_and_back(config):
+    """Fails when a field is lost, a tuple comes back as a list, or a float in other bits."""
+    text = json.dumps(to_json(config), allow_nan=False)
+    back = from_json(type(config), json.loads(text))
+    assert back == config and hash(back) == hash(config)
+    assert json.dumps(to_json(back)) == text
+
+
+def changed(config, path: str, value) -> dict:
+    tree = to_json(config)
+    *parents, name = path.split(".")
+    place = tree
+    for parent in parents:
+        place = place[parent]
+    place[name] = value
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "value", "said"),
+    [
+        (CONFIG, "model.num_layer", 3, r"config.model.num_layer: no such field; did you mean num_layers\?"),
+        (CONFIG, "batchsize", 3, r"config.batchsize: no such field; did you mean batch_size\?"),
+        (CONFIG, "zzz", 3, "config.zzz: no such field$"),
+        (CONFIG, "batch_size", "8", 'config.batch_size: "8" is not int'),
+        (CONFIG, "batch_size", 8.0, "config.batch_size: 8.0 is not int"),
+        (CONFIG, "batch_size", True, "config.batch_size: true is not int"),
+        (CONFIG, "batch_size", None, "config.batch_size: null is not int"),
+        (CONFIG, "num_steps", "many", 'config.num_steps: "many" is not int'),
+        (CONFIG, "optimizer.peak_lr", "fast", 'config.optimizer.peak_lr: "fast" is not float'),
+        (CONFIG, "optimizer.peak_lr", False, "config.optimizer.peak_lr: false is not float"),
+        (CONFIG, "optimizer.kind", "sgd", 'config.optimizer.kind: "sgd" is not one of adamw, openai_adam'),
+        (CONFIG, "data.weights", [1.0, "x"], r'config.data.weights\[1\]: "x" is not float'),
+        (CONFIG, "data.store", "one", "config.data.store: "),
+        (CONFIG, "model", [], r"config.model: \[\] is not an object with the fields of GPTConfig"),
+        (Drawing(), "dashed", 1, "config.dashed: 1 is not bool"),
+        (Drawing(), "corners", [1, 2, 3], "config.corners"),
+        (Drawing(), "shape", {"kind": "star"}, "config.shape.kind 'star': must be one of circle, square"),
+        (Drawing(), "shape", {"kind": "square", "side": 2.5}, "config.shape.side: 2.5 is not int"),
+        (Drawing(), "shape.radius", None, "config.shape.radius: null is not float"),
+    ],
+)
+def test_wrong_json_is_refused_by_name(config, path, value, said):
+    """Fails when a wrong value gets through, or the message does not name its field."""
+    with pytest.raises(InputError, match=said):
+        from_json(type(config), changed(config, path, value))
+
+
+def test_a_missing_field_is_refused():
+    tree = to_json(CONFIG)
+    del tree["optimizer"]["beta2"]
+    with pytest.raises(InputError, match="config.optimizer: field beta2 is missing"):
+        from_json(PretrainConfig, tree)
+
+
+def test_whole_numbers_are_floats_where_a_float_is_due():
+    back = from_json(OptimizerConfig, to_json(OptimizerConfig()) | {"warmup": 100})
+    assert back.warmup == 100.0 and isinstance(back.warmup, float)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+GOOD = """
+from jaxlm.training.config import PretrainConfig
+def config():
+    return PretrainConfig(batch_size=7)
+"""
+
+
+def test_config_files(write):
+    assert load_config(write(GOOD), PretrainConfig).batch_size == 7
+    by_name, by_path = load_config("debug/gpt", PretrainConfig), load_config("configs/debug/gpt.py", PretrainConfig)
+    assert by_name == by_path and find_config("debug/gpt").name == "gpt.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("batch_size", "batch_sice"), r"mine.py line 4: TypeError: .*batch_sice"),
+        (GOOD.replace("def config", "def konfig"), "AttributeError: .*no attribute 'config'"),
+        ("def config(:\n", "SyntaxError"),
+        ("import nothing_of_that_name\n", "line 1: ModuleNotFoundError"),
+        ("def config():\n    return {}\n", "returns dict, this command needs PretrainConfig"),
+    ],
+    ids=["unknown field", "no config()", "syntax", "import", "wrong kind"],
+)
+def test_a_config_file_that_fails_is_named(write, text, said):
+    """Fails when the user sees a traceback, or no line number, for a mistake in a file of theirs."""
+    with pytest.raises(InputError, match=said) as caught:
+        load_config(write(text), PretrainConfig)
+    assert "mine.py" in str(caught.value)
+
+
+def test_a_config_that_is_not_there_gets_the_nearest_name():
+    with pytest.raises(InputError, match=r"did you mean pretrain/gpt1\?"):
+        find_config("pretrain/gpt_1")
+    with pytest.raises(InputError, match="there are: .*debug/gpt"):
+        find_config("nowhere/to/be/found")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    config: tyro.conf.Positional[str]
+    run: Path
+    quiet: bool = False
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+
+
+def parse(*argv: str):
+    return command_line(Arguments, PretrainConfig, program="pretrain", description="", argv=argv)
+
+
+def test_every_field_is_a_flag_over_the_config_file(write):
+    """Fails when a flag does not reach its field, or a default of the dataclass replaces the file's value."""
+    argv = ["--run", "r", "--optimizer.peak-lr", "3e-4", "--data.store", "a", "b", "--mesh.fsdp=4", "--num-epochs", "2"]
+    parsed, given = parse(write(GOOD), *argv)
+    settings = parsed.settings
+    assert parsed.run == Path("r") and settings.batch_size == 7
+    assert settings.optimizer.peak_lr == 3e-4 and settings.data.store == ("a", "b") and settings.mesh.fsdp == 4
+    assert settings == replace(
+        PretrainConfig(batch_size=7, num_epochs=2.0),
+        optimizer=OptimizerConfig(peak_lr=3e-4),
+        data=DataConfig(store=("a", "b")),
+        mesh=MeshConfig(fsdp=4),
+    )
+    assert given == {"run", "optimizer.peak_lr", "data.store", "mesh.fsdp", "num_epochs"}
+    assert given_fields(["c.py", "--model.num-layers=3", "-x", "--a-b", "v"]) == {"model.num_layers", "a_b"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--run", "r", "--optimizer.peak-l", "1"], "--optimizer.peak-lr"),
+        (["--run", "r", "--batch-size", "x"], "batch-size"),
+        (["--run", "r", "--optimizer.kind", "sgd"], "openai_adam"),
+        ([], "--run"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_offers_the_nearest_flag(write, capsys, argv, said):
+    with pytest.raises(SystemExit) as caught:
+        parse(write(GOOD), *argv)
+    assert caught.value.code == 2
+    assert said in "".join(capsys.readouterr())
+
+
+def test_the_duration_given_on_the_command_line_replaces_the_other():
+    """Fails when a run has two lengths, or when the config file's wins over the command line's."""
+    steps, epochs = PretrainConfig(num_steps=100), PretrainConfig(num_epochs=3.0)
+    assert one_duration(steps, steps) == steps and one_duration(epochs, epochs) == epochs
+    found = one_duration(replace(steps, num_epochs=2.0), before=steps)
+    assert (found.num_steps, found.num_epochs) == (None, 2.0)
+    found = one_duration(replace(epochs, num_steps=7), before=epochs)
+    assert (found.num_steps, found.num_epochs) == (7, None)
+    for before, given in [
+        (PretrainConfig(), PretrainConfig(num_steps=1, num_epochs=1.0)),
+        (steps, replace(steps, num_steps=7, num_epochs=1.0)),
+    ]:
+        with pytest.raises(InputError, match="num_steps and num_epochs are both given"):
+            one_duration(given, before)
+
+
+def test_which_fields_may_change_on_resume():
+    """Fails when a field that changes the mathematics of a run becomes a run field, or a name there is misspelt."""
+    names = {
+        f"{f.name}.*" if hasattr(f.default_factory, "__dataclass_fields__") else f.name for f in fields(PretrainConfig)
+    }
+    names |= {f"data.{f.name}" for f in fields(DataConfig)}
+    assert set(RUN_FIELDS) <= names
+    for name in ("model.*", "optimizer.*", "seed", "batch_size", "length", "num_steps", "data.weights", "data.layout"):
+        assert name not in RUN_FIELDS
+    assert "num_steps" not in run_fields(OptimizerConfig())
+    assert {"num_steps", "num_epochs"} <= set(run_fields(OptimizerConfig(decay="constant")))
+
+
+def test_resolved_json_is_the_config_and_the_fingerprints():
+    resolved = resolved_json(CONFIG, {"store": ["abc"]})
+    assert resolved.pop("fingerprints") == {"store": ["abc"]}
+    assert from_json(PretrainConfig, resolved) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"length": 513}, "length 513: from 1 to model.num_positions, which is 512"),
+        ({"length": 0}, "length 0"),
+        ({"execution": Execution(loss_chunks=3)}, "execution.loss_chunks 3: length 512 must be divisible"),
+        ({"execution": Execution(loss_chunks=-1)}, "execution.loss_chunks -1"),
+        ({"batch_size": 0}, "batch_size 0"),
+        ({"micro_batches": 0}, "micro_batches 0"),
+        ({"model": GPTConfig(num_heads=7)}, "num_heads 7"),
+        ({"optimizer": OptimizerConfig(peak_lr=-1.0)}, "optimizer.peak_lr"),
+    ],
+)
+def test_values_that_cannot_run_are_refused(change, said):
+    with pytest.raises(InputError, match=said):
+        replace(PretrainConfig(), **change).check()
+
+
+def test_sound_values_pass():
+    PretrainConfig().check()
+    FinetuneConfig().check()
+    check_sizes(512, 4, GPTConfig())
+    with pytest.raises(InputError, match="auxiliary_lm -1"):
+        FinetuneConfig(auxiliary_lm=-1.0).check()
+
+
+def test_a_model_config_stays_small():
+    """Fails when a model gets a seventeenth field, a second boolean, or a field without a type that JSON can hold."""
+    hints = typing.get_type_hints(GPTConfig)
+    assert len(hints) <= 16 and list(hints.values()).count(bool) <= 1
+    assert all(hint in (int, float, bool) or typing.get_origin(hint) is Literal for hint in hints.values())
+    assert GPTConfig().kind == "gpt"

@@ -1,0 +1,311 @@
+"""Commands that use a trained run: loading it, perplexity, task, score, generate; on runs of random parameters."""
+
+import io
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+import toy
+import toy_run
+from sklearn.metrics import accuracy_score
+
+from jaxlm import evaluate, generate
+from jaxlm.decoding import left_context
+from jaxlm.errors import InputError
+from jaxlm.scoring import sequence_log_probs, text_sequence
+from jaxlm.sharding import MeshConfig, make_mesh
+from jaxlm.tasks import CustomConfig, gpt1_sequences
+from jaxlm.text import train_sentencepiece
+from jaxlm.training.loaded import load_run
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return toy_run.toy_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def store(tokenizer, tmp_path_factory):
+    return toy_run.toy_store(tmp_path_factory.mktemp("store") / "s", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def run(store, tmp_path_factory):
+    return toy_run.pretrained(tmp_path_factory.mktemp("run") / "r", store)
+
+
+@pytest.fixture(scope="module")
+def task_run(tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("task")
+    rows = [
+        {"t": f"the {k} cat", "a": "sat on", "b": "lay in " * (1 + 9 * (k == 5)), "label": "ab"[k % 2]}
+        for k in range(30)
+    ]
+    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    custom = CustomConfig(
+        train=str(directory / "train.jsonl"), text="t", choices=("a", "b"), label="label", kind="choice"
+    )
+    return toy_run.finetuned(directory / "r", tokenizer, custom)
+
+
+@pytest.fixture(autouse=True)
+def no_compilation_cache(monkeypatch):
+    """Nothing is written to the user's cache folder."""
+    for module in (evaluate, generate):
+        monkeypatch.setattr(module, "enable_compilation_cache", lambda: None)
+
+
+def command(main, monkeypatch, capsys, *words):
+    """What a command prints, and the JSON of its last line."""
+    monkeypatch.setattr("sys.argv", ["program", *map(str, words)])
+    main()
+    text = capsys.readouterr().out
+    return text, json.loads(text.splitlines()[-1]) if text.splitlines()[-1].startswith("{") else None
+
+
+def test_a_run_is_loaded_at_its_newest_step_or_the_one_named(run, tokenizer):
+    newest, third = load_run(run), load_run(f"{run}@3")
+    assert (newest.step, third.step, newest.task) == (7, 3, None)
+    assert newest.tokenizer.fingerprint == tokenizer.fingerprint
+    toy.assert_trees_same(newest.params, toy.random_params(newest.config.model, seed=7))
+    toy.assert_trees_same(third.params, toy.random_params(third.config.model, seed=3))
+    assert str(third.name).endswith("@3")
+
+
+def test_parameters_lie_on_the_mesh_by_their_axes(run):
+    loaded = load_run(run, mesh=make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+    kernel = loaded.params["backbone"]["blocks"]["feed_forward"]["in_kernel"]
+    assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+    assert len(load_run(run).params["backbone"]["embeddings"]["tokens"].sharding.device_set) == 1
+
+
+def test_a_fine_tuned_run_has_its_head_and_task(task_run):
+    path, task, _ = task_run
+    loaded = load_run(path)
+    assert loaded.task == task and set(loaded.params) == {"backbone", "head"}
+    assert loaded.params["head"]["kernel"].shape == (16, 1)
+
+
+def test_what_is_no_run_is_refused(run, tmp_path, store):
+    for spec, rule in (
+        (tmp_path / "none", "no such run directory"),
+        (store.path, "no run directory"),
+        (f"{run}@5", "no checkpoint of step 5; there are 3, 7"),
+        (f"{run}@soon", "no step"),
+    ):
+        with pytest.raises(InputError, match=rule):
+            load_run(spec)
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "config.json").write_bytes((run / "config.json").read_bytes())
+    with pytest.raises(InputError, match=r"no finished checkpoint yet: run its python -m jaxlm\.pretrain"):
+        load_run(early)
+    (early / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match=r"config\.json"):
+        load_run(early)
+
+
+def test_perplexity_counts_every_token_once_for_any_batch_and_mesh(run, store, monkeypatch, capsys):
+    words = ["perplexity", "--run", run, "--data.store", store.path]
+    text, figures = command(evaluate.main, monkeypatch, capsys, *words)
+    assert figures["tokens"] == store.num_tokens and f"{store.words} words" in text
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["validation_loss"]))
+    nats = figures["validation_loss"] * store.num_tokens
+    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / store.bytes)
+    for more in (["--batch-size", 24], ["--batch-size", 8, "--mesh.data", 2, "--mesh.fsdp", 4]):
+        _, other = command(evaluate.main, monkeypatch, capsys, *words, *more)
+        assert other["validation_loss"] == pytest.approx(figures["validation_loss"], rel=1e-5)
+    _, longer = command(evaluate.main, monkeypatch, capsys, *words, "--length", 48)
+    assert longer["tokens"] == store.num_tokens and longer["length"] == 48
+    _, twice = command(evaluate.main, monkeypatch, capsys, *words, store.path)
+    assert twice["tokens"] == 2 * store.num_tokens
+    assert twice["validation_loss"] == pytest.approx(figures["validation_loss"], rel=1e-5)
+
+
+def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch, capsys):
+    other = toy_run.toy_store(tmp_path / "other", train_sentencepiece(["other words altogether"] * 3, 290))
+    for words, rule in (
+        (["--data.store", other.path], "made with another tokenizer"),
+        (["--data.store", tmp_path / "none"], "is not a token store"),
+        (["--data.store", store.path, "--length", 49], "length 49: from 1 to model.num_positions, which is 48"),
+        (["--data.store", store.path, "--batch-size", 5], "batch_size 5 is not divisible"),
+    ):
+        with pytest.raises(InputError, match=rule):
+            command(evaluate.main, monkeypatch, capsys, "perplexity", "--run", run, *words)
+
+
+def one_score(loaded, text, **more):
+    scored = text_sequence(loaded.tokenizer, text, left=left_context(loaded.tokenizer), **more)
+    return next(sequence_log_probs(loaded.model, loaded.params, [scored], mesh=loaded.mesh, batch_size=1))
+
+
+def test_sentences_are_scored_in_order(run, tmp_path, monkeypatch, capsys):
+    sentences = ["The cat sat.", "", "A naïve fox – twice", "The cat sat."]
+    (tmp_path / "in.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
+    words = ["score", "--run", run, "--input", tmp_path / "in.txt"]
+    text, figures = command(evaluate.main, monkeypatch, capsys, *words)
+    assert figures["rows"] == 3  # the blank line is left out
+    command(evaluate.main, monkeypatch, capsys, *words, "--output", tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    loaded = load_run(run)
+    for line, sentence in zip(lines, [s for s in sentences if s], strict=True):
+        expected = one_score(loaded, sentence)
+        assert line["tokens"] == expected.tokens == len(loaded.tokenizer.encode(sentence))
+        assert line["log_probability"] == pytest.approx(expected.log_probability, rel=1e-5)
+        assert sentence in text
+    assert figures["log_probability"] == pytest.approx(sum(line["log_probability"] for line in lines))
+
+
+CHOICES = [
+    {"q": "The cat", "a": "sat on the mat.", "b": "mat the on sat.", "right": "a"},
+    {"q": "The dog", "a": "rug", "b": "lay on the rug, and the bird sang in the tree.", "right": "b"},
+    {"q": "A fox", "a": "same", "b": "same", "right": "a"},
+]
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_choices_are_scored_given_their_context(run, tmp_path, monkeypatch, capsys):
+    file = write_rows(tmp_path / "in.jsonl", CHOICES)
+    words = ["score", "--run", run, "--input", file, "--fields", "a", "b", "--label", "right", "--context", "q"]
+    _, figures = command(evaluate.main, monkeypatch, capsys, *words, "--output", tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    loaded = load_run(run)
+    right = {"sum": 0.0, "mean": 0.0}
+    for row, line in zip(CHOICES, lines, strict=True):
+        found = {name: one_score(loaded, row[name], context=row["q"]) for name in "ab"}
+        for name, score in found.items():
+            assert line["log_probability"][name] == pytest.approx(score.log_probability, rel=1e-5)
+            assert line["tokens"][name] == len(loaded.tokenizer.encode(" " + row[name]))  # the context is not counted
+        assert line["label"] == row["right"]
+        for by, value in (("sum", lambda s: s.log_probability), ("mean", lambda s: s.per_token)):
+            best = max(value(score) for score in found.values())
+            winners = [name for name, score in found.items() if value(score) == best]
+            right[by] += (row["right"] in winners) / len(winners)
+    assert figures["accuracy"] == figures["accuracy_sum"] == pytest.approx(right["sum"] / 3)
+    assert figures["accuracy_per_token"] == pytest.approx(right["mean"] / 3)
+    _, by_mean = command(evaluate.main, monkeypatch, capsys, *words, "--by", "per-token")
+    assert by_mean["accuracy"] == figures["accuracy_per_token"]
+
+
+def test_lists_of_choices_and_labels_spelt_otherwise(run, tmp_path, monkeypatch, capsys):
+    listed = [{"list": [row["a"], row["b"]], "answer": "12"["ab".index(row["right"])]} for row in CHOICES]
+    file = write_rows(tmp_path / "in.jsonl", listed)
+    words = ["score", "--run", run, "--input", file, "--choice-list", "list", "--label", "answer"]
+    _, found = command(evaluate.main, monkeypatch, capsys, *words, "--label-names", "1", "2")
+    plain = write_rows(tmp_path / "plain.jsonl", CHOICES)
+    _, same = command(
+        evaluate.main,
+        monkeypatch,
+        capsys,
+        "score",
+        "--run",
+        run,
+        "--input",
+        plain,
+        "--fields",
+        "a",
+        "b",
+        "--label",
+        "right",
+    )
+    assert found["accuracy"] == same["accuracy"] and found["rows"] == 3
+    with pytest.raises(InputError, match=r"line 2: the label '2' is none of the 2 choices, 0, 1; .*--label-names"):
+        command(evaluate.main, monkeypatch, capsys, *words)
+
+
+def test_score_refuses_what_it_cannot_read(run, tmp_path, monkeypatch, capsys):
+    file = write_rows(tmp_path / "in.jsonl", CHOICES)
+    for words, rule in (
+        ([], "name the one to score with --fields"),
+        (["--fields", "a", "c"], "line 1: no field 'c'"),
+        (["--fields", "a", "--label", "right"], "two --fields or more"),
+        (["--fields", "a", "a"], "named twice"),
+        (["--fields", "a", "b", "--choice-list", "l"], "give one of them"),
+    ):
+        with pytest.raises(InputError, match=rule):
+            command(evaluate.main, monkeypatch, capsys, "score", "--run", run, "--input", file, *words)
+    (tmp_path / "bad.txt").write_bytes(b"good\nb\xffd\n")
+    with pytest.raises(InputError, match=r"bad\.txt line 2: byte 0xff at offset 6 is not UTF-8"):
+        command(evaluate.main, monkeypatch, capsys, "score", "--run", run, "--input", tmp_path / "bad.txt")
+
+
+def test_a_fine_tuned_run_is_evaluated_on_another_file(task_run, tmp_path, monkeypatch, capsys):
+    path, task, _ = task_run
+    rows = [
+        {"t": f"a fox {k}", "a": "saw a crow", "b": "sang", "label": "ab"[k % 2]} for k in range(13)
+    ]  # fills no batch
+    file = write_rows(tmp_path / "new.jsonl", rows)
+    words = ["task", "--run", path, "--input", file, "--output", tmp_path / "out.jsonl"]
+    text, figures = command(evaluate.main, monkeypatch, capsys, *words)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert figures["examples"] == 13 and "13 examples of 13 rows read" in text
+    truth, predicted = [row["label"] for row in rows], [line["prediction"] for line in lines]
+    assert [line["label"] for line in lines] == truth
+    assert figures["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    loss = -np.mean([math.log(line["scores"][line["label"]]) for line in lines])
+    assert figures["loss"] == pytest.approx(loss, rel=1e-4)
+    # One example by hand: the state of the extract token, times the head.
+    loaded = load_run(path)
+    example = evaluate.read_labelled(file, task).examples[4]
+    scores = []
+    for ids in gpt1_sequences(example, task, loaded.tokenizer, 40)[0]:
+        h, _ = loaded.model.apply({"params": loaded.params["backbone"]}, np.array([ids]), np.arange(len(ids))[None])
+        scores.append(float(h[0, -1] @ loaded.params["head"]["kernel"][:, 0]))
+    expected = 1 / (1 + math.exp(scores[1] - scores[0]))
+    assert lines[4]["scores"]["a"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_task_needs_a_fine_tuned_run_and_labels(run, task_run, tmp_path, monkeypatch, capsys):
+    file = write_rows(tmp_path / "new.jsonl", [{"t": "x", "a": "y", "b": "z"}])
+    with pytest.raises(InputError, match=r"is a pretraining run: evaluate task needs one"):
+        command(evaluate.main, monkeypatch, capsys, "task", "--run", run, "--input", file)
+    with pytest.raises(InputError, match=r"line 1: no label"):
+        command(evaluate.main, monkeypatch, capsys, "task", "--run", task_run[0], "--input", file)
+
+
+def test_generate_streams_what_it_keeps(run, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.jsonl"
+    words = ["--run", run, "--prompt", "The cat", "--length", 20, "--seed", 5]
+    text, _ = command(generate.main, monkeypatch, capsys, *words, "--output", out)
+    (sample,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert text == sample["text"] + "\n" and text.startswith("The cat") and len(sample["tokens"]) <= 20
+    loaded = load_run(run)
+    specials = loaded.tokenizer.specials
+    assert not set(sample["tokens"][:-1]) & set(specials.values())
+    assert sample["text"] == loaded.tokenizer.decode([*loaded.tokenizer.encode("The cat"), *sample["tokens"]])
+    assert command(generate.main, monkeypatch, capsys, *words)[0] == text
+    text, _ = command(generate.main, monkeypatch, capsys, *words, "--samples", 2, "--output", out)
+    samples = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert samples[0]["text"] == sample["text"] and samples[1]["text"] != sample["text"]
+    assert text.startswith("--- sample 1 of 2") and samples[1]["text"] in text
+
+
+def test_generate_reads_lines_and_begins_texts(run, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("The dog\n\nnaïve\n".encode())))
+    command(generate.main, monkeypatch, capsys, "--run", run, "--length", 3, "--output", out)
+    assert [json.loads(line)["prompt"] for line in out.read_text(encoding="utf-8").splitlines()] == ["The dog", "naïve"]
+    command(generate.main, monkeypatch, capsys, "--run", run, "--prompt", "", "--output", out)
+    (sample,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(sample["tokens"]) == 47 or sample["ended"]  # what the position table leaves beside the first token
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["--length", 46], r"of 3 tokens and 46 new ones are 49 positions, and the model has 48"),
+        (["--length", 0], "--length 0: a number above 0"),
+        (["--samples", 0], "--samples 0: a number above 0"),
+        (["--top-p", 2], r"top_p 2\.0"),
+    ],
+)
+def test_generate_refuses(run, words, rule, monkeypatch, capsys):
+    prompt = load_run(run).tokenizer.decode(load_run(run).tokenizer.encode("The cat sat")[:3])
+    with pytest.raises(InputError, match=rule):
+        command(generate.main, monkeypatch, capsys, "--run", run, "--prompt", prompt, *words)

@@ -1,0 +1,144 @@
+"""What `show` prints of stores, runs and configs, against what is in them."""
+
+import json
+
+import numpy as np
+import pytest
+import toy_run
+
+from jaxlm import show
+from jaxlm.data.loader import batch_at
+from jaxlm.data.rows import training_rows
+from jaxlm.errors import InputError
+from jaxlm.tasks import CustomConfig
+from jaxlm.training.loaded import run_config
+from jaxlm.training.run import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return toy_run.toy_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def store(tokenizer, tmp_path_factory):
+    return toy_run.toy_store(tmp_path_factory.mktemp("store") / "s", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def run(store, tmp_path_factory):
+    return toy_run.pretrained(tmp_path_factory.mktemp("run") / "r", store)
+
+
+def shown(monkeypatch, capsys, *words) -> str:
+    monkeypatch.setattr("sys.argv", ["show", *map(str, words)])
+    show.main()
+    return capsys.readouterr().out
+
+
+def test_a_store_shows_its_counts_and_documents(store, monkeypatch, capsys):
+    text = shown(monkeypatch, capsys, store.path)
+    assert f"3 documents, {store.num_tokens:,} tokens, {store.words} words, {store.bytes} bytes" in text
+    for document in toy_run.DOCUMENTS:
+        assert all(line in text for line in document.split("\n"))  # decoded as they were
+    assert f"unigram entropy {store.unigram_entropy():.4f}" in text and "pad 0" in text
+    assert "document 1" not in shown(monkeypatch, capsys, store.path, "--count", 1)
+
+
+def test_a_run_shows_how_far_and_how_good_it_is(run, monkeypatch, capsys):
+    text = shown(monkeypatch, capsys, run)
+    assert "step 7 of 7: loss 5.3000" in text
+    assert "best validation: step 5, loss 4.5000" in text and "last validation: step 7, loss 4.7500" in text
+    assert "checkpoints: 3, 7" in text and "1 start\n" in text and "from scratch" in text
+    count = 310 * 16 + 48 * 16 + 2 * (16 * 48 + 48 + 16 * 16 + 16 + 2 * 16 * 32 + 32 + 16 + 4 * 16)
+    assert f"{count:,} parameters" in text
+
+
+@pytest.mark.parametrize("layout", ["windows", "packed"])
+def test_the_batch_of_a_step_is_the_loaders(tokenizer, store, layout, tmp_path):
+    # Each slot that is shown is compared with the batch itself: a wrong row, shift or segment fails.
+    path = toy_run.pretrained(tmp_path / "r", store, layout=layout)
+    config = run_config(RunDirectory(path))
+    text = "\n".join(show.run_batch_lines(RunDirectory(path), 2, count=4))
+    batch = batch_at(training_rows([store], config.data, length=16, seed=0), 2, 4)
+    assert f"{int(batch.weights.sum())} of 64 slots are predicted" in text
+    slots = 0
+    for block, row in zip(text.split("\nrow ")[1:], range(4), strict=True):
+        ids = batch.ids[row][batch.segments[row] > 0]
+        assert tokenizer.decode(ids.tolist()).split("\n")[0] in block
+        for line in block.splitlines():
+            words = line.split()
+            if len(words) == 7 and words[0].isdigit():
+                slot = int(words[0])
+                slots += 1
+                fields = [batch.segments[row, slot], batch.positions[row, slot], batch.ids[row, slot]]
+                assert [int(word) for word in words[1:4]] == fields
+                assert words[4] == repr(tokenizer.pieces([batch.ids[row, slot]])[0])
+                target = repr(tokenizer.pieces([batch.targets[row, slot]])[0]) if batch.weights[row, slot] else "-"
+                assert words[5] == target
+    assert slots > 40
+
+
+def test_a_config_shows_its_batch_with_fields_changed(store, monkeypatch, capsys):
+    words = ["debug/gpt", "--data.store", store.path, "--length", 12, "--batch-size", 2, "--step", 3]
+    text = shown(monkeypatch, capsys, *words)
+    assert "step 3: 2 rows of 12, layout windows, seed 0" in text and "\nrow 1\n" in text and "\nrow 2\n" not in text
+    assert shown(monkeypatch, capsys, *words, "--seed", 1) != text
+    with pytest.raises(InputError, match=r"data\.store is not given"):
+        shown(monkeypatch, capsys, "debug/gpt")
+
+
+@pytest.fixture
+def custom(tmp_path):
+    rows = [("the cat sat", "on a mat", "tree", "first"), ("the fox", "saw a crow", "lay " * 60, "second")] * 10
+    lines = (
+        json.dumps({"t": f"{k} {t}", "first": a, "second": b, "label": label})
+        for k, (t, a, b, label) in enumerate(rows)
+    )
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return CustomConfig(train=str(file), text="t", choices=("first", "second"), label="label", kind="choice")
+
+
+def test_a_fine_tuning_batch_shows_sequences_labels_and_what_was_cut(tokenizer, custom, tmp_path):
+    path, task, data = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
+    text = "\n".join(show.run_batch_lines(RunDirectory(path), 0, count=4))
+    assert "step 0 of 9: 4 examples of 2 sequences" in text
+    assert "'<s>'" in text and "'<delimiter>'" in text and "'<extract>'" in text
+    blocks = text.split("\nexample ")[1:]
+    assert len(blocks) == 4
+    for block in blocks:
+        example = data.splits["train"].examples[int(block.split()[0])]
+        assert example.texts[0] in block and f"label {example.label!r}" in block
+        assert (", cut" in block) == (example.label == "second")  # 60 words do not fit 40 positions
+    run_text = "\n".join(show.run_lines(RunDirectory(path)))
+    assert "fine-tuning on custom" in run_text and "start: runs/x@7" in run_text
+
+
+def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
+    path, *_ = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
+    with open(custom.train, "a", encoding="utf-8") as file:
+        file.write('{"t": "more", "first": "x", "second": "y", "label": "first"}\n')
+    with pytest.raises(InputError, match="not those it was trained on"):
+        list(show.run_batch_lines(RunDirectory(path), 0, count=1))
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["nosuch"], "nosuch is no token store, no run directory and no config"),
+        (["."], r"no run directory: it has no config\.json"),
+        (["nosuch@3"], "nosuch: no such run directory"),
+        ([".", "--count", "-1"], "--count -1: a number from 0 on"),
+    ],
+)
+def test_bad_input(words, rule, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rule):
+        shown(monkeypatch, capsys, *words)
+
+
+def test_ends_of_long_lists():
+    assert show._ends([1, 2, 3], head=1, tail=1) == [1, 2, 3]
+    assert show._ends(list(range(9)), head=2, tail=1) == [0, 1, None, 8]
+    assert np.all(np.diff([k for k in show._ends(list(range(100))) if k is not None]) > 0)

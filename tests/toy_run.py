@@ -1,0 +1,83 @@
+"""Run directories as training leaves them, made without training: random parameters, a real tokenizer, real stores."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toy
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.config import to_json
+from jaxlm.data.config import DataConfig
+from jaxlm.data.store import Store
+from jaxlm.data.writer import write_store
+from jaxlm.labelling import make_head
+from jaxlm.logs import MetricsLog
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
+from jaxlm.text import Tokenizer, train_sentencepiece
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
+from jaxlm.training.run import RunDirectory, write_json
+
+DOCUMENTS = [
+    "The cat sat on the mat. The dog lay on the rug, and the bird sang in the tree.",
+    "A naïve fox went over the hill – twice.\n\nIt saw a crow.",
+    "In the morning the cat sat on the hill and the fox lay in the tree.",
+]
+SIZES = GPTConfig(num_positions=48, num_layers=2, width=16, num_heads=2, feed_forward_width=32, init_std=0.3)
+
+
+def toy_tokenizer() -> Tokenizer:
+    return train_sentencepiece(DOCUMENTS, 310)
+
+
+def toy_store(path: Path, tokenizer: Tokenizer, documents=DOCUMENTS) -> Store:
+    return write_store(path, {"text": documents}, tokenizer)
+
+
+def pretrained(path: Path, store: Store, *, steps=(3, 7), layout="windows") -> Path:
+    """A pretraining run with checkpoints of these steps, different in their parameters."""
+    tokenizer = store.tokenizer()
+    model = dataclasses.replace(SIZES, vocab_size=tokenizer.size)
+    data = DataConfig(store=(str(store.path),), layout=layout)
+    config = PretrainConfig(model=model, data=data, num_steps=max(steps), batch_size=4, length=16)
+    resolved = resolved_json(config, {"tokenizer": tokenizer.fingerprint, "stores": [store.fingerprint]})
+    with RunDirectory(path) as run:
+        run.open(resolved)
+        run.save_tokenizer(tokenizer)
+        run.record_start(started_from=None)
+    with MetricsLog(path, None) as metrics:
+        for step in range(1, max(steps) + 1):
+            metrics.write(step, {"loss": 6.0 - step / 10, "learning_rate": 0.1, "tokens_per_second": 1234.0})
+        for step, loss in ((2, 5.0), (5, 4.5), (7, 4.75)):
+            figures = {"perplexity": float(np.exp(loss)), "word_perplexity": 1e3, "bits_per_byte": 2.5}
+            metrics.write(step, {"validation_loss": loss} | figures)
+    save(path, {step: toy.random_params(model, seed=step) for step in steps}, resolved)
+    return path
+
+
+def finetuned(path: Path, tokenizer: Tokenizer, custom: CustomConfig) -> tuple[Path, Task, TaskData]:
+    """A fine-tuning run of a user's own task."""
+    task, data = read_task("custom", None, custom)
+    model = dataclasses.replace(SIZES, vocab_size=tokenizer.size)
+    config = FinetuneConfig(model=model, num_steps=9, batch_size=4, length=40)
+    resolved = resolved_json(config, {"tokenizer": tokenizer.fingerprint, "task_data": data.fingerprint()})
+    resolved |= {"task": "custom", "task_dir": None, "custom": to_json(custom), "start": "runs/x@7", "seeds": 1}
+    with RunDirectory(path) as run:
+        run.open(resolved)
+        run.save_tokenizer(tokenizer)
+        write_json(path / "task.json", task.to_json())
+        run.record_start(started_from="parameters of runs/x@7")
+    head = make_head(task, 0.1, 0.5).init(jax.random.key(1), jnp.zeros((1, 1, model.width)), train=False)["params"]
+    head = jax.tree.map(lambda leaf: np.asarray(leaf.value), head, is_leaf=lambda leaf: hasattr(leaf, "value"))
+    save(path, {9: toy.random_params(model) | {"head": head}}, resolved)
+    return path, task, data
+
+
+def save(path: Path, params: dict, resolved: dict) -> None:
+    with Checkpoints(path / "checkpoints", keep_newest=9) as checkpoints:
+        for step, tree in params.items():
+            checkpoints.save(step, {"params": tree, "step": np.int32(step)}, config=resolved)
+            checkpoints.wait()
