@@ -148,12 +148,13 @@ def _make(
         _estimate(job, [unit for _, unit in todo], tokenizer, left, workers, config.output)
 
     done = total - left
-    with Progress("MB", total / 1e6) as progress:
-        progress.update(done / 1e6)
+    scale, name = (1e6, "MB") if total >= 1e7 else (1e3, "kB")
+    with Progress(name, total / scale) as progress:
+        progress.update(done / scale)
         _join(job, units, writer, config.weights)
         for shard in make_shards(job, todo, workers, tokenizer):
             done += units[shard.number].size
-            progress.update(done / 1e6)
+            progress.update(done / scale)
             _join(job, units, writer, config.weights)
     for section in writer.state["sections"]:
         if not section["documents"]:

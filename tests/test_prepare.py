@@ -240,10 +240,13 @@ def test_the_command_line(corpus):
         4000,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    outputs = []
     for begins in ("source text:books/*.txt: 5 files", "complete already"):
         done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(begins)
+        outputs.append(done.stdout)
+    assert "estimate: 0.1 MB of text, about 0.0 million tokens" in outputs[0] and "with 2 workers" in outputs[0]
     assert open_store("out/store").sections[0].weight == 2.0
     arguments[1] = "text:none/*.txt"
     arguments[-5] = "out/other"
@@ -251,6 +254,28 @@ def test_the_command_line(corpus):
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "no file matches" in wrong.stderr
     unknown = subprocess.run(command(*arguments, "--worker", 2), env=environment, capture_output=True, text=True)
     assert unknown.returncode == 2 and "--workers" in unknown.stdout + unknown.stderr
+
+
+def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_the_text(corpus, monkeypatch, capsys):
+    seen = []
+
+    def train(sentences, size, model_type):
+        seen.append(list(sentences))
+        return train_sentencepiece(seen[-1], size, model_type)
+
+    monkeypatch.setattr("jaxlm.prepare.train_sentencepiece", train)
+    monkeypatch.setattr("jaxlm.prepare.TRAINING_BYTES", 30_000)
+    prepare(corpus)
+    assert "trained on 0.0 MB of about 0.1 MB" in capsys.readouterr().out
+    prepare(replace(corpus, output=Path("again"), workers=2))
+    assert seen[0] == seen[1]
+    sample = "".join(seen[0])
+    assert 10_000 < len(sample.encode()) < 35_000
+    for text in ("books/0.txt", "books/4.txt", "blocks.txt"):
+        assert Path(text).read_text(encoding="utf-8")[:20] in sample, f"nothing of {text} is in the sample"
+    monkeypatch.setattr("jaxlm.prepare.TRAINING_UNITS", 3)
+    prepare(replace(corpus, output=Path("few")))
+    assert len(seen[2]) < len(seen[0])
 
 
 def wait_for(condition, seconds: float) -> bool:

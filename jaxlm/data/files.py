@@ -12,7 +12,7 @@ import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import IO, Any, Literal, cast
 
 from jaxlm.errors import InputError
 
@@ -30,13 +30,13 @@ def is_compressed(path: str) -> bool:
     return Path(path).suffix in COMPRESSED
 
 
-def open_binary(path: str) -> BinaryIO:
+def open_binary(path: str) -> IO[bytes]:
     """Open a file for reading bytes; .gz, .xz and .zst are decompressed."""
     suffix = Path(path).suffix
     if suffix == ".gz":
-        return gzip.open(path, "rb")
+        return cast(IO[bytes], gzip.open(path, "rb"))
     if suffix == ".xz":
-        return lzma.open(path, "rb")
+        return cast(IO[bytes], lzma.open(path, "rb"))
     if suffix == ".zst":
         return io.BufferedReader(_ZstdReader(path), _FRAGMENT)
     return open(path, "rb")
@@ -147,7 +147,7 @@ def read_jsonl(
                 yield value, True
 
 
-def _lines_from(file: BinaryIO, begin: int) -> Iterator[tuple[int, bytes]]:
+def _lines_from(file: IO[bytes], begin: int) -> Iterator[tuple[int, bytes]]:
     """(offset, line without its line break) of the lines that start at or after `begin`."""
     offset = 0
     if begin > 0:
@@ -228,7 +228,7 @@ class _ZstdReader(io.RawIOBase):
             raise InputError(f"{path}: reading .zst needs zstandard: pip install zstandard") from error
         self._library = zstandard
         self._file = open(path, "rb")
-        self._frame = None
+        self._frame: Any = None
         self._input = b""
         self._output = memoryview(b"")
 

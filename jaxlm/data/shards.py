@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -177,12 +179,13 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
             yield make_shard(job, tokenizer, number, unit)
         return
     context = multiprocessing.get_context("spawn")
-    processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
+    processes: dict[Any, BaseProcess] = {}
     try:
         todo = iter(units)
         for _ in range(min(workers, len(units))):
+            connection: Any
             connection, other = context.Pipe()
-            process = context.Process(target=_work, args=(other, job), daemon=True)
+            process: BaseProcess = context.Process(target=_work, args=(other, job), daemon=True)
             process.start()
             other.close()
             processes[connection] = process
@@ -228,6 +231,7 @@ def _work(connection: Connection, job: Job) -> None:
             number, unit = connection.recv()
         except EOFError:
             return
+        answer: tuple[str, Shard | str]
         try:
             answer = ("shard", make_shard(job, tokenizer, number, unit))
         except InputError as error:

@@ -82,22 +82,20 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
             raise InputError(f"source {source.spec!r}: the split {source.split!r} has no records")
         each = max(1, _record_bytes(source))
         step = max(1, unit_bytes // each)
-        units = [
-            Unit(number, (Slice("", k, min(k + step, records)),), each * min(step, records - k))
-            for k in range(0, records, step)
-        ]
-        return units, {"source": source.spec, "records": records, "bytes": each * records}
+        parts = [Slice("", k, min(k + step, records)) for k in range(0, records, step)]
+        sized = [Unit(number, (part,), each * min(step, records - part.begin)) for part in parts]
+        return sized, {"source": source.spec, "records": records, "bytes": each * records}
 
     sizes = _file_sizes(source)
     units: list[Unit] = []
     slices: list[Slice] = []
-    filled = 0
+    filled = 0.0
 
     def close() -> None:
         nonlocal slices, filled
         if slices:
             units.append(Unit(number, tuple(slices), int(filled)))
-        slices, filled = [], 0
+        slices, filled = [], 0.0
 
     for path, size in sizes:
         if source.kind == "text" or is_compressed(path):

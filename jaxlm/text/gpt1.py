@@ -58,17 +58,17 @@ class GPT1Tokenizer(Tokenizer):
         return cls(read_file(directory / VOCABULARY_FILE), read_file(directory / MERGES_FILE), str(directory))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        self.require_packages()
-        return [self._encode(text) for text in texts]
+        words = self.require_packages()
+        return [self._encode(text, words) for text in texts]
 
-    def require_packages(self) -> None:
+    def require_packages(self) -> "_EnglishWords":
         """InputError where ftfy or spaCy is missing. Encoding needs them; a store that is only read does not."""
-        if self._words is None:
-            self._words = _EnglishWords()
+        self._words = self._words or _EnglishWords()
+        return self._words
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, split: "_EnglishWords") -> list[int]:
         ids: list[int] = []
-        for words in self._words(standard_text(text)):
+        for words in split(standard_text(text)):
             # Lines are encoded whole; a newline is a word of its own, and no merge knows it.
             start = 0
             for end, word in enumerate(words):
