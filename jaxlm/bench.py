@@ -1,8 +1,8 @@
 """Measure one training step: `python -m jaxlm.bench --model gpt1 --batch 4 --length 256`.
 
-The step is the one that pretraining runs: forward, backward, global-norm clip at 1, AdamW; dropout is 0 unless asked for.
-FLOPs are counted as 6 x (non-embedding + output-projection parameters used per token) + 12 x layers x width x length per
-token, halved for causal attention. The last line of standard output is one JSON object.
+The step is the one that pretraining runs: forward, backward, global-norm clip at 1, AdamW; dropout is 0 unless asked
+for. FLOPs are counted as 6 x (non-embedding + output-projection parameters used per token) + 12 x layers x width x
+length per token, halved for causal attention. The last line of standard output is one JSON object.
 """
 
 import json
@@ -79,7 +79,11 @@ def measure(arguments: Arguments) -> dict:
     ids = ids.astype(np.int32)
     positions_BL = np.broadcast_to(np.arange(arguments.length, dtype=np.int32), (arguments.batch, arguments.length))
     batch = Batch(
-        ids=ids[:, :-1], targets=ids[:, 1:], positions=positions_BL, segments=None, weights=np.ones(positions_BL.shape, np.float32)
+        ids=ids[:, :-1],
+        targets=ids[:, 1:],
+        positions=positions_BL,
+        segments=None,
+        weights=np.ones(positions_BL.shape, np.float32),
     )
 
     def init_params(key: jax.Array):

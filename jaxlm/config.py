@@ -75,7 +75,12 @@ def _line_in(path: Path, error: Exception) -> str:
 
 
 def command_line(
-    arguments: type, config_kind: type | None = None, *, program: str, description: str, argv: Sequence[str] | None = None
+    arguments: type,
+    config_kind: type | None = None,
+    *,
+    program: str,
+    description: str,
+    argv: Sequence[str] | None = None,
 ) -> tuple[Any, set[str]]:
     """Parse the command line of a command into `arguments`; also the fields that were given, dotted.
 

@@ -1,4 +1,4 @@
-"""Devices: what an accelerator can do at most (dense bfloat16, from the makers' data sheets), and the compilation cache."""
+"""Devices: what one can do at most (dense bfloat16, from the makers' data sheets), and the compilation cache."""
 
 import os
 from pathlib import Path

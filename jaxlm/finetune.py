@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained model on a labelled task: `python -m jaxlm.finetune CONFIG --run RUN --start RUN --task cola …`.
+"""Fine-tune a pretrained model on a labelled task: `python -m jaxlm.finetune CONFIG --run RUN --start RUN --task TASK`.
 
 The same command resumes a run that was stopped, and says so when the run is complete.
 """
@@ -29,6 +29,7 @@ from jaxlm.training.config import (
     check_positive,
     check_seed,
     check_sizes,
+    filled,
     one_duration,
     resolved_json,
     run_fields,
@@ -40,9 +41,6 @@ from jaxlm.training.run import RunDirectory, write_json
 from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
 
 log = logging.getLogger("jaxlm.finetune")
-
-DEFAULT_EPOCHS = 3.0  # GPT-1, section 4.1
-DEFAULT_BATCH_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -112,14 +110,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
     tokenizer = tokenizer.with_specials(ROLES)
     config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
-    paper = task.paper
-    if config.num_steps is None and config.num_epochs is None:
-        config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
-    length = config.length or min(int(paper.get("length", config.model.num_positions)), config.model.num_positions)
-    config = replace(
-        config, batch_size=config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE)), length=length
-    )
-    check_sizes(length, 1, config.model)
+    config = filled(config, task.paper)
+    check_sizes(config.length, 1, config.model)
     if config.transfer_layers is not None and not 0 <= config.transfer_layers <= config.model.num_layers:
         raise InputError(f"transfer_layers {config.transfer_layers}: from 0 to the model's {config.model.num_layers}")
     if config.transfer_layers is not None and source is None:
@@ -159,6 +151,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         "task_dir": arguments.task_dir,
         "custom": to_json(arguments.custom) if task.name == "custom" else None,
         "start": None if source is None else source.name,
+        "held_out_seed": arguments.held_out_seed,
         "seeds": arguments.seeds,
         "learning_rates": list(planned.rates),
     }
@@ -242,7 +235,7 @@ def _write_results(work: Work, summary: dict[str, Any], keep: str) -> None:
 def _table(summary: dict[str, Any]) -> list[str]:
     count = sum(run["learning_rate"] == summary["learning_rate"] for run in summary["runs"])
     lines = [
-        f"{summary['task']}: {count} seed(s) at rate {summary['learning_rate']:g}, selected by {summary['metric']} on dev"
+        f"{summary['task']}: {count} seed(s), rate {summary['learning_rate']:g}, selected by {summary['metric']} on dev"
     ]
     for part in ("dev", "test"):
         if part in summary:

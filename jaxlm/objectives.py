@@ -21,7 +21,7 @@ ABSENT = -1e30  # the score of a choice that is not there: finite, and exp of it
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step minimises: the sum over terms of coefficient x (sum / weight), and further pairs that are only reported.
+    """What a step minimises: the sum over terms of coefficient x (sum / weight), and pairs that are only reported.
 
     weights(batch): the weight of each term and metric over the whole batch. sums(params, batch, key): the sums over any
     part of it; `key` is the dropout key, None for evaluation. A weight of 0 means the batch has nothing of that kind.

@@ -101,7 +101,7 @@ class Optimizer(NamedTuple):
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimizer:
-    """Clip by the global norm, Adam, decay where `mask` is true, the scheduled rate. Updates are added to parameters."""
+    """Clip by the global norm, Adam, decay where `mask` is true, the scheduled rate; updates are added to the parameters."""
     rate = learning_rate(config, num_steps)
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     if config.kind == "openai_adam":
@@ -114,7 +114,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimi
 
 
 def openai_adam(config: OptimizerConfig, rate: optax.Schedule, mask: Any) -> optax.GradientTransformation:
-    """Adam as in opt.py:23-49: eps is added to the uncorrected root, and the decay is scaled by the bias correction too.
+    """Adam as in opt.py:23-49: eps is added to the uncorrected root; the decay is scaled by the bias correction too.
 
     With t counted from 1: rate = schedule((t - 1) / T) sqrt(1 - b2^t) / (1 - b1^t);
     p <- p - rate (m / (sqrt(v) + eps) + decay p).

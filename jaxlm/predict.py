@@ -1,4 +1,4 @@
-"""Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.tsv|new.jsonl|- [--output FILE]`.
+"""Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.tsv|new.jsonl|- [--output F]`.
 
 Rows are read as they come, any number of them, and answered in order: one JSON object a line with `index` (0-based),
 `prediction` (spelt as in the task's files) and `scores` (a probability for each label; empty for a score).

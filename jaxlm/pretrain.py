@@ -137,6 +137,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
     steps = checkpoints.steps()
     if steps and steps[-1] >= config.num_steps:
+        checkpoints.close()
+        run.close()
         if jax.process_index() == 0:
             print(f"{run.path} is complete: {steps[-1]} of {config.num_steps} steps; nothing to do")
         return

@@ -61,8 +61,8 @@ def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     if micro_batches < 1 or batch_size < 1 or batch_size % (micro_batches * data * fsdp):
         raise InputError(
-            f"batch_size {batch_size} is not divisible by micro_batches {micro_batches} x mesh data {data} x fsdp {fsdp}"
-            f" = {micro_batches * data * fsdp}: change one of them"
+            f"batch_size {batch_size} is not divisible by micro_batches {micro_batches} x mesh data {data} x fsdp "
+            f"{fsdp} = {micro_batches * data * fsdp}: change one of them"
         )
 
 
@@ -102,7 +102,7 @@ def state_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
 def host_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
     """The rows of a global batch that this process feeds, ascending."""
     rows: set[int] = set()
-    for (piece, *_) in batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values():
+    for piece, *_ in batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values():
         rows.update(range(batch_size)[piece])
     return np.array(sorted(rows))
 

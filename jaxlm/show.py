@@ -26,7 +26,7 @@ from jaxlm.errors import InputError, run_command
 from jaxlm.logs import read_metrics
 from jaxlm.tasks import ROLES, CustomConfig, Example, Task, encode_split, gpt1_sequences, read_task, train_batches
 from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec
-from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled, one_duration
 from jaxlm.training.loaded import run_config, split_run
 from jaxlm.training.run import RunDirectory
 from jaxlm.trees import named_leaves
@@ -34,7 +34,6 @@ from jaxlm.trees import named_leaves
 TEXT = 600  # characters of a document that are shown
 HEAD, TAIL = 12, 3  # slots of a segment that are shown, from its beginning and its end
 CURVE = 10  # lines of a run's metrics that are shown
-DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32  # of fine-tuning where neither the config nor the task says so
 
 
 @dataclass(frozen=True)
@@ -257,13 +256,14 @@ def finetune_lines(
 ) -> Iterator[str]:
     """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut."""
     tokenizer = tokenizer.with_specials(ROLES)
-    positions = config.model.num_positions
-    length = config.length or min(int(task.paper.get("length", positions)), positions)
-    batch_size = config.batch_size or int(task.paper.get("batch_size", DEFAULT_BATCH_SIZE))
-    epochs = config.num_epochs or float(task.paper.get("num_epochs", DEFAULT_EPOCHS))
-    encoded = encode_split(task, data, "train", tokenizer, length)
+    config = filled(config, task.paper)
+    encoded = encode_split(task, data, "train", tokenizer, config.length)
     batches = train_batches(
-        encoded, batch_size=batch_size, num_epochs=epochs, seed=config.seed, num_steps=config.num_steps
+        encoded,
+        batch_size=config.batch_size,
+        num_epochs=config.num_epochs or 0,
+        seed=config.seed,
+        num_steps=config.num_steps,
     )
     if step >= len(batches):
         raise InputError(f"--step {step}: the run has {len(batches)} steps, counted from 0")
@@ -272,7 +272,7 @@ def finetune_lines(
     for line in data.report():
         yield f"  {line}"
     buckets = ", ".join(map(str, batches.lengths))
-    yield f"  cut to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
+    yield f"  cut to {config.length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
     yield (
         f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "
         f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} slots are tokens, seed {config.seed}"
@@ -280,7 +280,7 @@ def finetune_lines(
     for row in range(min(count, int(batch.weights.sum()))):
         yield ""
         yield from example_lines(
-            batch, row, data.splits["train"].examples[int(batch.index[row])], task, tokenizer, length
+            batch, row, data.splits["train"].examples[int(batch.index[row])], task, tokenizer, config.length
         )
 
 

@@ -59,6 +59,18 @@ def test_pytorch_live(live, what):
     check(what, *live)
 
 
+@pytest.mark.parity
+def test_the_script_gives_the_frozen_numbers(frozen):
+    """Fails when the statements in tests/parity were changed and the file was not written again."""
+    pytest.importorskip("torch", reason=WHY)
+    from parity import freeze_gpt
+
+    sizes = case.Sizes()
+    for group, members in freeze_gpt.answers(sizes, case.make_tree(sizes, seed=1), frozen["rows"]).items():
+        for name, value in members.items():
+            np.testing.assert_allclose(frozen[group][name], value, rtol=1e-6, atol=1e-6, err_msg=f"{group}/{name}")
+
+
 @pytest.fixture(scope="module")
 def live():
     pytest.importorskip("torch", reason=WHY)

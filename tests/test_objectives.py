@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from toy import LENGTH, STILL, TOY, packed, random_params, windows
+from toy import LENGTH, STILL, examples, packed, random_params, windows
 
 from jaxlm.batch import ExampleBatch
 from jaxlm.heads import SequenceHead
@@ -142,22 +142,6 @@ def test_a_fresh_model_predicts_evenly():
 
 
 # Fine-tuning: L3 = L2 + lambda L1
-
-
-def examples(kind: str, seed: int = 0) -> ExampleBatch:
-    """Five examples, the last one filler; sequences of different lengths; of choices, one example has one fewer."""
-    rng = np.random.default_rng(seed)
-    choices = {"classification": 1, "regression": 2, "choice": 3}[kind]
-    lengths = rng.integers(3, LENGTH + 1, size=(5, choices)).astype(np.int32)
-    if kind == "choice":
-        lengths[2, 2] = 0
-    lengths[4] = 0
-    ids = rng.integers(1, TOY.vocab_size, size=(5, choices, LENGTH)).astype(np.int32)
-    ids *= np.arange(LENGTH) < lengths[..., None]
-    labels = rng.integers(2, size=5).astype(np.int32) if kind != "regression" else rng.random(5).astype(np.float32)
-    weights = np.array([1, 1, 1, 1, 0], np.float32)
-    index = np.array([3, 0, 1, 2, -1], np.int32)
-    return ExampleBatch(ids, lengths, np.maximum(lengths - 1, 0).astype(np.int32), labels, weights, index)
 
 
 def l3_spelt_out(model, params, kind: str, batch: ExampleBatch, auxiliary_lm: float) -> dict[str, float]:

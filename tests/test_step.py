@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy import STILL, TOY, assert_trees_close, assert_trees_same, boxed_shapes, packed, random_params
+from toy import STILL, TOY, assert_trees_close, assert_trees_same, boxed_shapes, examples, packed, random_params
 
+from jaxlm.heads import SequenceHead
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import Objective, language_model
+from jaxlm.objectives import Objective, language_model, sequence_task
 from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import TrainState, new_state, saved_part
 from jaxlm.training.step import layer_norms, make_eval_step, make_train_step
@@ -57,6 +58,24 @@ def test_micro_batches_do_not_change_the_gradient(params, still, micro_batches):
     assert metrics == pytest.approx(still[0], rel=1e-6)
     worst = assert_trees_close(gradient, still[1], relative=2e-6, absolute=1e-8)
     print(f"{micro_batches} micro-batches: largest difference of a gradient {worst:.2g}")
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
+    """Fails when L2 and L1 of fine-tuning are divided piece by piece: their weights are of examples and of sequences."""
+    head = SequenceHead(kind="choice", outputs=1, dropout_rate=0.0, init_std=0.5)
+    kernel = np.random.default_rng(1).standard_normal((STILL.width, 1)).astype(np.float32)
+    params = params | {"head": {"kernel": kernel, "bias": np.zeros(1, np.float32)}}
+    objective = sequence_task(GPT(STILL, Execution(unroll=1)), head, auxiliary_lm=0.5)
+
+    def gradient(micro_batches):
+        step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
+        state, metrics = step(new_state(params, KEEP_GRADIENT, 0), examples("choice"))
+        return float(metrics["loss"]), state.opt_state
+
+    found, wanted = gradient(micro_batches), gradient(1)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-6)
+    assert_trees_close(found[1], wanted[1], relative=2e-6, absolute=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxlm.batch import Batch
+from jaxlm.batch import Batch, ExampleBatch
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 
@@ -74,6 +74,22 @@ def packed(rows: int, *, length: int = LENGTH, vocab_size: int = TOY.vocab_size,
             positions[row, start:end] = np.arange(end - start)
             weights[row, start : end - 1] = 1
     return Batch(ids, targets, positions, segments, weights)
+
+
+def examples(kind: str, seed: int = 0) -> ExampleBatch:
+    """Six examples, the last one filler; sequences of different lengths; of choices, one example has one fewer."""
+    rng = np.random.default_rng(seed)
+    choices = {"classification": 1, "regression": 2, "choice": 3}[kind]
+    lengths = rng.integers(3, LENGTH + 1, size=(6, choices)).astype(np.int32)
+    if kind == "choice":
+        lengths[2, 2] = 0
+    lengths[5] = 0
+    ids = rng.integers(1, TOY.vocab_size, size=(6, choices, LENGTH)).astype(np.int32)
+    ids *= np.arange(LENGTH) < lengths[..., None]
+    labels = rng.integers(2, size=6).astype(np.int32) if kind != "regression" else rng.random(6).astype(np.float32)
+    weights = np.array([1, 1, 1, 1, 1, 0], np.float32)
+    index = np.array([3, 0, 1, 4, 2, -1], np.int32)
+    return ExampleBatch(ids, lengths, np.maximum(lengths - 1, 0).astype(np.int32), labels, weights, index)
 
 
 def states_fn(config: GPTConfig, execution: Execution = PLAIN):

@@ -1,4 +1,4 @@
-"""Toy stores, a toy task, and the real commands run on them: within the test's process, or as processes of their own."""
+"""Toy stores and tasks, and the real commands run on them: within the test's process, or as processes of their own."""
 
 import contextlib
 import io

@@ -12,8 +12,15 @@ from jaxlm.training.config import PretrainConfig
 def config() -> PretrainConfig:
     return PretrainConfig(
         model=GPTConfig(
-            num_positions=512, num_layers=4, width=192, num_heads=6, feed_forward_width=768, init_std=0.04, dropout_rate=0.0,
-            embedding_dropout_rate=0.0, attention_dropout_rate=0.0,
+            num_positions=512,
+            num_layers=4,
+            width=192,
+            num_heads=6,
+            feed_forward_width=768,
+            init_std=0.04,
+            dropout_rate=0.0,
+            embedding_dropout_rate=0.0,
+            attention_dropout_rate=0.0,
         ),
         optimizer=OptimizerConfig(peak_lr=2e-3, warmup=0.05, decay="cosine"),
         num_steps=2000,

@@ -7,6 +7,7 @@ work that makes one shard. Units depend on the inputs alone, so any number of pr
 
 import functools
 import glob
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from jaxlm.data.files import COMPRESSED, Errors, Fragments, is_compressed, read_jsonl, read_lines, read_text
 from jaxlm.errors import InputError
 
+TFDS_EXTRA = "install the extra [tfds]: pip install 'jaxlm[tfds]'"
 KINDS = "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]"
 FIELD = "text"
 SPLIT = "train"
@@ -197,12 +199,11 @@ def _builder(source: Source):
     try:
         builder = tfds.builder(source.place, file_format="array_record")
         builder.download_and_prepare()
-    except ImportError as error:
-        raise InputError(
-            f"source {source.spec!r} needs a package that is missing ({error}): pip install 'jaxlm[tfds]'"
-        ) from error
     except Exception as error:  # TFDS raises many kinds: an unknown name, no network, no disk
-        raise InputError(f"source {source.spec!r}: TFDS cannot give it ({error})") from error
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        # Without TensorFlow most of the catalogue does not load, and TFDS says that there is no such data set.
+        extra = "" if importlib.util.find_spec("tensorflow") else "; it may need TensorFlow: pip install 'jaxlm[tfds]'"
+        raise InputError(f"source {source.spec!r}: TFDS cannot give it ({first}){extra}") from error
     return builder
 
 
@@ -222,3 +223,34 @@ def _record_bytes(source: Source) -> int:
     info = _builder(source).info
     split = info.splits[source.split] if len(info.splits) else None
     return int(split.num_bytes or 0) // split.num_examples if split and split.num_bytes and split.num_examples else 256
+
+
+def open_split(name: str, split: str, data_dir: str | None) -> Any:
+    """The rows of one split of a data set of TFDS's catalogue, by index, from `data_dir` or TFDS's own directory.
+
+    InputError, one line, where a package is missing or the set cannot be had.
+    """
+    where = f"task-dir tfds:{data_dir}" if data_dir else "task-dir tfds"
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise InputError(f"{where}: {error}; {TFDS_EXTRA}") from None
+    try:
+        return tfds.data_source(name, split=split, data_dir=data_dir)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        # Without TensorFlow, GLUE's code does not load and TFDS says that there is no such data set.
+        if not _has_tensorflow():
+            raise InputError(
+                f"{where}: {name} is not prepared there as ArrayRecord, and preparing it needs TensorFlow; "
+                f"{TFDS_EXTRA} ({first})"
+            ) from None
+        raise InputError(
+            f"{where}: {name} {split}: {first}; see that it can be downloaded or is prepared there"
+        ) from None
+
+
+def _has_tensorflow() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tensorflow") is not None

@@ -41,7 +41,7 @@ class GPTConfig:
     embedding_dropout: Literal["sum", "table"] = "sum"
     """Drops elements of the summed embeddings (paper), or of the tables that the softmax shares (original code)."""
     init_std: float = 0.02
-    """Of all weights and both tables. 0.02 is the paper's for width 768; narrower models start at 0.02 sqrt(768 / D)."""
+    """Of all weights and both tables. 0.02 is the paper's for width 768; narrow models want 0.02 sqrt(768 / D)."""
     norm_eps: float = 1e-5
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ GPT1 = GPTConfig(vocab_size=40_478)
 
 
 def model_flops_per_token(config: GPTConfig, length: int) -> float:
-    """FLOPs of a training step per token: forward and backward, nothing recomputed; causal attention sees half the keys."""
+    """FLOPs of a training step per token, forward and backward; causal attention sees half of the keys."""
     per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
     matrices = config.num_layers * per_layer + config.vocab_size * config.width
     return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
@@ -228,7 +228,7 @@ class FeedForward(nn.Module):
         kernel_out = self.param("out_kernel", nn.with_logical_partitioning(init, ("feed_forward", "width")), (f, d))
         bias_out = self.param("out_bias", nn.with_logical_partitioning(zeros, ("norm",)), (d,))
         h_BLF = project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in)
-        # Barriers keep XLA from fusing the GELU into the operands of the products, where it would be made again and again.
+        # Barriers keep XLA from fusing the GELU into the operands of the products, where it is made again and again.
         h_BLF = jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(h_BLF), approximate=True))
         return project(h_BLF, gathered(kernel_out, dtype, ("feed_forward", "width")), bias_out)
 

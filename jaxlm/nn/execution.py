@@ -14,7 +14,7 @@ class Execution:
     """Run fields of a model: dtype, attention backend, what the backward pass recomputes, how the layer loop is cut."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms, softmax, losses stay float32."""
+    """Arithmetic. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms and losses stay float32."""
     attention: Literal["xla"] = "xla"
     """Attention backend."""
     remat: Literal["none", "dots", "full"] = "none"
@@ -22,8 +22,8 @@ class Execution:
     unroll: int = 0
     """Layers per iteration of the layer loop; 0: all of them on the CPU, one elsewhere."""
     loss_chunks: int = 0
-    """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory. 0: one
-    piece, and on the CPU as many as let the logits of one fit its cache."""
+    """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory.
+    0: one piece, and on the CPU as many as let the logits of one fit its cache."""
 
     def compute_dtype(self) -> jnp.dtype:
         """The dtype of activations and of the weights inside a step."""

@@ -8,11 +8,10 @@ and the names into the task's, never taken as they are; -1 (GLUE's test parts) m
 from collections.abc import Mapping
 from typing import Any
 
+from jaxlm.data.sources import open_split
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue
 from jaxlm.tasks.task import Example, Split
-
-_EXTRA = "install the extra [tfds]: pip install 'jaxlm[tfds]'"
 
 
 def is_catalogue(task_dir: str) -> bool:
@@ -34,7 +33,7 @@ def read_catalogue(built_in: BuiltIn, task_dir: str) -> dict[str, Split]:
 
 
 def _read_part(built_in: BuiltIn, catalogue: Catalogue, part: str, split: str, data_dir: str | None) -> Split:
-    source = _open(catalogue.name, split, data_dir)
+    source = open_split(catalogue.name, split, data_dir)
     names = _label_names(source, catalogue)
     examples, empty = [], 0
     for row in range(len(source)):
@@ -49,34 +48,6 @@ def _read_part(built_in: BuiltIn, catalogue: Catalogue, part: str, split: str, d
     if missing and (part != "test" or missing < len(examples)):
         raise InputError(f"tfds {catalogue.name}: {missing} of {len(examples)} rows of {split} have no label")
     return Split(tuple(examples), len(examples), (), empty)
-
-
-def _open(name: str, split: str, data_dir: str | None) -> Any:
-    """The random-access source of one split. TFDS raises many kinds of errors; each becomes one line."""
-    where = f"task-dir tfds:{data_dir}" if data_dir else "task-dir tfds"
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise InputError(f"{where}: {error}; {_EXTRA}") from None
-    try:
-        return tfds.data_source(name, split=split, data_dir=data_dir)
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        # Without TensorFlow, GLUE's code does not load and TFDS says that there is no such data set.
-        if not _has_tensorflow():
-            raise InputError(
-                f"{where}: {name} is not prepared there as ArrayRecord, and preparing it needs TensorFlow; {_EXTRA} "
-                f"({first})"
-            ) from None
-        raise InputError(
-            f"{where}: {name} {split}: {first}; see that it can be downloaded or is prepared there"
-        ) from None
-
-
-def _has_tensorflow() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tensorflow") is not None
 
 
 def _label_names(source: Any, catalogue: Catalogue) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -72,13 +73,13 @@ class PretrainConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """A fine-tuning run: a pretrained (or fresh) model, a head, a labelled task. Fields left None come from the task."""
+    """A fine-tuning run: a pretrained (or fresh) model, a head, a labelled task. Fields that are None: the task's."""
 
     model: GPTConfig = field(default_factory=GPTConfig)
     """Sizes for a run from scratch; with --start they come from there."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     auxiliary_lm: float = 0.5
-    """Weight of the language-model loss beside the task's (lambda of GPT-1's L3 = L2 + lambda L1); 0 switches it off."""
+    """Weight of the language-model loss beside the task's (GPT-1's lambda, L3 = L2 + lambda L1); 0 switches it off."""
     head_dropout_rate: float = 0.1
     transfer_layers: int | None = None
     """Pretrained layers kept, from the first; the rest start fresh (the paper's figure 2). None: all."""
@@ -176,6 +177,21 @@ def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:
         raise InputError(f"length {length}: from 1 to model.num_positions, which is {model.num_positions}")
     if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
         raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it (0: chosen)")
+
+
+DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32  # GPT-1's fine-tuning, section 4.1
+
+
+def filled(config: FinetuneConfig, paper: Mapping[str, float]) -> FinetuneConfig:
+    """What neither the config nor the command line says, from the task's paper: length, batch size, epochs."""
+    longest = config.model.num_positions
+    if config.num_steps is None and config.num_epochs is None:
+        config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
+    return replace(
+        config,
+        length=config.length or min(int(paper.get("length", longest)), longest),
+        batch_size=config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE)),
+    )
 
 
 def one_duration(config: Any, before: Any) -> Any:

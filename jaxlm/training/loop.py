@@ -86,7 +86,7 @@ def train(
             recorder.sync()
             save(sound, state)
         raise RunError(
-            f"the loss or its gradient is not finite in step {error.step} ({describe_batch(error.step - 1)}); the state "
+            f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)}); the state "
             f"before it, of step {sound}, is saved: start from it as a new run with another rate, or look at these rows"
         ) from error
     finally:

@@ -142,7 +142,7 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
                 best.keep(number, params, figures, work.resolved | {"seed": seed})
 
         def save(number: int, state: TrainState) -> None:
-            kept.wait()  # a resume from this checkpoint does not evaluate again: what was best must be on the disk first
+            kept.wait()  # a resume from here does not evaluate again: the best must be on the disk first
             checkpoints.save(number, saved_part(state), config=work.resolved)
 
         rows = host_rows(config.batch_size, work.mesh)

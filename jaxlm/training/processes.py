@@ -72,7 +72,7 @@ class StopSignal:
     def requested(self) -> bool:
         """Whether to stop before the next step; the same answer in every process. To be asked once a step by each."""
         if self._several:
-            # Counted here: the runtime agrees on a number that lies ahead, and steps begin anew with each seed of a run.
+            # Counted here: the runtime agrees on a number ahead of it, and steps begin anew with each seed.
             self._asked += 1
             return multihost_utils.reached_preemption_sync_point(self._asked)
         return self.received

@@ -28,8 +28,8 @@ class NotFinite(Exception):
 class Recorder:
     """Writes the metrics of steps and evaluations, and looks at them.
 
-    start, total: the steps at which training begins and ends. flops_per_token: for MFU. unigram_entropy: nats a token of
-    the store; a loss that is still there after a quarter of the run is warned about.
+    start, total: the steps at which training begins and ends. flops_per_token: for MFU. unigram_entropy: nats a token
+    of the store; a loss that is still there after a quarter of the run is warned about.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Recorder:
         if average > self.unigram_entropy - GATE_MARGIN:
             self.warn(
                 f"step {step}: the loss ({average:.3f}) has not left the unigram entropy of the store "
-                f"({self.unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a larger "
-                "--model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
+                f"({self.unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a "
+                "larger --model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
             )
 
 

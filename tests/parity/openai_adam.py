@@ -39,7 +39,7 @@ def run(
     l2: float = 0.01,
     max_grad_norm: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Parameters after `num_steps` updates; those of rank 1 are not decayed. gradient(params, t): of update t = 0, 1, …"""
+    """Parameters after `num_steps` updates; rank 1 is not decayed. gradient(params, t): of update t = 0, 1, …"""
     p = {name: np.array(value, np.float64) for name, value in params.items()}
     m, v = {name: np.zeros_like(x) for name, x in p.items()}, {name: np.zeros_like(x) for name, x in p.items()}
     for t_prev in range(num_steps):

@@ -1,0 +1,150 @@
+"""Several processes: two of four devices each train the run that one of eight trains, and a run changes hands.
+
+Fails when a process feeds other rows, logs what is process 0's to log, or is left waiting when its neighbour stops.
+"""
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from toy_runs import (
+    Ended,
+    Process,
+    assert_one_line,
+    checkpoints,
+    copy_at,
+    make_stores,
+    metrics,
+    newest_step,
+    pretrain_arguments,
+    run_here,
+    run_process,
+    starts,
+)
+
+pytestmark = pytest.mark.slow
+STEPS = ("--num-steps", 20, "--checkpoint-every", 10)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def start_two(command: str, *arguments, log: Path) -> list[Process]:
+    """Two processes of four devices each, joined."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    joined = ("--distributed.coordinator", f"localhost:{port}", "--distributed.num-processes", 2)
+    return [
+        Process(command, *arguments, *joined, "--distributed.process-id", number, log=log / str(number), devices=4)
+        for number in range(2)
+    ]
+
+
+def run_two(command: str, *arguments, log: Path) -> list[Ended]:
+    log.mkdir()
+    return [process.ended() for process in start_two(command, *arguments, log=log)]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, stores):
+    """One process of eight devices: 20 steps, a checkpoint at 10."""
+    run = tmp_path_factory.mktemp("one") / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEPS))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, stores):
+    """The same with two processes of four, and how they ended."""
+    directory = tmp_path_factory.mktemp("two")
+    return directory / "run", run_two(
+        "pretrain", *pretrain_arguments(directory / "run", stores, *STEPS), log=directory / "log"
+    )
+
+
+def assert_near(found: dict[int, float], expected: dict[int, float], relative: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    for step, value in expected.items():
+        assert found[step] == pytest.approx(value, rel=relative, abs=0), step
+
+
+def test_two_processes_train_as_one(one, two):
+    run, ends = two
+    assert [ended.code for ended in ends] == [0, 0], ends
+    assert_near(metrics(run), metrics(one))
+    assert_near(metrics(run, "gradient_norm"), metrics(one, "gradient_norm"), 1e-4)
+    assert_near(metrics(run, "validation_loss"), metrics(one, "validation_loss"), 1e-6)
+    assert metrics(run, "validation_tokens") == metrics(one, "validation_tokens")
+    assert checkpoints(run) == [10, 20]
+
+
+def test_only_the_first_process_logs(two):
+    run, (first, second) = two
+    assert "step 20/20" in first.errors
+    assert "step" not in second.errors and second.output == "", (second.output, second.errors)
+    assert len(list((run / "tensorboard").glob("events*"))) == 1
+    (start,) = starts(run)
+    assert start["devices"]["processes"] == 2 and start["devices"]["count"] == 8
+
+
+def test_two_processes_go_on_with_what_one_began(one, stores, tmp_path):
+    run = copy_at(one, 10, tmp_path / "run")
+    ends = run_two("pretrain", *pretrain_arguments(run, stores, *STEPS), log=tmp_path / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    assert starts(run)[-1]["started_from"] == "resumed at step 10"
+    assert_near(metrics(run), metrics(one))
+    assert_near(metrics(run, "validation_loss"), metrics(one, "validation_loss"))
+
+
+def test_one_device_goes_on_with_what_eight_began(one, stores, tmp_path):
+    run = copy_at(one, 10, tmp_path / "run")
+    ended = run_process("pretrain", *pretrain_arguments(run, stores, *STEPS), log=tmp_path / "log")
+    assert ended.code == 0, ended.errors
+    assert starts(run)[-1]["devices"]["count"] == 1
+    assert_near(metrics(run), metrics(one))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_process_stops_both_at_the_same_step(one, stores, tmp_path, number):
+    run = tmp_path / "run"
+    arguments = pretrain_arguments(run, stores, "--num-steps", 5000, "--checkpoint-every", 1000)
+    (tmp_path / "log").mkdir()
+    processes = start_two("pretrain", *arguments, log=tmp_path / "log")
+    processes[0].until(lambda: newest_step(run) >= 5, "step 5")
+    processes[1].process.send_signal(number)  # not the coordinator
+    ends = [process.ended() for process in processes]
+    assert [ended.code for ended in ends] == [75, 75], ends
+    (said,) = {ended.errors.splitlines()[-1] for ended in ends}
+    stopped = re.fullmatch(r"stopped at step (\d+) of 5000, saved; the same command continues", said)
+    assert stopped and checkpoints(run) == [int(stopped[1])], said
+    assert list(metrics(run)) == list(range(1, int(stopped[1]) + 1))
+
+
+def test_an_error_of_one_process_reaches_both(one, stores, tmp_path):
+    ends = run_two("pretrain", *pretrain_arguments(one, stores, *STEPS, "--seed", 3), log=tmp_path / "log")
+    for ended in ends:
+        assert "seed: 0 -> 3" in assert_one_line(ended, 2)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (("--distributed.coordinator", "localhost:1"), "belong together"),
+        (("--distributed.coordinator", "localhost", "2", "0"), "HOST:PORT"),
+        (("--distributed.coordinator", "localhost:1", "2", "2"), "process_id 2"),
+    ],
+)
+def test_flags_that_cannot_join_are_one_line(stores, tmp_path, flags, said):
+    name, value, *rest = flags
+    for flag, number in zip(("--distributed.num-processes", "--distributed.process-id"), rest, strict=False):
+        flags = (*flags[:2], *flags[2 + len(rest) :]) if number in flags[2:] else flags
+    joined = [name, value]
+    for flag, number in zip(("--distributed.num-processes", "--distributed.process-id"), rest, strict=False):
+        joined += [flag, number]
+    assert_one_line(run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *joined)), 2, said)
