@@ -19,7 +19,7 @@ class SequenceHead(nn.Module):
 
     kind `classification`: the states of an example's C sequences are added (one sequence, or both orders of a pair)
     and give one score a class, (E, outputs). `regression`: likewise one number, (E, 1). `choice`: each sequence gives
-    one score, (E, C); `outputs` is 1. The choices of an example share one dropout mask, as in the original's train.py:185.
+    one score, (E, C); `outputs` is 1. The choices share one dropout mask, as in the original (train.py:185).
     """
 
     kind: Literal["classification", "regression", "choice"]

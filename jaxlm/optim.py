@@ -101,7 +101,7 @@ class Optimizer(NamedTuple):
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimizer:
-    """Clip by the global norm, Adam, decay where `mask` is true, the scheduled rate; updates are added to the parameters."""
+    """Clip by the global norm, Adam, decay where `mask` is true, the scheduled rate; updates are added."""
     rate = learning_rate(config, num_steps)
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     if config.kind == "openai_adam":

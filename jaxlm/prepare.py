@@ -18,7 +18,7 @@ import tyro
 
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
 from jaxlm.data.shards import Job, blocks, find_shard, make_shards, read_shard, remove_shard
-from jaxlm.data.sources import Source, Unit, list_units, parse_source, read_unit
+from jaxlm.data.sources import UNIT_BYTES, Source, Unit, list_units, parse_source, read_unit
 from jaxlm.data.store import VERSION, Store, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
@@ -61,7 +61,7 @@ class PrepareConfig:
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
     """The kind of vocabulary that train-sentencepiece makes."""
 
-    unit_bytes: int = 4 << 20
+    unit_bytes: int = UNIT_BYTES
     """Text in one unit of work, the most that a kill can cost each worker."""
 
 

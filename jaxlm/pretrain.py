@@ -250,6 +250,7 @@ def _evaluator(planned: Plan, objective: Objective, mesh: jax.sharding.Mesh, bat
             f"validation loss {figures['validation_loss']:.4f}, perplexity {figures['perplexity']:.2f} a token, "
             f"{figures['word_perplexity']:.2f} a word, {figures['bits_per_byte']:.4f} bits a byte"
         )
+        figures["validation_accuracy"] = figures.pop("accuracy")  # training lines have an accuracy of their own
         recorder.validation(number, figures, said=said)
 
     return evaluate

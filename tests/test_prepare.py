@@ -16,7 +16,7 @@ import pytest
 
 from jaxlm.data import shards
 from jaxlm.data.store import open_store
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError
 from jaxlm.prepare import PrepareConfig, prepare
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 
@@ -254,6 +254,26 @@ def test_the_command_line(corpus):
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "no file matches" in wrong.stderr
     unknown = subprocess.run(command(*arguments, "--worker", 2), env=environment, capture_output=True, text=True)
     assert unknown.returncode == 2 and "--workers" in unknown.stdout + unknown.stderr
+
+
+def test_a_worker_that_dies_is_named(corpus, monkeypatch):
+    """The workers of this run are killed from outside; what they had finished stays."""
+    from multiprocessing.process import BaseProcess
+
+    tokenizer = train_sentencepiece(paragraphs(100), 420)
+    tokenizer.save(Path("tokenizer"))
+    start = BaseProcess.start
+
+    def start_and_kill(process):
+        start(process)
+        process.kill()
+
+    config = replace(corpus, tokenizer="sentencepiece:tokenizer/sentencepiece.model", workers=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseProcess, "start", start_and_kill)
+        with pytest.raises(RunError, match=r"a worker process died.*the same command continues"):
+            prepare(config)
+    assert prepare(config).documents == 145
 
 
 def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_the_text(corpus, monkeypatch, capsys):

@@ -62,7 +62,7 @@ def test_micro_batches_do_not_change_the_gradient(params, still, micro_batches):
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
 def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
-    """Fails when L2 and L1 of fine-tuning are divided piece by piece: their weights are of examples and of sequences."""
+    """Fails when L2 and L1 of fine-tuning are divided piece by piece: one counts examples, one sequences."""
     head = SequenceHead(kind="choice", outputs=1, dropout_rate=0.0, init_std=0.5)
     kernel = np.random.default_rng(1).standard_normal((STILL.width, 1)).astype(np.float32)
     params = params | {"head": {"kernel": kernel, "bias": np.zeros(1, np.float32)}}
@@ -75,7 +75,7 @@ def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
 
     found, wanted = gradient(micro_batches), gradient(1)
     assert found[0] == pytest.approx(wanted[0], rel=1e-6)
-    assert_trees_close(found[1], wanted[1], relative=2e-6, absolute=1e-8)
+    assert_trees_close(found[1], wanted[1], relative=1e-5, absolute=1e-7)  # the head's bias moves nothing: 0
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
     processes: dict[Any, BaseProcess] = {}
     try:
         todo = iter(units)
+        asked: dict[Any, int] = {}
         for _ in range(min(workers, len(units))):
             connection: Any
             connection, other = context.Pipe()
@@ -189,12 +190,20 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
             process.start()
             other.close()
             processes[connection] = process
-            connection.send(next(todo))
-        busy = set(processes)
-        while busy:
-            for connection in wait(list(busy)):
+            asked[connection] = 0
+        # Each has one more unit waiting than it works on, so that none is idle while this process joins shards.
+        for connection in [*asked, *asked]:
+            if (task := next(todo, None)) is not None:
+                connection.send(task)
+                asked[connection] += 1
+        while busy := [connection for connection in asked if asked[connection]]:
+            for connection in wait(busy):
                 try:
                     kind, answer = connection.recv()
+                    asked[connection] -= 1
+                    if kind == "shard" and (task := next(todo, None)) is not None:
+                        connection.send(task)
+                        asked[connection] += 1
                 except (EOFError, OSError) as error:
                     processes[connection].join()
                     raise RunError(
@@ -205,10 +214,6 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
                     raise InputError(answer)
                 if kind == "failed":
                     raise RunError(answer)
-                if (task := next(todo, None)) is None:
-                    busy.remove(connection)
-                else:
-                    connection.send(task)
                 yield answer
     finally:
         for connection, process in processes.items():

@@ -23,7 +23,7 @@ FIELD = "text"
 SPLIT = "train"
 
 # Text for one unit of work. Enough that starting one costs nothing, little enough that few seconds are lost by a kill.
-UNIT_BYTES = 4 << 20
+UNIT_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)

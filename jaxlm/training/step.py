@@ -20,8 +20,8 @@ def make_train_step(
     """(state, batch) -> (state, metrics): one update from the gradient over the whole global batch.
 
     Dropout keys come from (state.seed, state.step, micro-batch). The weights of all loss terms are taken from the whole
-    batch before it is cut, so the gradient does not depend on the cutting. A loss or gradient norm that is not finite leaves
-    the state as it was but for `halted`, and turns all later steps into no-ops.
+    batch before it is cut, so the gradient does not depend on the cutting. A loss or gradient norm that is not finite
+    leaves the state as it was but for `halted`, and turns all later steps into no-ops.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `update_norm` (per layer),
     `halted`.
     """
