@@ -201,3 +201,43 @@ def pretrain_arguments(run: Path, stores: Sequence[Path], *more: Any) -> list[An
     store, valid = stores
     toy = "--length 32 --log-every 1 --optimizer.warmup 10 --optimizer.peak-lr 3e-3".split()
     return ["debug/gpt", "--run", run, "--data.store", store, "--data.validation", valid, *toy, *more]
+
+
+def make_task(directory: Path, kind: str = "classification", *, train: int = 40, dev: int = 13, test: int = 7) -> Path:
+    """Files train, dev and test of a toy task: TSV with text, label; JSONL with a score, or with two choices."""
+    directory.mkdir(parents=True, exist_ok=True)
+    words = [word for text in sentences(20, seed=5) for word in text.split() if len(word) == 6]
+    rng = random.Random(7)
+    for name, count in (("train", train), ("dev", dev), ("test", test)):
+        rows = []
+        for number in range(count):
+            chosen, right = rng.sample(words, 4), rng.randrange(2)
+            chosen[rng.randrange(4)] = ("bobo", "zizi")[right]
+            text = " ".join(chosen)
+            if kind == "classification":
+                rows.append(f"{text}\t{('bad', 'good')[right]}")
+            elif kind == "regression":
+                rows.append(json.dumps({"text": text, "score": round(3.0 * right + number % 3 / 10, 3)}))
+            else:
+                answers = ["bobo", "zizi"] if number % 2 else ["zizi", "bobo"]
+                rows.append(json.dumps({"text": text, "a": answers[0], "b": answers[1], "right": "ab"[right ^ (number % 2 == 0)]}))
+        if kind == "classification":
+            (directory / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+        else:
+            (directory / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    return directory
+
+
+def finetune_arguments(run: Path, task: Path, *more: Any) -> list[Any]:
+    """Two epochs of five steps on a toy task; which one the files in its directory say."""
+    lines = task / "train.jsonl"
+    if not lines.exists():
+        columns, suffix = ["--custom.text", "text", "--custom.label", "label"], "tsv"
+    elif "score" in lines.read_text():
+        columns, suffix = "--custom.text text --custom.label score --custom.kind regression".split(), "jsonl"
+    else:
+        columns = "--custom.text text --custom.label right --custom.choices a b --custom.kind choice".split()
+        suffix = "jsonl"
+    files = [word for part in ("train", "dev", "test") for word in (f"--custom.{part}", task / f"{part}.{suffix}")]
+    toy = "--length 16 --batch-size 8 --num-epochs 2 --log-every 1 --checkpoint-every 3 --optimizer.peak-lr 3e-3".split()
+    return ["finetune/gpt1", "--run", run, "--task", "custom", *files, *columns, *toy, *more]

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
@@ -191,25 +192,23 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
             other.close()
             processes[connection] = process
             asked[connection] = 0
-        # Each has one more unit waiting than it works on, so that none is idle while this process joins shards.
-        for connection in [*asked, *asked]:
+
+        def ask(connection: Any) -> None:
             if (task := next(todo, None)) is not None:
                 connection.send(task)
                 asked[connection] += 1
+
+        # Each has one more unit waiting than it works on, so that none is idle while this process joins shards.
+        for connection in [*asked, *asked]:
+            with _alive(processes[connection]):
+                ask(connection)
         while busy := [connection for connection in asked if asked[connection]]:
             for connection in wait(busy):
-                try:
+                with _alive(processes[connection]):
                     kind, answer = connection.recv()
                     asked[connection] -= 1
-                    if kind == "shard" and (task := next(todo, None)) is not None:
-                        connection.send(task)
-                        asked[connection] += 1
-                except (EOFError, OSError) as error:
-                    processes[connection].join()
-                    raise RunError(
-                        f"a worker process died (exit {processes[connection].exitcode}), perhaps for want of memory: "
-                        "try fewer --workers; the same command continues"
-                    ) from error
+                    if kind == "shard":
+                        ask(connection)
                 if kind == "input":
                     raise InputError(answer)
                 if kind == "failed":
@@ -221,6 +220,19 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
             process.terminate()
         for process in processes.values():
             process.join()
+
+
+@contextmanager
+def _alive(process: BaseProcess) -> Iterator[None]:
+    """RunError where the process at the other end of a connection has died."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        process.join()
+        raise RunError(
+            f"a worker process died (exit {process.exitcode}), perhaps for want of memory: try fewer --workers; "
+            "the same command continues"
+        ) from error
 
 
 def _work(connection: Connection, job: Job) -> None:

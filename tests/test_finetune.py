@@ -1,0 +1,273 @@
+"""Fine-tuning through the real command: several seeds, a kill in the second, every kind of task and of start.
+
+Fails when a prediction is lost, doubled or out of order, when a resumed table differs from one that was never stopped,
+or when a start takes other parameters than it says.
+"""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toy_runs import (
+    Process,
+    assert_one_line,
+    checkpoints,
+    checksums,
+    finetune_arguments,
+    make_stores,
+    make_task,
+    metrics,
+    pretrain_arguments,
+    run_here,
+    run_process,
+    starts,
+)
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.logs import read_metrics
+
+SEEDS = ("--seeds", 2, "--num-epochs", 4)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, stores):
+    run = tmp_path_factory.mktemp("pretrained") / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, "--num-steps", 10, "--checkpoint-every", 5))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory, pretrained, task):
+    """Two seeds of 20 steps on eight devices."""
+    run = tmp_path_factory.mktemp("finetuned") / "run"
+    ended = run_here("finetune", *finetune_arguments(run, task, "--start", pretrained, *SEEDS))
+    assert ended.code == 0, ended.errors
+    assert "dev  " in ended.output and "±" in ended.output
+    return run
+
+
+def tune(run: Path, task: Path, *more) -> Path:
+    ended = run_here("finetune", *finetune_arguments(run, task, *more))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+def results(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
+
+
+def predictions(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+
+
+def parameters(run: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    """The parameters of a run's checkpoint by path."""
+    found = Checkpoints(run / "checkpoints", read_only=True)
+    restored = found.restore_partial({"params": found.metadata(step).tree["params"]}, step=step).state
+    leaves = jax.tree_util.tree_leaves_with_path(restored["params"])
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+
+
+def labels_of(task: Path, part: str) -> list[str]:
+    return [line.split("\t")[1] for line in (task / f"{part}.tsv").read_text().splitlines()[1:]]
+
+
+def test_results_are_as_the_contract_says(finetuned):
+    found = results(finetuned)
+    assert found["task"] == "custom" and found["metric"] == "accuracy"
+    assert [(run["seed"], run["learning_rate"]) for run in found["runs"]] == [(0, 3e-3), (1, 3e-3)]
+    for part in ("dev", "test"):
+        for run in found["runs"]:
+            assert run[part].keys() >= {"accuracy", "f1", "matthews", "loss"} and 0 <= run[part]["accuracy"] <= 1
+        for name, figure in found[part].items():
+            values = [run[part][name] for run in found["runs"]]
+            assert figure["mean"] == pytest.approx(np.mean(values))
+            assert figure["std"] == pytest.approx(np.std(values, ddof=1))
+    assert found["best"]["seed"] == max(found["runs"], key=lambda run: run["dev"]["accuracy"])["seed"]
+
+
+def test_every_example_has_one_prediction_in_order_whatever_their_number(finetuned, task):
+    found = predictions(finetuned)
+    expected = [
+        (part, index, seed) for seed in (0, 1) for part, count in (("dev", 13), ("test", 7)) for index in range(count)
+    ]
+    assert [(line["split"], line["index"], line["seed"]) for line in found] == expected
+    for line in found:
+        assert line["learning_rate"] == 3e-3 and line["scores"].keys() == {"bad", "good"}
+        assert line["prediction"] == max(line["scores"], key=line["scores"].get)
+        assert sum(line["scores"].values()) == pytest.approx(1)
+    for run in results(finetuned)["runs"]:
+        for part in ("dev", "test"):
+            mine = [line for line in found if line["seed"] == run["seed"] and line["split"] == part]
+            truth = labels_of(task, part)
+            right = [line["prediction"] == label for line, label in zip(mine, truth, strict=True)]
+            assert run[part]["accuracy"] == pytest.approx(np.mean(right))
+            nll = [-math.log(line["scores"][label]) for line, label in zip(mine, truth, strict=True)]
+            assert run[part]["loss"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+def test_the_best_evaluation_on_dev_counts_and_its_parameters_stay(finetuned):
+    for run in results(finetuned)["runs"]:
+        accuracy = metrics(finetuned, "dev_accuracy", seed=run["seed"])
+        assert list(accuracy) == [5, 10, 15, 20]
+        assert run["step"] == max(accuracy, key=accuracy.get)  # the first of equals
+        assert run["dev"]["accuracy"] == pytest.approx(accuracy[run["step"]])
+    assert checkpoints(finetuned) == [results(finetuned)["best"]["step"]]
+    assert not (finetuned / "members").exists()
+
+
+def test_a_complete_run_says_so(finetuned, pretrained, task):
+    ended = run_here("finetune", *finetune_arguments(finetuned, task, "--start", pretrained, *SEEDS))
+    assert ended.code == 0 and "is complete" in ended.output and ended.errors == ""
+
+
+@pytest.mark.slow
+def test_killed_in_the_second_seed_or_not_the_results_are_the_same(tmp_path, pretrained, task, finetuned):
+    def arguments(name):
+        return finetune_arguments(tmp_path / name, task, "--start", pretrained, *SEEDS)
+
+    whole = run_process("finetune", *arguments("whole"), log=tmp_path / "whole-log")
+    assert whole.code == 0, whole.errors
+    at = random.randint(4, 18)
+    process = Process("finetune", *arguments("killed"), log=tmp_path / "killed-log")
+
+    def in_the_second_seed() -> bool:
+        file = tmp_path / "killed" / "metrics.jsonl"
+        return file.exists() and any(line["seed"] == 1 and line["step"] >= at for line in read_metrics(file))
+
+    process.until(in_the_second_seed, f"step {at} of the second seed")
+    assert process.kill().code == -9
+    ended = run_process("finetune", *arguments("killed"), log=tmp_path / "again-log")
+    assert ended.code == 0, ended.errors
+    for name in ("results.json", "predictions.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), at
+    for seed in (0, 1):
+        assert metrics(tmp_path / "killed", seed=seed) == metrics(tmp_path / "whole", seed=seed), at
+        assert list(metrics(tmp_path / "whole", seed=seed)) == list(range(1, 21))
+    assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
+    assert len(starts(tmp_path / "killed")) == 2
+    assert "resumed at step" in ended.errors
+    # One device says what eight say, in the same order.
+    assert len(predictions(finetuned)) == len(predictions(tmp_path / "whole"))
+    for one, eight in zip(predictions(tmp_path / "whole"), predictions(finetuned), strict=True):
+        assert (one["split"], one["index"], one["seed"]) == (eight["split"], eight["index"], eight["seed"])
+        assert one["scores"]["good"] == pytest.approx(eight["scores"]["good"], abs=1e-3)
+
+
+def test_from_scratch_needs_only_a_tokenizer(tmp_path, stores, task):
+    sizes = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
+    run = tune(
+        tmp_path / "run", task, "--tokenizer", f"store:{stores[0]}", *sizes, "--model.num-positions", 32,
+        "--auxiliary-lm", 0,
+    )  # fmt: skip
+    assert starts(run)[0]["started_from"] is None
+    assert parameters(run)["backbone/embeddings/positions"].shape == (32, 32)
+    # Without the auxiliary loss the loss is the task's alone, to the bit.
+    assert metrics(run, "loss") == metrics(run, "task_loss")
+    assert len(metrics(run)) == 10
+
+
+def test_the_loss_is_the_tasks_and_half_of_the_language_models(finetuned):
+    loss, task_loss = metrics(finetuned, "loss", seed=0), metrics(finetuned, "task_loss", seed=0)
+    language = metrics(finetuned, "language_model_loss", seed=0)
+    for step in loss:
+        assert loss[step] == pytest.approx(task_loss[step] + 0.5 * language[step], rel=1e-5)
+        assert language[step] > 1
+
+
+@pytest.mark.parametrize("layers", [0, 1, None])
+def test_transferred_layers_are_the_pretrained_ones_and_the_others_fresh(tmp_path, pretrained, task, layers):
+    flags = () if layers is None else ("--transfer-layers", layers)
+    # At rate 0 the parameters stay as they began.
+    still = ("--optimizer.peak-lr", 0, "--num-steps", 1)
+    found = parameters(tune(tmp_path / "run", task, "--start", pretrained, *still, *flags))
+    given = parameters(pretrained)
+    count = 2 if layers is None else layers
+    for name, leaf in given.items():
+        if name == "backbone/embeddings/tokens":
+            assert (found[name][: len(leaf)] == leaf).all()
+        elif "blocks" not in name:
+            assert (found[name] == leaf).all(), name
+        else:
+            assert (found[name][:count] == leaf[:count]).all(), name
+            # Biases and gains have moved in pretraining, so fresh ones differ too.
+            assert all((found[name][n] != leaf[n]).any() for n in range(count, 2)), name
+    assert {name for name in found if name not in given} == {"head/bias", "head/kernel"}
+
+
+@pytest.mark.parametrize("kind", ["regression", "choice"])
+def test_scores_and_choices_of_a_users_jsonl(tmp_path, finetuned, kind):
+    """The start is a fine-tuned run: fine-tunings are chained, and the head is fresh."""
+    files = make_task(tmp_path / kind, kind)
+    run = tune(tmp_path / "run", files, "--start", finetuned)
+    step = results(finetuned)["best"]["step"]
+    assert starts(run)[0]["started_from"] == f"parameters of {finetuned}@{step}"
+    rows = [json.loads(line) for line in (files / "dev.jsonl").read_text().splitlines()]
+    mine = [line for line in predictions(run) if line["split"] == "dev"]
+    assert [line["index"] for line in mine] == list(range(13))
+    (only,) = results(run)["runs"]
+    if kind == "regression":
+        assert all(isinstance(line["prediction"], float) for line in mine)
+        expected = np.corrcoef([line["prediction"] for line in mine], [row["score"] for row in rows])[0, 1]
+        assert only["dev"]["pearson"] == pytest.approx(expected)
+        assert results(run)["metric"] == "pearson" and "spearman" in only["dev"] and "accuracy" not in only["dev"]
+    else:
+        assert all(line["prediction"] in "ab" and line["scores"].keys() == {"a", "b"} for line in mine)
+        right = [line["prediction"] == row["right"] for line, row in zip(mine, rows, strict=True)]
+        assert only["dev"]["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_several_rates_name_the_best_and_all_parameters_can_be_kept(tmp_path, pretrained, task):
+    rates = (1e-4, 3e-3)
+    run = tune(tmp_path / "run", task, "--start", pretrained, "--learning-rates", *rates, "--keep", "all",
+               "--select", "last")  # fmt: skip
+    found = results(run)
+    assert [member["learning_rate"] for member in found["runs"]] == list(rates)
+    means = {member["learning_rate"]: member["dev"]["accuracy"] for member in found["runs"]}
+    assert found["learning_rate"] == max(means, key=means.get) == found["best"]["learning_rate"]
+    assert found["dev"]["accuracy"] == {"mean": means[found["learning_rate"]], "std": 0.0}
+    for member in found["runs"]:
+        assert member["step"] == 10
+        kept = Checkpoints(run / "members" / f"seed-0-rate-{member['learning_rate']}" / "kept", read_only=True)
+        assert kept.steps() == [10] and kept.metadata().tree["params"].keys() == {"backbone", "head"}
+    assert {line["learning_rate"] for line in predictions(run)} == set(rates)
+
+
+def test_a_set_smaller_than_a_batch_and_no_dev_file(tmp_path, pretrained):
+    files = make_task(tmp_path / "task", train=6, dev=1, test=1)
+    arguments = finetune_arguments(tmp_path / "run", files, "--start", pretrained)
+    place = arguments.index("--custom.dev")
+    del arguments[place : place + 2]
+    ended = run_here("finetune", *arguments)
+    assert ended.code == 0, ended.errors
+    assert "held out" in ended.output
+    assert [line["index"] for line in predictions(tmp_path / "run") if line["split"] == "dev"] == [0]
+
+
+def test_a_newer_checkpoint_of_the_start_does_not_disturb_a_run_that_goes_on(tmp_path, pretrained, stores, task):
+    import shutil
+
+    source = tmp_path / "source"
+    shutil.copytree(pretrained, source)
+    shutil.rmtree(source / "checkpoints" / "10")
+    run = tune(tmp_path / "run", task, "--start", source)
+    shutil.copytree(pretrained / "checkpoints" / "10", source / "checkpoints" / "10")  # it trained on
+    ended = run_here("finetune", *finetune_arguments(run, task, "--start", source))
+    assert ended.code == 0 and "is complete" in ended.output, ended.errors
+    ended = run_here("finetune", *finetune_arguments(run, task, "--start", f"{source}@10"))
+    assert_one_line(ended, 2, "fingerprints.start", "holds a run with another config")
