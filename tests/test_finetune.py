@@ -7,6 +7,7 @@ or when a start takes other parameters than it says.
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 
 import jax
@@ -194,7 +195,7 @@ def test_the_loss_is_the_tasks_and_half_of_the_language_models(finetuned):
 def test_transferred_layers_are_the_pretrained_ones_and_the_others_fresh(tmp_path, pretrained, task, layers):
     flags = () if layers is None else ("--transfer-layers", layers)
     # At rate 0 the parameters stay as they began.
-    still = ("--optimizer.peak-lr", 0, "--num-steps", 1)
+    still = ("--optimizer.peak-lr", 0, "--num-epochs", 0.2)
     found = parameters(tune(tmp_path / "run", task, "--start", pretrained, *still, *flags))
     given = parameters(pretrained)
     count = 2 if layers is None else layers
@@ -260,8 +261,6 @@ def test_a_set_smaller_than_a_batch_and_no_dev_file(tmp_path, pretrained):
 
 
 def test_a_newer_checkpoint_of_the_start_does_not_disturb_a_run_that_goes_on(tmp_path, pretrained, stores, task):
-    import shutil
-
     source = tmp_path / "source"
     shutil.copytree(pretrained, source)
     shutil.rmtree(source / "checkpoints" / "10")

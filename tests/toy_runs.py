@@ -220,7 +220,11 @@ def make_task(directory: Path, kind: str = "classification", *, train: int = 40,
                 rows.append(json.dumps({"text": text, "score": round(3.0 * right + number % 3 / 10, 3)}))
             else:
                 answers = ["bobo", "zizi"] if number % 2 else ["zizi", "bobo"]
-                rows.append(json.dumps({"text": text, "a": answers[0], "b": answers[1], "right": "ab"[right ^ (number % 2 == 0)]}))
+                rows.append(
+                    json.dumps(
+                        {"text": text, "a": answers[0], "b": answers[1], "right": "ab"[right ^ (number % 2 == 0)]}
+                    )
+                )
         if kind == "classification":
             (directory / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
         else:
@@ -239,5 +243,7 @@ def finetune_arguments(run: Path, task: Path, *more: Any) -> list[Any]:
         columns = "--custom.text text --custom.label right --custom.choices a b --custom.kind choice".split()
         suffix = "jsonl"
     files = [word for part in ("train", "dev", "test") for word in (f"--custom.{part}", task / f"{part}.{suffix}")]
-    toy = "--length 16 --batch-size 8 --num-epochs 2 --log-every 1 --checkpoint-every 3 --optimizer.peak-lr 3e-3".split()
+    toy = (
+        "--length 16 --batch-size 8 --num-epochs 2 --log-every 1 --checkpoint-every 3 --optimizer.peak-lr 3e-3".split()
+    )
     return ["finetune/gpt1", "--run", run, "--task", "custom", *files, *columns, *toy, *more]

@@ -23,7 +23,7 @@ def config() -> PretrainConfig:
             attention_dropout_rate=0.0,
         ),
         optimizer=OptimizerConfig(peak_lr=2e-3, warmup=0.05, decay="cosine"),
-        num_steps=2000,
+        num_steps=1300,
         batch_size=16,
         length=128,
         log_every=20,

@@ -1,0 +1,243 @@
+"""Bad input to pretraining and fine-tuning: one line on standard error that says what to do, exit code 2.
+
+Fails when a user's mistake ends in a traceback, in a second line, in another code, or only after a run has begun.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from toy_runs import (
+    assert_one_line,
+    finetune_arguments,
+    make_stores,
+    make_task,
+    pretrain_arguments,
+    run_here,
+    run_process,
+    sentences,
+)
+
+from jaxlm.data.writer import write_store
+from jaxlm.text import train_sentencepiece
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, stores):
+    run = tmp_path_factory.mktemp("pretrained") / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, "--num-steps", 2))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+@pytest.mark.parametrize(
+    "flags, fragments",
+    [
+        ("--batch-size 12", ["batch_size 12", "micro_batches 1", "data 8", "fsdp 1", "= 8"]),
+        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["batch_size 16", "data 4 x fsdp 2 = 32"]),
+        ("--eval-batch-size 12", ["eval_batch_size 12", "data 8"]),
+        ("--mesh.data 3", ["data 3", "does not fit 8 devices"]),
+        ("--mesh.data -1 --mesh.fsdp -1", ["at most one -1"]),
+        ("--length 513", ["length 513", "model.num_positions", "512"]),
+        ("--length 0", ["length 0"]),
+        ("--execution.loss-chunks 3", ["execution.loss_chunks 3", "length 32"]),
+        ("--execution.unroll 3", ["execution.unroll 3", "2 layers"]),
+        ("--batch-size 0", ["batch_size 0"]),
+        ("--num-steps 0", ["num_steps 0"]),
+        ("--num-epochs 0", ["num_epochs 0"]),
+        ("--num-epochs nan", ["num_epochs nan"]),
+        ("--num-steps 5 --num-epochs 1", ["num_steps and num_epochs are both given"]),
+        ("--seed -1", ["seed -1", "4294967295"]),
+        ("--seed 4294967296", ["seed 4294967296"]),
+        ("--optimizer.peak-lr nan", ["optimizer.peak_lr nan"]),
+        ("--optimizer.peak-lr inf", ["optimizer.peak_lr inf"]),
+        ("--optimizer.peak-lr -1", ["optimizer.peak_lr -1"]),
+        ("--optimizer.beta1 1", ["optimizer.beta1 1"]),
+        ("--optimizer.warmup -1", ["optimizer.warmup -1"]),
+        ("--optimizer.clip-norm nan", ["optimizer.clip_norm nan"]),
+        ("--model.width 30", ["model.width 30", "model.num_heads 4"]),
+        ("--model.num-heads 0", ["model.num_heads 0"]),
+        ("--model.dropout-rate 1", ["model.dropout_rate 1"]),
+        ("--model.vocab-size 99", ["model.vocab_size 99", "320 ids", "leave it 0"]),
+        ("--eval-every -1", ["eval_every -1"]),
+        ("--keep-every 0", ["keep_every 0"]),
+        ("--checkpoint-every 0", ["checkpoint_every 0"]),
+        ("--data.weights 1 2", ["data.weights has 2 values, data.store 1"]),
+        ("--data.weights nan", ["data.weights nan"]),
+        ("--data.store nowhere", ["nowhere is not a token store", "jaxlm.prepare"]),
+        ("--profile 5", ["--profile 5", "START:STOP"]),
+        ("--start nowhere", ["nowhere is no run directory"]),
+        ("--start hf:gpt", ["hf:gpt", "start from a run directory"]),
+    ],
+)
+def test_pretraining_refuses(stores, tmp_path, flags, fragments):
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *flags.split()))
+    assert_one_line(ended, 2, *fragments)
+    assert ended.output == "" and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, fragments",
+    [
+        ("--optimizer.peak-rl 1", ["--optimizer.peak-lr"]),  # unknown: the nearest name is offered
+        ("--num-step 5", ["--num-steps"]),
+        ("--batch-size many", ["batch-size", "many"]),
+        ("--optimizer.decay square", ["square", "cosine"]),
+        ("--mesh.data 1.5", ["mesh.data", "1.5"]),
+    ],
+)
+def test_wrong_usage_is_tyros_box(stores, tmp_path, flags, fragments):
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *flags.split()))
+    assert ended.code == 2
+    for fragment in fragments:
+        assert fragment in ended.errors + ended.output
+    assert "Traceback" not in ended.errors and not (tmp_path / "run").exists()
+
+
+def test_configs_that_cannot_be_used(stores, tmp_path):
+    def line(config, *fragments):
+        arguments = pretrain_arguments(tmp_path / "run", stores)
+        assert_one_line(run_here("pretrain", config, *arguments[1:]), 2, *fragments)
+
+    line("pretrain/gtp1", "pretrain/gtp1", "did you mean pretrain/gpt1?")
+    line("finetune/gpt1", "returns FinetuneConfig", "needs PretrainConfig")
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "from jaxlm.training.config import PretrainConfig\n\ndef config():\n    return PretrainConfig(lenght=5)\n"
+    )
+    line(broken, str(broken), "line 4", "lenght")
+    broken.write_text("def config(:\n")
+    line(broken, str(broken), "SyntaxError")
+
+
+def test_stores_that_do_not_fit(stores, tmp_path):
+    other = make_stores(tmp_path / "other", train_sentencepiece(sentences(140), 330))
+    run = tmp_path / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, (stores[0], other[1])))
+    assert_one_line(ended, 2, str(other[1]), "another tokenizer", str(stores[0]), "--tokenizer store:DIR")
+    assert_one_line(run_here("pretrain", "debug/gpt", "--run", run), 2, "data.store is not given")
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(stores[0], damaged)
+    content = bytearray((damaged / "tokens.bin").read_bytes())
+    content[1000] ^= 1
+    (damaged / "tokens.bin").write_bytes(content)
+    arguments = pretrain_arguments(run, (damaged, stores[1]))
+    assert_one_line(run_here("pretrain", *arguments, "--verify-stores"), 2, "tokens.bin is damaged")
+    (damaged / "tokens.bin").write_bytes(content[:-2])
+    assert_one_line(run_here("pretrain", *arguments), 2, "tokens.bin", "prepare it again")
+    description = json.loads((damaged / "description.json").read_text())
+    description["documents"] += 1
+    (damaged / "description.json").write_text(json.dumps(description))
+    assert_one_line(run_here("pretrain", *arguments), 2, "description.json was altered")
+    assert not run.exists()
+
+
+def test_run_directories_that_are_something_else(stores, pretrained, task, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "home", stores))
+    assert_one_line(ended, 2, "holds something else (letter.txt)", "choose another --run")
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "home" / "letter.txt", stores))
+    assert_one_line(ended, 2, "letter.txt", "cannot be a run directory")
+    tuned = finetune_arguments(pretrained, task, "--start", pretrained)
+    assert_one_line(run_here("finetune", *tuned), 2, str(pretrained), "another config")
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@7"))
+    assert_one_line(ended, 2, "has no checkpoint of step 7; there are 2")
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@x"))
+    assert_one_line(ended, 2, "is no step")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--model.width", "--model.num-layers", "--model.num_heads", "--model.vocab-size", "--model.num-positions"],
+)
+def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
+    name = flag.replace("_", "-")
+    for ended in (
+        run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", pretrained, flag, 4)),
+        run_here("finetune", *finetune_arguments(tmp_path / "run", task, "--start", pretrained, f"{flag}=4")),
+    ):
+        assert_one_line(ended, 2, name, "the sizes come from", str(pretrained))
+
+
+@pytest.mark.parametrize(
+    "flags, fragments",
+    [
+        ("", ["from scratch needs a tokenizer", "--tokenizer"]),
+        ("--start START --tokenizer store:STORE", ["--tokenizer", "leave one of them out"]),
+        ("--tokenizer store:nowhere", ["nowhere"]),
+        ("--tokenizer what:ever", ["what:ever"]),
+        ("--tokenizer store:STORE --transfer-layers 1", ["transfer_layers", "--start"]),
+        ("--start START --transfer-layers 3", ["transfer_layers 3", "2"]),
+        ("--start START --batch-size 12", ["batch_size 12", "data 8"]),
+        ("--start START --length 513", ["length 513", "512"]),
+        ("--start START --length 4", ["length 4", "5"]),
+        ("--start START --seeds 0", ["seeds 0"]),
+        ("--start START --seed 4294967295 --seeds 2", ["seeds", "4294967296"]),
+        ("--start START --learning-rates 1e-3 1e-3", ["learning_rates", "twice"]),
+        ("--start START --learning-rates nan", ["learning_rates nan"]),
+        ("--start START --auxiliary-lm -1", ["auxiliary_lm -1"]),
+        ("--start START --head-dropout-rate 1", ["head_dropout_rate 1"]),
+        ("--start START --task colla", ["colla", "cola"]),
+        ("--start START --task cola", ["cola", "--task-dir"]),
+        ("--start START --task cola --task-dir nowhere", ["nowhere"]),
+        ("--start START --custom.train nowhere.tsv", ["nowhere.tsv"]),
+        ("--start START --custom.label gold", ["gold", "train.tsv", "text"]),
+        ("--start START --execution.loss-chunks 3", ["execution.loss_chunks 3"]),
+    ],
+)
+def test_fine_tuning_refuses(stores, pretrained, task, tmp_path, flags, fragments):
+    flags = flags.replace("START", str(pretrained)).replace("STORE", str(stores[0]))
+    ended = run_here("finetune", *finetune_arguments(tmp_path / "run", task, *flags.split()))
+    assert_one_line(ended, 2, *fragments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "part, text, fragments",
+    [
+        ("train", "text\tlabel\nbobo\tgood\nzizi\n", ["train.tsv", "line 3"]),
+        ("train", "text\tlabel\nbobo\tgood\nzizi\tgood\n", ["train.tsv", "every row has the label"]),
+        ("train", "text\tlabel\n", ["train.tsv", "no rows"]),
+        ("train", "", ["train.tsv"]),
+        ("dev", "text\tlabel\nbobo\tgood\nzizi\tugly\n", ["dev.tsv", "line 3", "ugly", "bad, good"]),
+        ("dev", "text\tlabel\n", ["dev"]),
+        ("test", "text\tlabel\nbobo\tgood\nzizi\n", ["test.tsv", "line 3"]),
+    ],
+)
+def test_task_files_that_cannot_be_read(pretrained, tmp_path, part, text, fragments):
+    task = make_task(tmp_path / "task")
+    (task / f"{part}.tsv").write_text(text)
+    ended = run_here("finetune", *finetune_arguments(tmp_path / "run", task, "--start", pretrained))
+    assert_one_line(ended, 2, *fragments)
+
+
+def test_a_task_file_that_is_not_utf8_names_the_byte(pretrained, tmp_path):
+    task = make_task(tmp_path / "task")
+    (task / "train.tsv").write_bytes(b"text\tlabel\nbobo\tgood\nca\xe7a\tbad\n")
+    assert_one_line(
+        run_here("finetune", *finetune_arguments(tmp_path / "run", task, "--start", pretrained)),
+        2,
+        "train.tsv",
+        "UTF-8",
+    )
+
+
+@pytest.mark.slow
+def test_one_line_from_a_process_of_its_own_too(stores, tmp_path):
+    """What libraries write past Python's streams, or at the end of a process, is seen only here."""
+    log: Path = tmp_path / "log"
+    arguments = pretrain_arguments(tmp_path / "run", stores, "--batch-size", 12)
+    assert_one_line(run_process("pretrain", *arguments, log=log, devices=8), 2, "batch_size 12")

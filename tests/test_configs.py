@@ -1,0 +1,105 @@
+"""Every shipped config: found by path and by name, abstractly initialised at full size, one step at toy size.
+
+Fails when a config names a field that is gone, has sizes that do not fit together, or says what its file does not mean.
+"""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from toy_runs import REPOSITORY, finetune_arguments, make_stores, make_task, metrics, pretrain_arguments, run_here
+
+from jaxlm.config import find_config, from_json, load_config, to_json
+from jaxlm.models.gpt import GPT, GPT1
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
+
+FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
+NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
+KINDS = {name: FinetuneConfig if name.startswith("finetune/") else PretrainConfig for name in NAMES}
+TOY_MODEL = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
+TOY_MODEL += "--model.num-positions 64 --length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def test_the_configs_that_the_contract_names_are_there():
+    assert {"pretrain/gpt1", "pretrain/gpt_small", "finetune/gpt1", "debug/gpt"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_is_found_by_name_and_by_path(name, tmp_path, monkeypatch):
+    by_path = load_config(f"{REPOSITORY}/configs/{name}.py", KINDS[name])
+    monkeypatch.chdir(tmp_path)  # a name needs no checkout
+    for spelling in (name, f"{name}.py", f"configs/{name}", f"configs/{name}.py"):
+        assert load_config(spelling, KINDS[name]) == by_path
+    assert from_json(KINDS[name], json.loads(json.dumps(to_json(by_path)))) == by_path
+    with pytest.raises(Exception, match=f"did you mean {name}"):
+        find_config(name + "x")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_is_sound_at_full_size(name):
+    config = load_config(name, KINDS[name])
+    config = replace(config, model=replace(config.model, vocab_size=40_478))
+    config.check()
+    ids = jnp.zeros((1, 1), jnp.int32)
+    shapes = nn.unbox(jax.eval_shape(lambda: GPT(config.model).init(jax.random.key(0), ids, ids)["params"]))
+    model, count = config.model, sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
+    assert count == (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name] is PretrainConfig])
+def test_a_pretraining_config_takes_a_step(name, stores, tmp_path):
+    arguments = pretrain_arguments(tmp_path / "run", stores, *TOY_MODEL, "--num-steps", 1)
+    ended = run_here("pretrain", name, *arguments[1:])
+    assert ended.code == 0, ended.errors
+    assert 5 < metrics(tmp_path / "run")[1] < 7  # near ln 320
+    assert metrics(tmp_path / "run", "validation_loss")[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name] is FinetuneConfig])
+def test_a_fine_tuning_config_takes_a_step(name, stores, tmp_path):
+    task = make_task(tmp_path / "task")
+    toy = [*TOY_MODEL, "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{stores[0]}"]
+    ended = run_here("finetune", name, *finetune_arguments(tmp_path / "run", task, *toy)[1:])
+    assert ended.code == 0, ended.errors
+    assert metrics(tmp_path / "run", "task_loss").keys() == {1} and (tmp_path / "run" / "results.json").exists()
+
+
+def test_the_published_configs_say_what_the_paper_says():
+    """Radford et al. (2018), section 4.1."""
+    pretrain = load_config("pretrain/gpt1", PretrainConfig)
+    assert replace(pretrain.model, vocab_size=GPT1.vocab_size) == GPT1
+    assert (GPT1.num_layers, GPT1.width, GPT1.num_heads, GPT1.feed_forward_width) == (12, 768, 12, 3072)
+    assert (GPT1.num_positions, GPT1.dropout_rate, GPT1.attention_dropout_rate, GPT1.init_std) == (512, 0.1, 0.1, 0.02)
+    assert (pretrain.batch_size, pretrain.length) == (64, 512)
+    optimizer = pretrain.optimizer
+    assert (optimizer.peak_lr, optimizer.warmup, optimizer.decay, optimizer.weight_decay) == (
+        2.5e-4,
+        2000,
+        "cosine",
+        0.01,
+    )
+    finetune = load_config("finetune/gpt1", FinetuneConfig)
+    assert (finetune.num_epochs, finetune.batch_size, finetune.auxiliary_lm, finetune.head_dropout_rate) == (
+        3,
+        32,
+        0.5,
+        0.1,
+    )
+    optimizer = finetune.optimizer
+    assert (optimizer.peak_lr, optimizer.warmup, optimizer.decay) == (6.25e-5, 0.002, "linear")
+
+
+def test_the_toy_config_is_as_scripts_rely_on_it():
+    toy = load_config("debug/gpt", PretrainConfig)
+    assert toy.model.num_positions == 512 and toy.batch_size % 8 == 0 and toy.model.num_heads % 4 == 0

@@ -1,0 +1,223 @@
+"""Pretraining through the real command: what a run directory holds, where a run may start, and how it fails.
+
+Fails when a file of the contract is missing or cannot be read back, when a start takes other parameters, moments or data
+than it says, or when a run that cannot go on loses what it had.
+"""
+
+import json
+import math
+import resource
+import shutil
+
+import jax
+import pytest
+from toy_runs import (
+    Process,
+    assert_one_line,
+    checkpoints,
+    checksums,
+    make_stores,
+    metrics,
+    newest_step,
+    pretrain_arguments,
+    run_here,
+    sentences,
+    starts,
+)
+
+from jaxlm.data.store import open_store
+from jaxlm.data.writer import write_store
+from jaxlm.logs import read_metrics
+from jaxlm.text import load_tokenizer, train_sentencepiece
+from jaxlm.training import compiled
+
+STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", 5)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, stores):
+    """Ten steps at a constant rate, checkpoints 5 and 10."""
+    run = tmp_path_factory.mktemp("base") / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEADY, "--num-steps", 10, "--eval-every", 5))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+def test_a_run_directory_holds_what_the_contract_says(base, stores):
+    assert {path.name for path in base.iterdir()} == {
+        "config.json", "starts.jsonl", "metrics.jsonl", "tensorboard", "checkpoints", "tokenizer", "lock",
+    }  # fmt: skip
+    config = json.loads((base / "config.json").read_text())
+    store = open_store(stores[0])
+    assert config["model"]["kind"] == "gpt" and config["model"]["vocab_size"] == 320
+    assert config["optimizer"]["peak_lr"] == 3e-3 and config["num_steps"] == 10
+    assert config["fingerprints"]["stores"] == [store.fingerprint]
+    assert load_tokenizer(base / "tokenizer").fingerprint == store.tokenizer_fingerprint
+    (start,) = starts(base)
+    assert start["started_from"] is None and start["devices"]["count"] == 8 and "jax" in start["versions"]
+    assert "--data.store" in start["command"] or "pytest" in start["command"]
+    assert list((base / "tensorboard").glob("events*"))
+    assert checkpoints(base) == [5, 10]
+
+
+def test_metrics_lines_are_as_the_contract_says(base):
+    lines = list(read_metrics(base / "metrics.jsonl"))
+    training = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in training] == list(range(1, 11))
+    for line in training:
+        assert line["tokens_per_second"] > 0 and 0 <= line["wait_share"] <= 1 and line["mfu"] is None
+        assert line["learning_rate"] == pytest.approx(3e-3 * line["step"] / 10)
+        assert len(line["update_norm/blocks"]) == 2 and line["gradient_norm"] > 0
+    validation = metrics(base, "validation_loss")
+    assert list(validation) == [0, 5, 10] and validation[10] < validation[0]
+    assert metrics(base, "perplexity")[10] == pytest.approx(math.exp(validation[10]))
+
+
+def test_the_state_of_another_run_goes_on_as_that_run_would(base, stores, tmp_path):
+    """Parameters, moments, step, order of the data and dropout: the losses are those of going on in place."""
+    shutil.copytree(base, tmp_path / "in-place")
+    longer = (*STEADY, "--num-steps", 15)
+    assert run_here("pretrain", *pretrain_arguments(tmp_path / "in-place", stores, *longer)).code == 0
+    forked = pretrain_arguments(tmp_path / "forked", stores, *longer, "--start", base, "--start-with", "state")
+    ended = run_here("pretrain", *forked)
+    assert ended.code == 0, ended.errors
+    in_place, fork = metrics(tmp_path / "in-place"), metrics(tmp_path / "forked")
+    assert list(fork) == [11, 12, 13, 14, 15]
+    assert fork == {step: loss for step, loss in in_place.items() if step > 10}
+    assert checksums(tmp_path / "forked") == checksums(tmp_path / "in-place")
+    assert starts(tmp_path / "forked")[0]["started_from"] == f"state of {base}@10"
+    assert "state of" in ended.errors
+
+
+def test_a_fork_at_another_rate_begins_at_the_step_it_names(base, stores, tmp_path):
+    flags = ("--start", f"{base}@5", "--start-with", "state", "--optimizer.peak-lr", 1e-3)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *STEADY, "--num-steps", 8, *flags))
+    assert ended.code == 0, ended.errors
+    rates = metrics(tmp_path / "run", "learning_rate")
+    assert list(rates) == [6, 7, 8] and rates[6] == pytest.approx(1e-3 * 6 / 10)
+    assert metrics(tmp_path / "run")[6] == metrics(base)[6]  # the loss before the first update at the new rate
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "again", stores, *STEADY, "--num-steps", 5, *flags))
+    assert_one_line(ended, 2, "num_steps 5", "is at step 5 already", "ask for more")
+
+
+def test_the_parameters_of_another_run_begin_at_step_0(base, stores, tmp_path):
+    still = ("--start", base, "--optimizer.peak-lr", 0, "--num-steps", 2, "--seed", 4)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *STEADY, *still))
+    assert ended.code == 0, ended.errors
+    parameters = {name: value for name, value in checksums(base).items() if name.startswith("params/")}
+    assert parameters and parameters.items() <= checksums(tmp_path / "run").items()
+    assert list(metrics(tmp_path / "run")) == [1, 2]
+    assert metrics(tmp_path / "run", "validation_loss")[0] == metrics(base, "validation_loss")[10]
+    assert starts(tmp_path / "run")[0]["started_from"] == f"parameters of {base}@10"
+
+
+def test_epochs_become_steps_of_the_store(stores, tmp_path):
+    run = tmp_path / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, "--num-epochs", 0.02))
+    assert ended.code == 0, ended.errors
+    rows = open_store(stores[0]).num_tokens // 32
+    config = json.loads((run / "config.json").read_text())
+    assert abs(config["num_steps"] - 0.02 * rows / 8) <= 1 and len(metrics(run)) == config["num_steps"]
+    assert config["num_epochs"] == 0.02
+
+
+def test_packed_rows_and_two_stores_by_weight(stores, tmp_path):
+    flags = ("--data.layout", "packed", "--data.weights", 3, 1, "--num-steps", 2)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *flags, "--data.store", *stores))
+    assert ended.code == 0, ended.errors
+    assert len(json.loads((tmp_path / "run" / "config.json").read_text())["fingerprints"]["stores"]) == 2
+
+
+def test_a_loss_that_is_not_finite_saves_the_state_before_it_and_names_the_rows(stores, tmp_path):
+    absurd = ("--optimizer.peak-lr", 1e30, "--optimizer.clip-norm", 0, "--num-steps", 50, *STEADY)
+    arguments = pretrain_arguments(tmp_path / "run", stores, *absurd)
+    ended = run_here("pretrain", *arguments)
+    assert ended.code == 1
+    (said,) = [line for line in ended.errors.splitlines() if line.startswith("failed:")]
+    step = int(said.split("in step ")[1].split(" ")[0])
+    assert f"of step {step - 1}, is saved" in said and ended.errors.splitlines()[-1] == said
+    assert f"rows {(step - 1) * 8} to {step * 8 - 1}: " in said and str(stores[0]) in said
+    assert checkpoints(tmp_path / "run")[-1] == step - 1
+    assert list(metrics(tmp_path / "run")) == list(range(1, step))
+    # The state is whole: the same command comes to the same step, and a start from it at a sane rate trains.
+    again = run_here("pretrain", *arguments)
+    assert again.code == 1 and f"in step {step} " in again.errors.splitlines()[-1]
+    assert checkpoints(tmp_path / "run")[-1] == step - 1
+
+
+def test_a_halted_run_goes_on_from_its_state_at_another_rate(stores, tmp_path):
+    """The moments of the state that is saved are those before the update that failed."""
+    flags = ("--optimizer.warmup", 0, "--optimizer.clip-norm", 0, "--num-steps", 6, *STEADY)
+    sane = pretrain_arguments(tmp_path / "sane", stores, *flags, "--num-steps", 1, "--optimizer.peak-lr", 1e30)
+    assert run_here("pretrain", *sane).code == 0
+    halted = pretrain_arguments(tmp_path / "halted", stores, *flags, "--optimizer.peak-lr", 1e30)
+    assert run_here("pretrain", *halted).code == 1
+    assert checksums(tmp_path / "halted", 1) == checksums(tmp_path / "sane", 1)
+
+
+def test_a_loss_that_learns_nothing_is_warned_about_once(stores, tmp_path):
+    still = ("--optimizer.peak-lr", 0, "--num-steps", 120)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *still))
+    assert ended.code == 0, ended.errors
+    (warning,) = [line for line in ended.errors.splitlines() if line.startswith("warning:")]
+    entropy = open_store(stores[0]).unigram_entropy()
+    assert "step 100:" in warning and "unigram entropy" in warning and f"({entropy:.3f})" in warning
+    assert "--model.init-std" in warning
+
+
+def test_a_loss_that_falls_is_not_warned_about(tmp_path):
+    """A text that says the same again and again is learnt within the hundred steps that the gate waits."""
+    (text,) = sentences(1, seed=3)
+    tokenizer = train_sentencepiece(sentences(140), 320)
+    store = write_store(tmp_path / "store", {"toy": [text[:150]] * 200}, tokenizer)
+    arguments = pretrain_arguments(tmp_path / "run", (store.path, store.path), "--num-steps", 120)
+    ended = run_here("pretrain", *arguments, "--optimizer.peak-lr", 1e-2, "--log-every", 5)
+    assert ended.code == 0, ended.errors
+    assert "warning" not in ended.errors
+    assert metrics(tmp_path / "run")[100] < store.unigram_entropy() - 0.5
+
+
+def test_a_profile_is_written(stores, tmp_path):
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--num-steps", 4, "--profile", "1:3"))
+    assert ended.code == 0, ended.errors
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits on another process here")
+def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_from(stores, tmp_path):
+    run = tmp_path / "run"
+    # At first no save is due for long; the disk is "full" (files may not pass 32 KiB) from the second save on.
+    arguments = pretrain_arguments(run, stores, "--num-steps", 400, "--checkpoint-every", 50, "--log-every", 20)
+    process = Process("pretrain", *arguments, log=tmp_path / "log")
+    process.until(lambda: checkpoints(run), "a checkpoint")
+    sound = checkpoints(run)[-1]
+    resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (32 << 10, 32 << 10))
+    ended = process.ended()
+    assert ended.code == 1, ended.errors
+    assert "Traceback" not in ended.errors
+    said = ended.errors.splitlines()[-1]
+    assert said.startswith("failed:") and "could not be written: File too large" in said and "make room" in said
+    kept = checkpoints(run)
+    assert sound in kept and f"step {kept[-1]} is the newest complete one" in said
+    ended = Process("pretrain", *arguments, log=tmp_path / "again").ended()
+    assert ended.code == 0, ended.errors
+    assert starts(run)[-1]["started_from"] == f"resumed at step {kept[-1]}"
+    assert newest_step(run) == 400
+
+
+def test_out_of_device_memory_says_what_to_change(stores, tmp_path, monkeypatch):
+    def exhausted(self, state, batch):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345678901 bytes.\nmore lines")
+
+    monkeypatch.setattr(compiled.CompiledStep, "__call__", exhausted)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--num-steps", 4))
+    assert ended.code == 1
+    said = ended.errors.splitlines()[-1]
+    for remedy in ("--micro-batches", "--execution.remat", "--mesh.fsdp", "12345678901"):
+        assert remedy in said, said
