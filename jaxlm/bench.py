@@ -27,6 +27,7 @@ from jaxlm.training.state import abstract_state, fresh_state
 from jaxlm.training.step import make_train_step
 
 MODELS = {"gpt1": GPT1}
+DTYPES: dict[str, Literal["auto", "float32", "bfloat16"]] = {"auto": "auto", "f32": "float32", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,23 @@ class Arguments:
 def measure(arguments: Arguments) -> dict:
     """Compile the step, run it, and return the figures."""
     config = MODELS[arguments.model]
-    sizes = {"num_layers": arguments.layers, "width": arguments.width, "num_heads": arguments.heads}
-    if arguments.width:
-        sizes["feed_forward_width"] = 4 * arguments.width
-    rates = dict.fromkeys(("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"), arguments.dropout)
-    positions = max(config.num_positions, arguments.length)
-    config = replace(config, **{k: v for k, v in sizes.items() if v}, **rates, num_positions=positions)
+    config = replace(
+        config,
+        num_positions=max(config.num_positions, arguments.length),
+        num_layers=arguments.layers or config.num_layers,
+        width=arguments.width or config.width,
+        num_heads=arguments.heads or config.num_heads,
+        feed_forward_width=4 * arguments.width if arguments.width else config.feed_forward_width,
+        dropout_rate=arguments.dropout,
+        embedding_dropout_rate=arguments.dropout,
+        attention_dropout_rate=arguments.dropout,
+    )
     config.check()
-    dtype = {"auto": "auto", "f32": "float32", "bf16": "bfloat16"}[arguments.dtype]
     execution = Execution(
-        dtype=dtype, remat=arguments.remat, unroll=arguments.unroll, loss_chunks=arguments.loss_chunks
+        dtype=DTYPES[arguments.dtype],
+        remat=arguments.remat,
+        unroll=arguments.unroll,
+        loss_chunks=arguments.loss_chunks,
     )
     if arguments.loss_chunks < 0 or (arguments.loss_chunks and arguments.length % arguments.loss_chunks):
         raise InputError(f"--loss-chunks {arguments.loss_chunks}: --length {arguments.length} must be divisible by it")

@@ -74,9 +74,11 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before a device is used for work."""
+    """Everything that is decided before a device is used for work. length, batch_size: the config's, filled in."""
 
     config: FinetuneConfig
+    length: int
+    batch_size: int
     task: Task
     data: TaskData
     tokenizer: Tokenizer
@@ -110,13 +112,13 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
     tokenizer = tokenizer.with_specials(ROLES)
     config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
-    config = filled(config, task.paper)
-    check_sizes(config.length, 1, config.model)
+    config, length, batch_size = filled(config, task.paper)
+    check_sizes(length, 1, config.model)
     if config.transfer_layers is not None and not 0 <= config.transfer_layers <= config.model.num_layers:
         raise InputError(f"transfer_layers {config.transfer_layers}: from 0 to the model's {config.model.num_layers}")
     if config.transfer_layers is not None and source is None:
         raise InputError("transfer_layers: there is nothing to transfer without --start")
-    return Plan(config, task, data, tokenizer, source, rates)
+    return Plan(config, length, batch_size, task, data, tokenizer, source, rates)
 
 
 def finetune(arguments: Arguments, given: set[str]) -> None:
@@ -125,16 +127,19 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     stop = StopSignal()
     planned = plan(arguments, given)
     config, task, source = planned.config, planned.task, planned.source
+    batch_size = planned.batch_size
     mesh = make_mesh(config.mesh)
     check_batches(config, mesh)
     encoded = {
-        part: encode_split(task, planned.data, part, planned.tokenizer, config.length) for part in planned.data.splits
+        part: encode_split(task, planned.data, part, planned.tokenizer, planned.length) for part in planned.data.splits
     }
-    if config.num_steps is None:
-        steps = len(train_batches(encoded["train"], batch_size=config.batch_size, num_epochs=config.num_epochs, seed=0))
-        config = replace(config, num_steps=steps)
+    num_steps = config.num_steps
+    if num_steps is None:
+        epochs = config.num_epochs or 0
+        num_steps = len(train_batches(encoded["train"], batch_size=batch_size, num_epochs=epochs, seed=0))
+        config = replace(config, num_steps=num_steps)
     chunks = config.execution.loss_chunks
-    for length in train_batches(encoded["train"], batch_size=config.batch_size, seed=0, num_steps=1).lengths:
+    for length in train_batches(encoded["train"], batch_size=batch_size, seed=0, num_steps=1).lengths:
         check_sizes(length, chunks, config.model)
 
     run = RunDirectory(arguments.run)
@@ -172,7 +177,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         say(f"cut to {config.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
         for change in changed:
             say(f"changed since the last start: {change}")
-        work = Work(run, config, resolved, task, encoded, source, mesh, stop)
+        work = Work(run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop)
         results, programs = [], None
         for number, (seed, rate) in enumerate(members):
             if programs is None or rate != members[number - 1][1]:

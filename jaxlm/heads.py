@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.nn.dropout import dropout
+from jaxlm.nn.partition import with_axes
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:
@@ -31,8 +32,8 @@ class SequenceHead(nn.Module):
     def __call__(self, states_ECD: jax.Array, *, train: bool) -> jax.Array:
         init, zeros = nn.initializers.normal(self.init_std), nn.initializers.zeros_init()
         d = states_ECD.shape[-1]
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, ("width", "classes")), (d, self.outputs))
-        bias = self.param("bias", nn.with_logical_partitioning(zeros, ("classes",)), (self.outputs,))
+        kernel = self.param("kernel", with_axes(init, ("width", "classes")), (d, self.outputs))
+        bias = self.param("bias", with_axes(zeros, ("classes",)), (self.outputs,))
         key = self.make_rng("dropout") if train else None
         states_ECD = dropout(states_ECD.astype(jnp.float32), self.dropout_rate, key, shared_axes=(1,))
         if self.kind == "choice":

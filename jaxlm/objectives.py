@@ -134,7 +134,8 @@ def language_model(model, *, loss_chunks: int = 0) -> Objective:
             train=key is not None,
             rngs=rngs,
         )
-        pieces = loss_pieces(loss_chunks, *batch.ids.shape, table_VD.shape[0])
+        rows, length = batch.ids.shape
+        pieces = loss_pieces(loss_chunks, rows, length, table_VD.shape[0])
         nll, hits = projected_cross_entropy(h_BLD, table_VD, batch.targets, batch.weights, pieces)
         return {"nll": nll, "accuracy": hits}
 
@@ -195,7 +196,7 @@ def sequence_task(model, head, *, auxiliary_lm: float, loss_chunks: int = 0) -> 
         counted = batch.lengths[..., None] - 1  # tokens after the first
         share = jnp.where(jnp.arange(length) < counted, 1.0 / jnp.maximum(counted, 1), 0.0)
         weights_of_tokens = (share * batch.weights[:, None, None]).reshape(-1, length)
-        pieces = loss_pieces(loss_chunks, *targets.shape, table_VD.shape[0])
+        pieces = loss_pieces(loss_chunks, targets.shape[0], length, table_VD.shape[0])
         nll, _ = projected_cross_entropy(h, table_VD, targets, weights_of_tokens, pieces)
         return found | {"language_model_loss": nll}
 

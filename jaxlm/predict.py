@@ -26,6 +26,7 @@ from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 from jaxlm.tasks import encode_examples, read_rows
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.loaded import load_run
 
 log = logging.getLogger("jaxlm.predict")
@@ -56,7 +57,7 @@ def predict(arguments: Arguments) -> int:
         raise InputError(f"--batch-size {arguments.batch_size}: a number above 0")
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    if run.task is None:
+    if run.task is None or not isinstance(run.config, FinetuneConfig):
         raise InputError(f"{run.path} is a pretraining run: predict needs one that jaxlm.finetune made")
     task, config = run.task, run.config
     head = make_head(task, config.head_dropout_rate, config.model.init_std)

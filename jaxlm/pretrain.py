@@ -70,9 +70,10 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before a device is used for work."""
+    """Everything that is decided before a device is used for work. num_steps: the config's, or its epochs in steps."""
 
     config: PretrainConfig
+    num_steps: int
     stores: tuple[Store, ...]
     validation: tuple[Store, ...]
     source: Source | None
@@ -104,11 +105,13 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
             store.verify()
     config.check()
     rows = sum(rows_per_epoch(stores, config.data, config.length))
-    if config.num_steps is None:
+    num_steps = config.num_steps
+    if num_steps is None:
         if config.num_epochs is None:
             raise InputError("neither num_steps nor num_epochs is given: give one of them")
-        config = replace(config, num_steps=max(1, math.ceil(config.num_epochs * rows / config.batch_size)))
-    return Plan(config, stores, validation, source, rows)
+        num_steps = max(1, math.ceil(config.num_epochs * rows / config.batch_size))
+        config = replace(config, num_steps=num_steps)
+    return Plan(config, num_steps, stores, validation, source, rows)
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     stop = StopSignal()
     profile = _profile(arguments)
     planned = plan(arguments, given)
-    config, source = planned.config, planned.source
+    config, num_steps, source = planned.config, planned.num_steps, planned.source
     mesh = make_mesh(config.mesh)
     eval_batch_size = check_batches(config, mesh)
 
@@ -136,11 +139,11 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     run.save_tokenizer(planned.stores[0].tokenizer())
     checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
     steps = checkpoints.steps()
-    if steps and steps[-1] >= config.num_steps:
+    if steps and steps[-1] >= num_steps:
         checkpoints.close()
         run.close()
         if jax.process_index() == 0:
-            print(f"{run.path} is complete: {steps[-1]} of {config.num_steps} steps; nothing to do")
+            print(f"{run.path} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
         return
 
     model = GPT(config.model, config.execution)
@@ -150,9 +153,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         return {"backbone": model.init(key, example, example)["params"]}
 
     with use_mesh(mesh), run, checkpoints:
-        optimizer = make_optimizer(
-            config.optimizer, config.num_steps, decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
-        )
+        mask = decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
+        optimizer = make_optimizer(config.optimizer, num_steps, mask)
         abstract = abstract_state(init_params, optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         if steps:
@@ -168,8 +170,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             state, notes = fresh_state(init_params, optimizer, abstract, config.seed), []
             origin = "from scratch"
         first_step = int(state.step)
-        if first_step >= config.num_steps:
-            raise InputError(f"num_steps {config.num_steps}: {origin} is at step {first_step} already; ask for more")
+        if first_step >= num_steps:
+            raise InputError(f"num_steps {num_steps}: {origin} is at step {first_step} already; ask for more")
         started_from = None if origin == "from scratch" else origin
         run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
 
@@ -190,7 +192,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             run,
             metrics,
             start=first_step,
-            total=config.num_steps,
+            total=num_steps,
             tokens_per_step=config.batch_size * config.length,
             log_every=config.log_every,
             flops_per_token=model_flops_per_token(config.model, config.length),
@@ -199,8 +201,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         step.on_compile = lambda: recorder.meter.pause("compilation")
         count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         for sentence in (
-            f"{run.path}: {origin}; {count:,} parameters, {config.num_steps:,} steps of {config.batch_size} x "
-            f"{config.length} tokens, {config.num_steps * config.batch_size / planned.rows_an_epoch:.3g} epochs; "
+            f"{run.path}: {origin}; {count:,} parameters, {num_steps:,} steps of {config.batch_size} x "
+            f"{config.length} tokens, {num_steps * config.batch_size / planned.rows_an_epoch:.3g} epochs; "
             f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
             f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
             *(f"changed since the last start: {change}" for change in changed),
@@ -218,7 +220,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
                 state,
                 step,
                 (to_devices(batch, mesh, config.batch_size) for batch in host_batches),
-                num_steps=config.num_steps,
+                num_steps=num_steps,
                 intervals=Intervals(evaluate=config.eval_every, checkpoint=config.checkpoint_every),
                 recorder=recorder,
                 save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),

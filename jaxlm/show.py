@@ -256,11 +256,11 @@ def finetune_lines(
 ) -> Iterator[str]:
     """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut."""
     tokenizer = tokenizer.with_specials(ROLES)
-    config = filled(config, task.paper)
-    encoded = encode_split(task, data, "train", tokenizer, config.length)
+    config, length, batch_size = filled(config, task.paper)
+    encoded = encode_split(task, data, "train", tokenizer, length)
     batches = train_batches(
         encoded,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         num_epochs=config.num_epochs or 0,
         seed=config.seed,
         num_steps=config.num_steps,
@@ -272,7 +272,7 @@ def finetune_lines(
     for line in data.report():
         yield f"  {line}"
     buckets = ", ".join(map(str, batches.lengths))
-    yield f"  cut to {config.length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
+    yield f"  cut to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
     yield (
         f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "
         f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} slots are tokens, seed {config.seed}"
@@ -280,7 +280,7 @@ def finetune_lines(
     for row in range(min(count, int(batch.weights.sum()))):
         yield ""
         yield from example_lines(
-            batch, row, data.splits["train"].examples[int(batch.index[row])], task, tokenizer, config.length
+            batch, row, data.splits["train"].examples[int(batch.index[row])], task, tokenizer, length
         )
 
 

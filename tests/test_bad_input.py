@@ -19,7 +19,6 @@ from toy_runs import (
     sentences,
 )
 
-from jaxlm.data.writer import write_store
 from jaxlm.text import train_sentencepiece
 
 

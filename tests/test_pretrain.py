@@ -1,7 +1,7 @@
 """Pretraining through the real command: what a run directory holds, where a run may start, and how it fails.
 
-Fails when a file of the contract is missing or cannot be read back, when a start takes other parameters, moments or data
-than it says, or when a run that cannot go on loses what it had.
+Fails when a file of the contract is missing or cannot be read back, when a start takes other parameters, moments or
+data than it says, or when a run that cannot go on loses what it had.
 """
 
 import json

@@ -18,7 +18,7 @@ from jaxlm.nn.dropout import dropout
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered, project
 from jaxlm.nn.norm import LayerNorm
-from jaxlm.nn.partition import constrain
+from jaxlm.nn.partition import constrain, with_axes
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Embeddings(nn.Module):
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array]:
         config, init = self.config, nn.initializers.normal(self.config.init_std)
-        tokens = nn.with_logical_partitioning(init, ("vocabulary", "width"))
-        positions = nn.with_logical_partitioning(init, ("positions", "width"))
+        tokens = with_axes(init, ("vocabulary", "width"))
+        positions = with_axes(init, ("positions", "width"))
         return (
             self.param("tokens", tokens, (config.vocab_size, config.width)),
             self.param("positions", positions, (config.num_positions, config.width)),
@@ -183,10 +183,10 @@ class Attention(nn.Module):
         d, h = config.width, config.num_heads
         init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
         names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width", "width")
-        kernel_in = self.param("qkv_kernel", nn.with_logical_partitioning(init, names_in), (d, 3, h, d // h))
-        bias_in = self.param("qkv_bias", nn.with_logical_partitioning(zeros, names_in[1:]), (3, h, d // h))
-        kernel_out = self.param("out_kernel", nn.with_logical_partitioning(init, names_out), (h, d // h, d))
-        bias_out = self.param("out_bias", nn.with_logical_partitioning(zeros, ("norm",)), (d,))
+        kernel_in = self.param("qkv_kernel", with_axes(init, names_in), (d, 3, h, d // h))
+        bias_in = self.param("qkv_bias", with_axes(zeros, names_in[1:]), (3, h, d // h))
+        kernel_out = self.param("out_kernel", with_axes(init, names_out), (h, d // h, d))
+        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
         qkv = project(x_BLD, gathered(kernel_in, dtype, names_in), bias_in)  # (B, L, 3, H, K)
         q_BHLK, k_BHLK, v_BHLK = jnp.moveaxis(qkv, (2, 3), (0, 2))
@@ -223,10 +223,10 @@ class FeedForward(nn.Module):
         config, dtype = self.config, self.execution.compute_dtype()
         d, f = config.width, config.feed_forward_width
         init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
-        kernel_in = self.param("in_kernel", nn.with_logical_partitioning(init, ("width", "feed_forward")), (d, f))
-        bias_in = self.param("in_bias", nn.with_logical_partitioning(zeros, ("feed_forward",)), (f,))
-        kernel_out = self.param("out_kernel", nn.with_logical_partitioning(init, ("feed_forward", "width")), (f, d))
-        bias_out = self.param("out_bias", nn.with_logical_partitioning(zeros, ("norm",)), (d,))
+        kernel_in = self.param("in_kernel", with_axes(init, ("width", "feed_forward")), (d, f))
+        bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
+        kernel_out = self.param("out_kernel", with_axes(init, ("feed_forward", "width")), (f, d))
+        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
         h_BLF = project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in)
         # Barriers keep XLA from fusing the GELU into the operands of the products, where it is made again and again.
         h_BLF = jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(h_BLF), approximate=True))

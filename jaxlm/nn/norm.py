@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxlm.nn.partition import with_axes
+
 
 class LayerNorm(nn.Module):
     """Normalise the last axis to mean 0 and variance 1, then scale and shift; the result has the input's dtype."""
@@ -12,9 +14,8 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        names = ("norm",)
-        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones_init(), names), (x.shape[-1],))
-        bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros_init(), names), (x.shape[-1],))
+        scale = self.param("scale", with_axes(nn.initializers.ones_init(), ("norm",)), (x.shape[-1],))
+        bias = self.param("bias", with_axes(nn.initializers.zeros_init(), ("norm",)), (x.shape[-1],))
         x_32 = x.astype(jnp.float32)
         mean = jnp.mean(x_32, axis=-1, keepdims=True)
         centred = x_32 - mean

@@ -6,10 +6,11 @@ logical constraints know no such rule, so its context of rules stays empty and o
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 _rules: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("rules", default=None)
@@ -23,6 +24,12 @@ def use_rules(rules: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         _rules.reset(token)
+
+
+def with_axes(init: Callable[..., jax.Array], names: Sequence[str | None]) -> Callable[..., jax.Array]:
+    """`init` with the logical axes of what it makes: a box, which `Module.param` keeps and gives the array of."""
+    boxed: Callable[..., Any] = nn.with_logical_partitioning(init, tuple(names))
+    return boxed
 
 
 def partition_spec(

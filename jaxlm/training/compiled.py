@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.stages import Compiled, Wrapped
 
 log = logging.getLogger(__name__)
 
@@ -17,9 +18,9 @@ class CompiledStep:
     on_compile: a context entered while it compiles, to keep that time out of the speed.
     """
 
-    def __init__(self, name: str, step: Callable, *, expected_shapes: int = 1) -> None:
+    def __init__(self, name: str, step: Wrapped, *, expected_shapes: int = 1) -> None:
         self.name, self.step, self.expected_shapes = name, step, expected_shapes
-        self.programs: dict[Any, Any] = {}
+        self.programs: dict[tuple, Compiled] = {}
         self.on_compile: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
     def __call__(self, state: Any, batch: Any) -> Any:

@@ -182,16 +182,17 @@ def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:
 DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32  # GPT-1's fine-tuning, section 4.1
 
 
-def filled(config: FinetuneConfig, paper: Mapping[str, float]) -> FinetuneConfig:
-    """What neither the config nor the command line says, from the task's paper: length, batch size, epochs."""
+def filled(config: FinetuneConfig, paper: Mapping[str, float]) -> tuple[FinetuneConfig, int, int]:
+    """What neither the config nor the command line says, from the task's paper: length, batch size, epochs.
+
+    Returns the config with these, and once more its length and its batch size, which are never None.
+    """
     longest = config.model.num_positions
     if config.num_steps is None and config.num_epochs is None:
         config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
-    return replace(
-        config,
-        length=config.length or min(int(paper.get("length", longest)), longest),
-        batch_size=config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE)),
-    )
+    length = config.length or min(int(paper.get("length", longest)), longest)
+    batch_size = config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE))
+    return replace(config, length=length, batch_size=batch_size), length, batch_size
 
 
 def one_duration(config: Any, before: Any) -> Any:

@@ -63,13 +63,13 @@ def train(
                 recorder.training(*late)
             late = (done, metrics)
             recorder.saved(finished_saves())
-            evaluation_due = evaluate is not None and intervals.evaluate > 0 and done % intervals.evaluate == 0
-            if evaluation_due or done % intervals.checkpoint == 0 or done == num_steps:
+            due = evaluate if intervals.evaluate > 0 and done % intervals.evaluate == 0 else None
+            if due is not None or done % intervals.checkpoint == 0 or done == num_steps:
                 recorder.training(*late)
                 late = None
-            if evaluation_due and done < num_steps:
+            if due is not None and done < num_steps:
                 with recorder.meter.pause("evaluation"):
-                    evaluate(done, state.params)
+                    due(done, state.params)
             if done % intervals.checkpoint == 0 or done == num_steps:
                 if evaluate is not None and done == num_steps:
                     with recorder.meter.pause("evaluation"):

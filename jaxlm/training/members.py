@@ -42,11 +42,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What all members of a run share. resolved: what config.json holds; num_steps of the config is set."""
+    """What all members of a run share. resolved: what config.json holds; the fields after it are set there too."""
 
     run: RunDirectory
     config: FinetuneConfig
     resolved: dict[str, Any]
+    num_steps: int
+    batch_size: int
     task: Task
     encoded: dict[str, EncodedSplit]
     source: Source | None
@@ -86,12 +88,12 @@ def make_programs(work: Work, rate: float) -> Programs:
 
     optimizer_config = dataclasses.replace(config.optimizer, peak_lr=rate)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
-    optimizer = make_optimizer(optimizer_config, config.num_steps or 1, decay_mask(boxed))
+    optimizer = make_optimizer(optimizer_config, work.num_steps, decay_mask(boxed))
     abstract = abstract_state(init_params, optimizer, mesh)
     objective = sequence_task(model, head, auxiliary_lm=config.auxiliary_lm, loss_chunks=config.execution.loss_chunks)
     step = make_train_step(objective, optimizer, micro_batches=config.micro_batches)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    lengths = len(train_batches(work.encoded["train"], batch_size=config.batch_size, seed=0, num_steps=1).lengths)
+    lengths = len(train_batches(work.encoded["train"], batch_size=work.batch_size, seed=0, num_steps=1).lengths)
     return Programs(
         train=CompiledStep(
             "training", jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), expected_shapes=lengths
@@ -108,7 +110,7 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
     directory = member_directory(work.run, seed, rate)
     if (directory / "result.json").exists():
         return json.loads((directory / "result.json").read_text(encoding="utf-8"))
-    data = train_batches(work.encoded["train"], batch_size=config.batch_size, seed=seed, num_steps=config.num_steps)
+    data = train_batches(work.encoded["train"], batch_size=work.batch_size, seed=seed, num_steps=work.num_steps)
     kept = Checkpoints(directory / "kept", keep_newest=1)
     checkpoints = Checkpoints(directory / "checkpoints", keep_newest=config.keep_newest)
     with kept, checkpoints:
@@ -120,15 +122,15 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             work.run,
             metrics,
             start=first_step,
-            total=config.num_steps,
-            tokens_per_step=config.batch_size * work.encoded["train"].longest.mean() * task.num_sequences,
+            total=work.num_steps,
+            tokens_per_step=work.batch_size * work.encoded["train"].longest.mean() * task.num_sequences,
             log_every=config.log_every,
             flops_per_token=model_flops_per_token(config.model, int(work.encoded["train"].longest.mean())),
         )
         programs.train.on_compile = lambda: recorder.meter.pause("compilation")
         for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
             recorder.note(note)
-        best = _Best(task, kept, select=config.select, last_step=config.num_steps)
+        best = _Best(task, kept, select=config.select, last_step=work.num_steps)
 
         def evaluate(number: int, params: Any) -> None:
             labelled, figures = _label(work, programs, params, "dev", data.lengths)
@@ -145,9 +147,9 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             kept.wait()  # a resume from here does not evaluate again: the best must be on the disk first
             checkpoints.save(number, saved_part(state), config=work.resolved)
 
-        rows = host_rows(config.batch_size, work.mesh)
+        rows = host_rows(work.batch_size, work.mesh)
         batches = (
-            to_devices(jax.tree.map(lambda x: x[rows], data[number]), work.mesh, config.batch_size)
+            to_devices(jax.tree.map(lambda x: x[rows], data[number]), work.mesh, work.batch_size)
             for number in itertools.count(first_step)
         )
         try:
@@ -155,7 +157,7 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
                 state,
                 programs.train,
                 batches,
-                num_steps=config.num_steps,
+                num_steps=work.num_steps,
                 intervals=Intervals(config.eval_every or data.steps_per_epoch, config.checkpoint_every),
                 recorder=recorder,
                 save=save,
@@ -216,7 +218,7 @@ def _label(
     work: Work, programs: Programs, params: Any, part: str, lengths: tuple[int, ...]
 ) -> tuple[Labelled, dict[str, float]]:
     encoded = work.encoded[part]
-    size = work.config.eval_batch_size or work.config.batch_size
+    size = work.config.eval_batch_size or work.batch_size
     labelled = label_split(programs.label, params, encoded, work.mesh, batch_size=size, lengths=lengths)
     return labelled, labelled.metrics(work.task, encoded) if encoded.labelled else {}
 

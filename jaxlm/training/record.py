@@ -75,7 +75,7 @@ class Recorder:
         mfu = None
         if peak is not None and self.flops_per_token is not None:
             mfu = reading.tokens_per_second * self.flops_per_token / (peak * 1e12 * jax.device_count())
-        line = {name: float(value) for name, value in values.items()}
+        line: dict[str, Any] = {name: float(value) for name, value in values.items()}
         line |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
         line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
         self.metrics.write(step, line)
@@ -90,7 +90,7 @@ class Recorder:
             eta=reading.eta,
         )
         if self.unigram_entropy is not None:
-            self._look_at_gate(step, line["loss"])
+            self._look_at_gate(step, line["loss"], self.unigram_entropy)
 
     def validation(self, step: int, figures: dict[str, float], *, said: str) -> None:
         """Write the figures of an evaluation and say them."""
@@ -120,16 +120,16 @@ class Recorder:
             logging.getLogger(name).handlers = handlers
         self.live.close()
 
-    def _look_at_gate(self, step: int, loss: float) -> None:
+    def _look_at_gate(self, step: int, loss: float, unigram_entropy: float) -> None:
         self.recent = [*self.recent[-19:], loss]
         if step < self.gate:
             return
         self.gate = math.inf  # it is looked at once
         average = sum(self.recent) / len(self.recent)
-        if average > self.unigram_entropy - GATE_MARGIN:
+        if average > unigram_entropy - GATE_MARGIN:
             self.warn(
                 f"step {step}: the loss ({average:.3f}) has not left the unigram entropy of the store "
-                f"({self.unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a "
+                f"({unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a "
                 "larger --model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
             )
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def with_parameters(
     transfer_layers: only the first n layers are taken; those above stay as they are in `state`.
     """
     wanted = {"params": {"backbone": source.checkpoints.metadata(source.step).tree["params"]["backbone"]}}
-    replicated = jax.sharding.NamedSharding(state.step.sharding.mesh, jax.sharding.PartitionSpec())
+    replicated = state.step.sharding  # the step is whole on every device
 
     def place(path, leaf):
         """Where the state has this leaf, if it has one of that shape; else whole on every device."""
@@ -106,7 +106,7 @@ def with_parameters(
         grow["backbone/blocks/.*"] = 0
     notes = list(restored.notes)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
-    return state.replace(params=params), notes
+    return replace(state, params=params), notes
 
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
