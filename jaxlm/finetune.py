@@ -174,7 +174,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         for line in planned.data.report():
             say(f"{task.name} {line}")
         cut = {part: split.truncated for part, split in encoded.items() if split.truncated}
-        say(f"cut to {config.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
+        say(f"cut to {planned.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
         for change in changed:
             say(f"changed since the last start: {change}")
         work = Work(run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop)

@@ -103,7 +103,7 @@ def host_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
     """The rows of a global batch that this process feeds, ascending."""
     rows: set[int] = set()
     for index in batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values():
-        if index is not None:  # as the type has it for a device of another process
+        if index is not None:  # None would be a device of another process
             rows.update(range(batch_size)[index[0]])
     return np.array(sorted(rows))
 

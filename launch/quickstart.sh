@@ -93,7 +93,7 @@ shown() { # the command as one would type it
 run() { # NAME [--to FILE | --makes FILE] COMMAND …: with --to, what it prints goes to FILE too; a FILE is made once
   current=$1
   shift
-  local file= how=
+  local file="" how=""
   case "$1" in
     --to | --makes)
       how=$1 file=$2

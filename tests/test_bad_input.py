@@ -11,6 +11,7 @@ import pytest
 from toy_runs import (
     assert_one_line,
     finetune_arguments,
+    flip_bytes,
     make_stores,
     make_task,
     pretrain_arguments,
@@ -120,11 +121,13 @@ def test_configs_that_cannot_be_used(stores, tmp_path):
     line(broken, str(broken), "SyntaxError")
 
 
-def test_stores_that_do_not_fit(stores, tmp_path):
+def test_stores_that_do_not_fit(stores, pretrained, tmp_path):
     other = make_stores(tmp_path / "other", train_sentencepiece(sentences(140), 330))
     run = tmp_path / "run"
     ended = run_here("pretrain", *pretrain_arguments(run, (stores[0], other[1])))
     assert_one_line(ended, 2, str(other[1]), "another tokenizer", str(stores[0]), "--tokenizer store:DIR")
+    ended = run_here("pretrain", *pretrain_arguments(run, other, "--start", pretrained))
+    assert_one_line(ended, 2, str(other[0]), "another tokenizer", f"the run {pretrained}@2")
     assert_one_line(run_here("pretrain", "debug/gpt", "--run", run), 2, "data.store is not given")
 
     damaged = tmp_path / "damaged"
@@ -154,6 +157,12 @@ def test_run_directories_that_are_something_else(stores, pretrained, task, tmp_p
     assert_one_line(run_here("finetune", *tuned), 2, str(pretrained), "another config")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@7"))
     assert_one_line(ended, 2, "has no checkpoint of step 7; there are 2")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(pretrained, damaged)
+    flip_bytes(damaged / "checkpoints" / "2")
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", damaged))
+    assert_one_line(ended, 2, f"{damaged}/checkpoints/2 is damaged in params/backbone/")
+    shutil.rmtree(tmp_path / "run")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@x"))
     assert_one_line(ended, 2, "is no step")
 

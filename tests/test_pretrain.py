@@ -106,13 +106,16 @@ def test_a_fork_at_another_rate_begins_at_the_step_it_names(base, stores, tmp_pa
 
 
 def test_the_parameters_of_another_run_begin_at_step_0(base, stores, tmp_path):
-    still = ("--start", base, "--optimizer.peak-lr", 0, "--num-steps", 2, "--seed", 4)
+    still = ("--start", base, "--optimizer.peak-lr", 0, "--num-steps", 2, "--seed", 4, "--eval-batch-size", 24)
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *STEADY, *still))
     assert ended.code == 0, ended.errors
     parameters = {name: value for name, value in checksums(base).items() if name.startswith("params/")}
     assert parameters and parameters.items() <= checksums(tmp_path / "run").items()
     assert list(metrics(tmp_path / "run")) == [1, 2]
-    assert metrics(tmp_path / "run", "validation_loss")[0] == metrics(base, "validation_loss")[10]
+    # Every token counts once, however many are in a batch.
+    validation = metrics(tmp_path / "run", "validation_loss")[0]
+    assert validation == pytest.approx(metrics(base, "validation_loss")[10], rel=1e-6)
+    assert metrics(tmp_path / "run", "tokens")[0] == metrics(base, "tokens")[10]
     assert starts(tmp_path / "run")[0]["started_from"] == f"parameters of {base}@10"
 
 

@@ -118,7 +118,7 @@ def test_stopped_and_killed_or_not_the_run_is_the_same_to_the_bit(stops, whole):
     assert list(metrics(whole)) == list(range(1, STEPS + 1))
     for name in ("loss", "gradient_norm", "learning_rate", "update_norm/blocks", "validation_loss"):
         assert metrics(stops.run, name) == metrics(whole, name), (name, stops.at, stops.last)
-    assert list(metrics(whole, "validation_loss")) == [20, 40, 60, 80, 100]
+    assert list(metrics(whole, "validation_loss")) == [0, 20, 40, 60, 80, 100]
     assert checkpoints(stops.run) == checkpoints(whole) == [90, 95, 100]
     assert checksums(stops.run) == checksums(whole)
     assert any("opt_state" in name for name in checksums(whole))
@@ -177,6 +177,15 @@ def test_a_truncated_checkpoint_is_no_checkpoint_and_none_sound_is_one_line(base
             file.write_bytes(file.read_bytes()[:-7])
     assert_one_line(again(run, stores), 2, "none of the checkpoints 10 is sound", "start anew in another directory")
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(base, stores, tmp_path):
+    run = copy_at(base, 0, tmp_path / "run")
+    ended = again(run, stores)
+    assert ended.code == 0, ended.errors
+    assert "dropped 22 lines from the start" in ended.errors  # twenty steps, the validation before and after
+    assert starts(run)[-1]["started_from"] is None
+    assert metrics(run) == metrics(base) and checksums(run) == checksums(base)
 
 
 def test_mesh_and_micro_batches_may_change_on_resume(base, stores, tmp_path):

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What all members of a run share. resolved: what config.json holds; the fields after it are set there too."""
+    """What all members of a run share. resolved: what config.json holds; num_steps, batch_size: from there."""
 
     run: RunDirectory
     config: FinetuneConfig
