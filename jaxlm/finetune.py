@@ -19,6 +19,7 @@ from jaxlm.devices import enable_compilation_cache
 from jaxlm.errors import InputError, run_command
 from jaxlm.processes import first_process_decides
 from jaxlm.sharding import make_mesh, use_mesh
+from jaxlm.storage import quiet_failures
 from jaxlm.tasks import CustomConfig, Task, TaskData, encode_split, read_task, train_batches
 from jaxlm.tasks.inputs import ROLES
 from jaxlm.text import Tokenizer, tokenizer_from_spec
@@ -162,7 +163,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     }
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # held by the fingerprints
     changed = run.open(resolved, run_fields=(*run_fields(config.optimizer), *moved))
-    with run, use_mesh(mesh):
+    with quiet_failures(), run, use_mesh(mesh):
         if (run.path / "results.json").exists():
             if jax.process_index() == 0:
                 print(f"{run.path} is complete: results.json has {len(members)} runs; nothing to do")

@@ -27,6 +27,7 @@ from jaxlm.objectives import Objective, language_model
 from jaxlm.optim import decay_mask, make_optimizer
 from jaxlm.scoring import perplexity
 from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.storage import quiet_failures
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
@@ -152,7 +153,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         example = jnp.zeros((1, 1), jnp.int32)
         return {"backbone": model.init(key, example, example)["params"]}
 
-    with use_mesh(mesh), run, checkpoints:
+    with quiet_failures(), use_mesh(mesh), run, checkpoints:
         mask = decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
         optimizer = make_optimizer(config.optimizer, num_steps, mask)
         abstract = abstract_state(init_params, optimizer, mesh)
