@@ -29,6 +29,7 @@ from jaxlm.errors import InputError, run_command
 from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
 from jaxlm.logs import Progress
 from jaxlm.objectives import language_model
+from jaxlm.output import whole_file
 from jaxlm.scoring import Score, Scored, perplexity, sequence_log_probs, text_sequence
 from jaxlm.sharding import MeshConfig, check_batch, host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.tasks import Columns, encode_examples, read_labelled
@@ -398,14 +399,8 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             yield nowhere
         return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        file = partial.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
-    with file:
+    with whole_file(path) as file:
         yield file
-    partial.replace(path)
 
 
 def _write_json(path: Path | None, figures: dict[str, Any]) -> None:

@@ -13,13 +13,14 @@ import jax
 import numpy as np
 import tyro
 
+from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
+from jaxlm.checkpoints.storage import quiet_failures
 from jaxlm.config import command_line, load_config, to_json
 from jaxlm.devices import enable_compilation_cache
 from jaxlm.errors import InputError, run_command
-from jaxlm.processes import first_process_decides
+from jaxlm.output import write_json
 from jaxlm.sharding import make_mesh, use_mesh
-from jaxlm.storage import quiet_failures
 from jaxlm.tasks import CustomConfig, Task, TaskData, encode_split, read_task, train_batches
 from jaxlm.tasks.inputs import ROLES
 from jaxlm.text import Tokenizer, tokenizer_from_spec
@@ -38,7 +39,7 @@ from jaxlm.training.config import (
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory, run_member
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
-from jaxlm.training.run import RunDirectory, write_json
+from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
 
 log = logging.getLogger("jaxlm.finetune")

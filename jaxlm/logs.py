@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxlm.errors import RunError
+from jaxlm.output import sync_directory
 
 _REDRAW_SECONDS = 0.1  # the fastest a terminal line is redrawn
 _PLAIN_SECONDS = 10.0  # the time between two plain lines of a Progress
@@ -385,15 +386,6 @@ def duration(seconds: float | None) -> str:
     if days:
         return f"{days}d {hours:02}:{minutes:02}"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def sync_directory(directory: Path) -> None:
-    """Bring a rename in `directory` to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

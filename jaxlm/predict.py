@@ -7,13 +7,11 @@ Rows are read as they come, any number of them, and answered in order: one JSON 
 import contextlib
 import json
 import logging
-import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import jax
 
@@ -22,6 +20,7 @@ from jaxlm.devices import enable_compilation_cache
 from jaxlm.errors import InputError, run_command
 from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
 from jaxlm.logs import Progress
+from jaxlm.output import whole_file
 from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 from jaxlm.tasks import encode_examples, read_rows
 from jaxlm.tasks.loading import standard_lengths
@@ -68,7 +67,8 @@ def predict(arguments: Arguments) -> int:
     at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
     rows, done, cut = read_rows(arguments.input, task, errors=arguments.errors), 0, 0
     progress = Progress("rows", active=arguments.output is not None)
-    with use_mesh(mesh), _output(arguments.output) as out:
+    path = arguments.output
+    with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else whole_file(path) as out:
         while examples := list(islice(rows, at_a_time)):
             encoded = encode_examples(task, examples, run.tokenizer, limit)
             labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
@@ -87,24 +87,6 @@ def predict(arguments: Arguments) -> int:
 def _line(task: Any, index: int, outputs: Any) -> dict[str, Any]:
     prediction, scores = task.prediction(outputs)
     return {"index": index, "prediction": prediction, "scores": scores}
-
-
-@contextlib.contextmanager
-def _output(path: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that has its name once it is whole."""
-    if path is None:
-        yield sys.stdout
-        return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        file = partial.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
-    with file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def main() -> None:

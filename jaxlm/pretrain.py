@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import tyro
 
 from jaxlm.checkpoints import Checkpoints
+from jaxlm.checkpoints.storage import quiet_failures
 from jaxlm.config import command_line, load_config
 from jaxlm.data.loader import batches, describe_rows, validation_batches
 from jaxlm.data.rows import ORDER_VERSION, rows_per_epoch, training_rows
@@ -27,7 +28,6 @@ from jaxlm.objectives import Objective, language_model
 from jaxlm.optim import decay_mask, make_optimizer
 from jaxlm.scoring import perplexity
 from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
-from jaxlm.storage import quiet_failures
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train

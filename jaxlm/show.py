@@ -18,6 +18,7 @@ import tyro
 
 from jaxlm.batch import Batch, ExampleBatch
 from jaxlm.checkpoints import Checkpoints
+from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.config import command_line, from_json, load_config
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.rows import training_rows
@@ -29,7 +30,6 @@ from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled, one_duration
 from jaxlm.training.loaded import run_config, split_run
 from jaxlm.training.run import RunDirectory
-from jaxlm.trees import named_leaves
 
 TEXT = 600  # characters of a document that are shown
 HEAD, TAIL = 12, 3  # slots of a segment that are shown, from its beginning and its end

@@ -16,10 +16,10 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxlm.checkpoints import Checkpoints, DamagedCheckpoint, _hash
-from jaxlm.checksums import leaf_checksums
+from jaxlm.checkpoints.checksums import leaf_checksums
+from jaxlm.checkpoints.store import Checkpoints, DamagedCheckpoint, _hash
+from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.errors import InputError, RunError
-from jaxlm.trees import named_leaves
 
 CONFIG = {"model": {"kind": "gpt", "width": 32}, "optimizer": {"peak_lr": 6.25e-5}}
 

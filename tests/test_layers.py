@@ -15,14 +15,14 @@ MAX_LINES = 500
 
 # The floors of the house, by the longest name that matches. A module imports from its own floor or from below.
 FLOORS = {
-    0: ["jaxlm", "jaxlm.errors", "jaxlm.config", "jaxlm.batch", "jaxlm.logs", "jaxlm.devices"],
+    0: ["jaxlm", "jaxlm.errors", "jaxlm.config", "jaxlm.batch", "jaxlm.logs", "jaxlm.devices", "jaxlm.output"],
     1: ["jaxlm.nn", "jaxlm.text"],
     2: ["jaxlm.models"],
     3: ["jaxlm.heads", "jaxlm.objectives", "jaxlm.optim", "jaxlm.sharding", "jaxlm.data"],
     4: ["jaxlm.tasks"],
-    5: ["jaxlm.training", "jaxlm.interop", "jaxlm.compiler"],
+    5: ["jaxlm.checkpoints", "jaxlm.training", "jaxlm.interop", "jaxlm.compiler"],
 }
-# Modules beside these packages that are no command: checkpoints, decoding, scoring and the like.
+# Modules beside these packages that are no command: decoding, scoring and the like.
 FLOOR_OF_ENGINE = 5
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor"}

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.training.run import RunDirectory, split_start, write_json
+from jaxlm.output import write_json
+from jaxlm.training.run import RunDirectory, split_start
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIG = {"model": {"width": 32, "rates": (0.1, 0.2)}, "mesh": {"fsdp": 1}, "log_every": 10, "seed": 0}

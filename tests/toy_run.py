@@ -16,10 +16,11 @@ from jaxlm.data.writer import write_store
 from jaxlm.labelling import make_head
 from jaxlm.logs import MetricsLog
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.output import write_json
 from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
 from jaxlm.text import Tokenizer, train_sentencepiece
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.run import RunDirectory, write_json
+from jaxlm.training.run import RunDirectory
 
 DOCUMENTS = [
     "The cat sat on the mat. The dog lay on the rug, and the bird sang in the tree.",

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.labelling import Labelled, label_split, make_head, make_label_step
 from jaxlm.logs import MetricsLog
 from jaxlm.models.gpt import GPT, model_flops_per_token
 from jaxlm.objectives import sequence_task
 from jaxlm.optim import decay_mask, make_optimizer
-from jaxlm.processes import first_process_decides
+from jaxlm.output import write_json
 from jaxlm.sharding import host_rows, to_devices
 from jaxlm.tasks import Task, train_batches
 from jaxlm.tasks.loading import EncodedSplit
@@ -32,7 +33,7 @@ from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import Recorder
-from jaxlm.training.run import RunDirectory, write_json
+from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import Source, resume, with_parameters
 from jaxlm.training.state import TrainState, abstract_state, fresh_state, saved_part
 from jaxlm.training.step import make_train_step

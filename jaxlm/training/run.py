@@ -27,9 +27,9 @@ from typing import Any, Protocol, TextIO
 
 import jax
 
+from jaxlm.agreement import first_process_decides
 from jaxlm.errors import InputError
-from jaxlm.logs import sync_directory
-from jaxlm.processes import first_process_decides
+from jaxlm.output import sync_directory, write_json
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
@@ -227,18 +227,6 @@ def split_start(start: str) -> tuple[Path, int | None]:
     if not step.isdecimal():
         raise InputError(f"--start {start}: {step!r} after the @ is no step; write RUN@STEP, runs/gpt1@2000 say")
     return Path(run), int(step)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is there whole or not at all, also after a power cut."""
-    fresh = path.with_name(path.name + ".tmp")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_directory(path.parent)
 
 
 def _is_ours(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints that prove themselves: the only file that knows Orbax.
+"""The checkpoints of one run: the only file that knows Orbax.
 
 A checkpoint is a directory `checkpoints/STEP` of plain data: the arrays as a nested dictionary (the treedef is not
 kept, so code that renames an optimizer's tuple still reads old checkpoints) and a JSON description with the config,
@@ -30,14 +30,11 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from jaxlm.checksums import leaf_checksums
+from jaxlm.agreement import first_process_decides, of_every_process
+from jaxlm.checkpoints.checksums import leaf_checksums
+from jaxlm.checkpoints.storage import failure_reason, free_gib, quiet_failures, raise_unless_damage
+from jaxlm.checkpoints.trees import listed, named_leaves, nested_leaves, shape_and_type
 from jaxlm.errors import InputError, RunError
-from jaxlm.merge import merge_parameters
-from jaxlm.processes import first_process_decides, of_every_process
-from jaxlm.storage import failure_reason, free_gib, quiet_failures, raise_unless_damage
-from jaxlm.trees import listed, named_leaves, nested_leaves, shape_and_type
-
-__all__ = ["Checkpoints", "DamagedCheckpoint", "Metadata", "Restored", "leaf_checksums", "merge_parameters"]
 
 PyTree = Any
 FORMAT = 1  # of the description; a reader refuses what is newer

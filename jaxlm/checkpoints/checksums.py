@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlm.trees import named_leaves
+from jaxlm.checkpoints.trees import named_leaves
 
 PyTree = Any
 GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio, odd

@@ -1,0 +1,47 @@
+"""Files that are there whole or not at all."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxlm.errors import InputError
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text file to write, which has its name once it is whole, also after a power cut. `path` was an --output."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        file = partial.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
+    with file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file that is there whole or not at all, also after a power cut."""
+    fresh = path.with_name(path.name + ".tmp")
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring a rename in `directory` to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
