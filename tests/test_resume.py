@@ -6,6 +6,7 @@ comes twice, a loss or a leaf that differs in its last bit, an exit code that a 
 
 import fcntl
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -49,7 +50,11 @@ class Stops:
         self._stop("interrupted", 24, signal.SIGINT)
         self.at = random.randint(36, 60)  # said by the assertions, as it is different each time
         self._stop("killed", self.at, signal.SIGKILL)
-        self._kill_in_a_save()
+        for turn in range(5):  # the save may be complete when the signal comes: then once more
+            self._kill_in_a_save(f"killed-in-a-save-{turn}")
+            if self.unfinished:
+                break
+        self.next_errors = (directory / "killed-in-a-save-0.err").read_text()
         self.ends["finished"] = run_process("pretrain", *self.arguments, log=directory / "finished")
         self.ends["again"] = run_here("pretrain", *self.arguments)
 
@@ -59,9 +64,9 @@ class Stops:
         self.ends[name] = process.kill(number)
         self.last[name] = newest_step(self.run)
 
-    def _kill_in_a_save(self) -> None:
+    def _kill_in_a_save(self, name: str) -> None:
         directory, first = self.run / "checkpoints", newest_step(self.run)
-        process = Process("pretrain", *self.arguments, log=self.directory / "killed-in-a-save")
+        process = Process("pretrain", *self.arguments, log=self.directory / name)
 
         def saving() -> bool:
             going_on = newest_step(self.run) > first // 5 * 5 + 5
@@ -101,15 +106,14 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_75(stops, name):
 @pytest.mark.slow
 def test_killed_runs_lose_only_the_steps_since_their_last_save(stops):
     assert stops.ends["killed"].code == stops.ends["killed in a save"].code == -signal.SIGKILL
-    assert stops.unfinished, "the save was complete before the signal came"
+    assert stops.unfinished, "no save was under way when a signal came"
     origins = [start["started_from"] for start in starts(stops.run)]
-    assert len(origins) == 5 and origins[0] is None
+    assert len(origins) >= 5 and origins[0] is None
     resumed = int(origins[3].removeprefix("resumed at step "))
     assert stops.last["killed"] - 12 <= resumed <= stops.last["killed"], (stops.at, stops.last, origins)
-    assert (
-        f"dropped {stops.last['killed'] - resumed} lines beyond step {resumed}" in stops.ends["killed in a save"].errors
-        or resumed == stops.last["killed"]
-    )
+    dropped = re.search(rf"dropped (\d+) lines beyond step {resumed} ", stops.next_errors)
+    # One line a step, and a validation line where one was in between.
+    assert 0 <= (int(dropped[1]) if dropped else 0) - (stops.last["killed"] - resumed) <= 1, stops.last
 
 
 @pytest.mark.slow
