@@ -46,9 +46,17 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(EXIT_FAILED)
 
 
+class _Plain(logging.Formatter):
+    """The message alone; a warning says that it is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage().strip()
+        return f"warning: {text}" if record.levelno >= logging.WARNING else text
+
+
 def _say_on_standard_error() -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Plain())
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)

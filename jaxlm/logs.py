@@ -72,7 +72,7 @@ class MetricsLog:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line. Values: numbers (0-d arrays too), strings, booleans, None, lists and dictionaries of them.
 
-        TensorBoard gets the numbers. RunError when the disk is full.
+        TensorBoard gets the finite numbers. RunError when the disk is full.
         """
         if self._file is None:
             return
@@ -83,7 +83,7 @@ class MetricsLog:
             self._file.write(line + "\n")
             self._file.flush()
             for name, value in plain.items():
-                if isinstance(value, int | float):
+                if isinstance(value, int | float) and math.isfinite(value):
                     self._board.add_scalar(name, value, step)
 
     def sync(self) -> None:

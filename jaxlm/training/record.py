@@ -143,4 +143,4 @@ class _LiveHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         say = self.live.warn if record.levelno >= logging.WARNING else self.live.note
-        say(record.getMessage())
+        say(record.getMessage().strip())
