@@ -95,8 +95,9 @@ def test_two_processes_train_as_one(one, two):
 def test_only_the_first_process_logs(two):
     run, (first, second) = two
     assert "step 20/20" in first.errors
-    said = [line for line in second.output.splitlines() if not line.startswith("[Gloo]")]  # its library, in C++
-    assert second.errors == "" and said == [], (second.output, second.errors)
+    # What remains is the library's, whose C++ threads write across one another.
+    gloo = r"\[Gloo\]|Rank|is connected to|peer ranks\.?|Expected number of connected|is|[\d\s:]+"
+    assert second.errors == "" and re.sub(gloo, "", second.output) == "", (second.output, second.errors)
     assert len(list((run / "tensorboard").glob("events*"))) == 1
     (start,) = starts(run)
     assert start["devices"]["processes"] == 2 and start["devices"]["count"] == 8

@@ -377,13 +377,13 @@ def test_sentences_that_do_not_suit_the_task(sentence):
 
 def test_the_files_of_the_task_are_a_choice_task_of_the_program(tmp_path):
     corpus.build(tmp_path / "corpus", [plain_library(tmp_path / "lib")], workers=1)
-    done = run_script("task.py", "--corpus", tmp_path / "corpus", "--output", tmp_path / "task", "--train", 80)
+    done = run_script("task.py", "--corpus", tmp_path / "corpus", "--output", tmp_path / "task", "--train", 50)
     assert done.returncode == 0, done.stderr
     before = (tmp_path / "task" / "test.jsonl").read_bytes()
-    again = run_script("task.py", "--corpus", tmp_path / "corpus", "--output", tmp_path / "task", "--train", 80)
+    again = run_script("task.py", "--corpus", tmp_path / "corpus", "--output", tmp_path / "task", "--train", 50)
     assert again.returncode == 0 and "complete" in again.stdout
     assert (tmp_path / "task" / "test.jsonl").read_bytes() == before
-    other = run_script("task.py", "--corpus", tmp_path / "corpus", "--output", tmp_path / "task", "--train", 90)
+    other = run_script("task.py", "--corpus", tmp_path / "corpus", "--output", tmp_path / "task", "--train", 40)
     assert other.returncode == 2 and other.stderr.count("\n") == 1 and "other sizes" in other.stderr
     missing = run_script("task.py", "--corpus", tmp_path, "--output", tmp_path / "task2")
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1
@@ -395,7 +395,7 @@ def test_the_files_of_the_task_are_a_choice_task_of_the_program(tmp_path):
     description, data = read_task("custom", None, settings)
     assert description.labels == ("first", "second")
     rows = baseline.read_pairs(tmp_path / "task" / "train.jsonl")
-    assert len(rows) == 80
+    assert len(rows) == 50
     assert [(e.texts, e.choices, e.label) for e in data.splits["train"].examples] == [
         ((), (row["first"], row["second"]), row["answer"]) for row in rows
     ]
