@@ -89,7 +89,7 @@ def examples(kind: str, seed: int = 0) -> ExampleBatch:
     labels = rng.integers(2, size=6).astype(np.int32) if kind != "regression" else rng.random(6).astype(np.float32)
     weights = np.array([1, 1, 1, 1, 1, 0], np.float32)
     index = np.array([3, 0, 1, 4, 2, -1], np.int32)
-    return ExampleBatch(ids, lengths, np.maximum(lengths - 1, 0).astype(np.int32), labels, weights, index)
+    return ExampleBatch(ids, lengths, np.maximum(lengths - 1, 0), lengths, labels, weights, index)
 
 
 def states_fn(config: GPTConfig, execution: Execution = PLAIN):

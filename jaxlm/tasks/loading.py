@@ -73,7 +73,13 @@ class EncodedSplit:
         index = np.full(batch_size, -1, np.int32)
         index[:count] = examples
         return ExampleBatch(
-            ids=ids, lengths=lengths, extract=np.maximum(lengths - 1, 0), labels=labels, weights=weights, index=index
+            ids=ids,
+            lengths=lengths,
+            extract=np.maximum(lengths - 1, 0),
+            second=lengths,
+            labels=labels,
+            weights=weights,
+            index=index,
         )
 
 
