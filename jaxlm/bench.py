@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxlm.batch import Batch
 from jaxlm.config import command_line
-from jaxlm.devices import peak_memory_gib, peak_tflops
+from jaxlm.devices import peak_memory_gib, peak_tflops, prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.models.gpt import GPT, GPT1, model_flops_per_token
 from jaxlm.nn.execution import Execution
@@ -27,6 +27,7 @@ from jaxlm.training.state import abstract_state, fresh_state
 from jaxlm.training.step import make_train_step
 
 MODELS = {"gpt1": GPT1}
+LOG_EVERY = 10  # as a run does by default: the update norms are made in steps that are logged
 DTYPES: dict[str, Literal["auto", "float32", "bfloat16"]] = {"auto": "auto", "f32": "float32", "bf16": "bfloat16"}
 
 
@@ -103,7 +104,7 @@ def measure(arguments: Arguments) -> dict:
         abstract = abstract_state(init_params, optimizer, mesh)
         state = fresh_state(init_params, optimizer, abstract, 0)
         objective = language_model(model, loss_chunks=arguments.loss_chunks)
-        step = make_train_step(objective, optimizer, micro_batches=arguments.micro_batches)
+        step = make_train_step(objective, optimizer, micro_batches=arguments.micro_batches, norms_every=LOG_EVERY)
         batch = to_devices(batch, mesh, arguments.batch)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         started = time.perf_counter()
@@ -143,6 +144,7 @@ def measure(arguments: Arguments) -> dict:
 def main() -> None:
     """Print what was measured."""
     arguments, _ = command_line(Arguments, program="bench", description=__doc__)
+    prepare_process()
     print(json.dumps(measure(arguments)), flush=True)
 
 

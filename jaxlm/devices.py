@@ -1,6 +1,8 @@
-"""Devices: what one can do at most (dense bfloat16, from the makers' data sheets), and the compilation cache."""
+"""Devices: what one can do at most (dense bfloat16, from the makers' data sheets), and how the process is set up."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import jax
@@ -31,6 +33,29 @@ def peak_memory_gib(device: jax.Device | None = None) -> float | None:
     stats = (device or jax.devices()[0]).memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return None if peak is None else peak / 2**30
+
+
+def prepare_process() -> None:
+    """What a command does before its first computation."""
+    enable_compilation_cache()
+    if sys.platform == "linux":  # whatever the devices: to ask for them would start them, before jax.distributed
+        keep_memory()
+
+
+def keep_memory() -> None:
+    """Let the C library keep the memory that a step frees, for the next step.
+
+    glibc gives large blocks back to the system at once, and each step then takes its temporaries page by page again:
+    230,000 page faults in a step of GPT-1, 0.2 s of two cores. Other C libraries are left alone.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    trim_threshold, mmap_max, arena_max = -1, -4, -8  # their numbers in malloc.h
+    mallopt(trim_threshold, -1)  # of a size_t: the largest, so that nothing is given back
+    mallopt(mmap_max, 0)
+    mallopt(arena_max, 1)
 
 
 def enable_compilation_cache() -> None:

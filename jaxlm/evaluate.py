@@ -24,7 +24,7 @@ from jaxlm.config import command_line
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.store import Store, open_store
 from jaxlm.decoding import left_context
-from jaxlm.devices import enable_compilation_cache
+from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
 from jaxlm.logs import Progress
@@ -430,7 +430,7 @@ def main() -> None:
     kind: Any = Command  # a union: one subcommand each
     arguments, _ = command_line(kind, program="evaluate", description=__doc__)
     start_processes(arguments.distributed)
-    enable_compilation_cache()
+    prepare_process()
     commands: dict[type, Callable[[Any], dict[str, Any]]] = {
         Perplexity: evaluate_perplexity,
         OnTask: evaluate_task,

@@ -17,7 +17,7 @@ from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.storage import quiet_failures
 from jaxlm.config import command_line, load_config, to_json
-from jaxlm.devices import enable_compilation_cache
+from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.output import write_json
 from jaxlm.sharding import make_mesh, use_mesh
@@ -255,7 +255,7 @@ def _table(summary: dict[str, Any]) -> list[str]:
 def main() -> None:
     """The command."""
     arguments, given = command_line(Arguments, FinetuneConfig, program="finetune", description=__doc__)
-    enable_compilation_cache()
+    prepare_process()
     try:
         finetune(arguments, given)
     except Exception as error:

@@ -15,7 +15,7 @@ import tyro
 
 from jaxlm.config import command_line
 from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, left_context
-from jaxlm.devices import enable_compilation_cache
+from jaxlm.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.tasks.files import numbered_lines
 from jaxlm.training.loaded import LoadedRun, load_run
@@ -125,7 +125,7 @@ def _open(path: Path | None) -> TextIO | None:
 def main() -> None:
     """The command."""
     arguments, _ = command_line(Arguments, program="generate", description=__doc__)
-    enable_compilation_cache()
+    prepare_process()
     try:
         generate(arguments)
     except KeyboardInterrupt:  # how one ends a long text, or a line of prompts, at a terminal

@@ -1,11 +1,13 @@
-"""Optimizers and their schedules, through optax.
+"""Adam in three forms and its schedules, as an optax transformation.
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
-`openai_adam` is the variant that its code has (openai/finetune-transformer-lm, opt.py:5-49). Which leaves are decayed
-goes by their logical axes: matrices and tables have a `width`, biases and norms have none.
+`openai_adam` is the variant that its code has (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one of
+BERT's (google-research/bert, optimization.py:31-157). Which leaves are decayed goes by their logical axes: matrices and
+tables have a `width`, biases and norms have none.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -21,11 +23,13 @@ from jaxlm.errors import InputError
 class OptimizerConfig:
     """An optimizer and its schedule. The defaults are GPT-1's pretraining (section 4.1)."""
 
-    kind: Literal["adamw", "openai_adam"] = "adamw"
-    """adamw: bias-corrected, decoupled decay. openai_adam: as GPT-1's code (first update has rate 0)."""
+    kind: Literal["adamw", "openai_adam", "bert_adamw"] = "adamw"
+    """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, whose first
+    update has rate 0; BERT's does not correct the bias."""
     peak_lr: float = 2.5e-4
     warmup: float = 2000.0
-    """Linear warmup: steps from 1 on, below 1 a share of the run. adamw rounds it up to whole steps."""
+    """Linear warmup: steps from 1 on, below 1 a share of the run. adamw rounds it up to whole steps, bert_adamw
+    down."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     """From the peak to 0 at the last step; constant: no decay."""
     beta1: float = 0.9
@@ -43,9 +47,11 @@ class OptimizerConfig:
             raise InputError(f"optimizer.warmup {self.warmup}: steps from 1 on, or a share of the run below 1")
 
     def warmup_steps(self, num_steps: int) -> float:
-        """The warmup in steps of a run of `num_steps`; adamw's is whole."""
+        """The warmup in steps of a run of `num_steps`; openai_adam's need not be whole."""
         steps = self.warmup * num_steps if self.warmup < 1 else self.warmup
-        return math.ceil(steps - 1e-9) if self.kind == "adamw" else steps
+        if self.kind == "openai_adam":
+            return steps
+        return math.floor(steps + 1e-9) if self.kind == "bert_adamw" else math.ceil(steps - 1e-9)
 
     def depends_on_num_steps(self) -> bool:
         """Whether another length of the run would change the rate of a step."""
@@ -58,8 +64,15 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     adamw, w warmup steps: peak (t + 1) / w up to the peak, then down to 0 over what is left of the run (the update
     after the last would have rate 0). openai_adam: with x = t / T and w as a share, peak (x / w or 1) (1 - x) for
     linear, and for cosine (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run (opt.py:5-15).
+    bert_adamw: peak t / w before step w, and from there on what the decay from step 0 on has left (optimization.py:31),
+    so that the rate falls by a share w / T of the peak where the warmup ends.
     """
     total, warmup = max(1, num_steps), config.warmup_steps(num_steps)
+
+    def bert_rate(t):
+        t = jnp.asarray(t, jnp.float32)
+        fall = _fall(config.decay, jnp.clip(t / total, 0.0, 1.0))
+        return config.peak_lr * jnp.where(t < warmup, t / max(1.0, warmup), fall)
 
     def adamw_rate(t):
         t = jnp.asarray(t, jnp.float32)
@@ -77,7 +90,7 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
             fall = jnp.where(warming, 1.0, fall)
         return config.peak_lr * rise * fall
 
-    return openai_rate if config.kind == "openai_adam" else adamw_rate
+    return {"adamw": adamw_rate, "openai_adam": openai_rate, "bert_adamw": bert_rate}[config.kind]
 
 
 def _fall(decay: str, x):
@@ -93,47 +106,61 @@ def decay_mask(boxed_params: Any) -> Any:
 
 
 class Optimizer(NamedTuple):
-    """An optax transformation, and the rate of each update for the log."""
+    """An optax transformation that can refuse a gradient, and what the log says of an update.
 
-    init: optax.TransformInitFn
-    update: optax.TransformUpdateFn
+    update(gradient, state, params, sound=…) -> (updates, state), to be added; not `sound`: the state stays as it was.
+    rate(t): the learning rate of update t from 0 on. direction(state): the last update without rate and decay.
+    """
+
+    init: Callable[[Any], optax.ScaleByAdamState]
+    update: Callable[..., tuple[Any, optax.ScaleByAdamState]]
     rate: optax.Schedule
+    direction: Callable[[optax.ScaleByAdamState], Any]
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimizer:
-    """Clip by the global norm, Adam, decay where `mask` is true, the scheduled rate; updates are added."""
-    rate = learning_rate(config, num_steps)
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
-    if config.kind == "openai_adam":
-        transform = optax.chain(clip, openai_adam(config, rate, mask))
-    else:
-        adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps)
-        decay = optax.add_decayed_weights(config.weight_decay, mask=mask) if config.weight_decay else optax.identity()
-        transform = optax.chain(clip, adam, decay, optax.scale_by_learning_rate(rate))
-    return Optimizer(transform.init, transform.update, rate)
+    """Clip g by its global norm, m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, and with t counted from 1
 
+        p <- p - rate(t - 1) a (c1 m / (sqrt(c2 v) + eps) + decay p), decay where `mask` is true
 
-def openai_adam(config: OptimizerConfig, rate: optax.Schedule, mask: Any) -> optax.GradientTransformation:
-    """Adam as in opt.py:23-49: eps is added to the uncorrected root; the decay is scaled by the bias correction too.
-
-    With t counted from 1: rate = schedule((t - 1) / T) sqrt(1 - b2^t) / (1 - b1^t);
-    p <- p - rate (m / (sqrt(v) + eps) + decay p).
+    adamw: a = 1, c1 = 1 / (1 - b1^t), c2 = 1 / (1 - b2^t). openai_adam: a = sqrt(1 - b2^t) / (1 - b1^t), c1 = c2 = 1,
+    so that eps is added to the uncorrected root and the decay is scaled by the correction too (opt.py:23-49).
+    bert_adamw: a = c1 = c2 = 1 (optimization.py:87-157).
     """
+    rate = learning_rate(config, num_steps)
+    b1, b2 = config.beta1, config.beta2
 
-    def init(params):
+    def corrections(count: jax.Array) -> tuple[jax.Array | float, ...]:
+        """a, c1 and c2 of update `count`, counted from 1."""
+        t = count.astype(jnp.float32)
+        mu, nu = 1.0 - b1**t, 1.0 - b2**t
+        if config.kind == "adamw":
+            return 1.0, 1.0 / mu, 1.0 / nu
+        return (jnp.sqrt(nu) / mu if config.kind == "openai_adam" else 1.0), 1.0, 1.0
+
+    def init(params: Any) -> optax.ScaleByAdamState:
         zeros = lambda: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=zeros(), nu=zeros())
 
-    def update(grads, state, params):
-        b1, b2, count = config.beta1, config.beta2, state.count + 1
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, grads)
-        t = count.astype(jnp.float32)
-        step = rate(state.count) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        decayed = lambda p, on: config.weight_decay * p if on else 0.0  # noqa: E731
-        updates = jax.tree.map(
-            lambda m, v, p, on: -step * (m / (jnp.sqrt(v) + config.eps) + decayed(p, on)), mu, nu, params, mask
-        )
-        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+    def update(gradient: Any, state: optax.ScaleByAdamState, params: Any, *, sound: jax.Array | bool = True):
+        if config.clip_norm > 0:
+            scale = jnp.minimum(1.0, config.clip_norm / jnp.maximum(optax.tree.norm(gradient), 1e-30))
+            gradient = jax.tree.map(lambda g: g * scale, gradient)
+        mu = jax.tree.map(lambda m, g: jnp.where(sound, b1 * m + (1 - b1) * g, m), state.mu, gradient)
+        nu = jax.tree.map(lambda v, g: jnp.where(sound, b2 * v + (1 - b2) * (g * g), v), state.nu, gradient)
+        # What follows reads the new moments. Else XLA's CPU backend makes them from the old ones again wherever they
+        # are used, which then cannot be overwritten: it copies all moments and parameters in every step.
+        mu, nu = jax.lax.optimization_barrier((mu, nu))
+        new = optax.ScaleByAdamState(jnp.where(sound, state.count + 1, state.count), mu, nu)
+        size, (a, _, _) = rate(state.count), corrections(new.count)
 
-    return optax.GradientTransformation(init, update)
+        def moved(direction: jax.Array, p: jax.Array, decayed: bool) -> jax.Array:
+            return -size * (direction + a * config.weight_decay * p if decayed else direction)
+
+        return jax.tree.map(moved, direction(new), params, mask), new
+
+    def direction(state: optax.ScaleByAdamState) -> Any:
+        a, c1, c2 = corrections(state.count)
+        return jax.tree.map(lambda m, v: (a * c1) * m / (jnp.sqrt(v * c2) + config.eps), state.mu, state.nu)
+
+    return Optimizer(init, update, rate, direction)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 
 from jaxlm.config import command_line
-from jaxlm.devices import enable_compilation_cache
+from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
 from jaxlm.logs import Progress
@@ -92,7 +92,7 @@ def _line(task: Any, index: int, outputs: Any) -> dict[str, Any]:
 def main() -> None:
     """The command."""
     arguments, _ = command_line(Arguments, program="predict", description=__doc__)
-    enable_compilation_cache()
+    prepare_process()
     predict(arguments)
 
 

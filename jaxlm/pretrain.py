@@ -20,7 +20,7 @@ from jaxlm.config import command_line, load_config
 from jaxlm.data.loader import batches, describe_rows, validation_batches
 from jaxlm.data.rows import ORDER_VERSION, rows_per_epoch, training_rows
 from jaxlm.data.store import Store, open_store
-from jaxlm.devices import enable_compilation_cache
+from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import MetricsLog
 from jaxlm.models.gpt import GPT, model_flops_per_token
@@ -180,7 +180,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         step = CompiledStep(
             "training",
             jax.jit(
-                make_train_step(objective, optimizer, micro_batches=config.micro_batches),
+                make_train_step(objective, optimizer, micro_batches=config.micro_batches, norms_every=config.log_every),
                 donate_argnums=0,
                 out_shardings=(shardings, None),
             ),
@@ -276,7 +276,7 @@ def _profile(arguments: Arguments) -> Profile | None:
 def main() -> None:
     """The command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="pretrain", description=__doc__)
-    enable_compilation_cache()
+    prepare_process()
     try:
         pretrain(arguments, given)
     except Exception as error:

@@ -54,7 +54,7 @@ def task_run(tokenizer, tmp_path_factory):
 def no_compilation_cache(monkeypatch):
     """Nothing is written to the user's cache folder."""
     for module in (evaluate, generate):
-        monkeypatch.setattr(module, "enable_compilation_cache", lambda: None)
+        monkeypatch.setattr(module, "prepare_process", lambda: None)
 
 
 def command(main, monkeypatch, capsys, *words):

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from parity import openai_adam
@@ -163,6 +164,58 @@ def test_ten_steps_of_adamw(small, clip_norm):
     found = run_optimizer(config, params, gradients, 10)
     for name in p:
         np.testing.assert_allclose(found[name], p[name], rtol=2e-5, atol=1e-5)
+
+
+def test_ten_steps_of_bert_adamw(small):
+    """Fails when a bias is corrected, eps stands inside the root, the first update moves, or the warmup is added to."""
+    params, gradients = small
+    config = OptimizerConfig(
+        kind="bert_adamw", peak_lr=0.05, warmup=0.39, decay="linear", eps=1e-3, weight_decay=0.3, clip_norm=1.0
+    )
+    p = {name: x.copy() for name, x in params.items()}
+    m, v = ({name: np.zeros_like(x) for name, x in p.items()} for _ in range(2))
+    for t, g in enumerate(gradients):
+        scale = 1.0 / max(1.0, math.sqrt(sum((x**2).sum() for x in g.values())))
+        rate = 0.05 * (t / 3 if t < 3 else 1 - t / 10)
+        for name in p:
+            m[name] = 0.9 * m[name] + 0.1 * scale * g[name]
+            v[name] = 0.999 * v[name] + 0.001 * (scale * g[name]) ** 2
+            decay = 0.3 * p[name] if name == "w" else 0.0
+            p[name] = p[name] - rate * (m[name] / (np.sqrt(v[name]) + 1e-3) + decay)
+    found = run_optimizer(config, params, gradients, 10)
+    for name in p:
+        np.testing.assert_allclose(found[name], p[name], rtol=2e-5, atol=1e-5)
+        assert np.abs(p[name] - params[name]).max() > 0.05
+    same = run_optimizer(config, params, gradients[:1], 10)
+    np.testing.assert_array_equal(same["w"], np.float32(params["w"]))
+
+
+def test_adamw_is_that_of_optax(small):
+    params, gradients = small
+    config = OptimizerConfig(peak_lr=0.05, warmup=3, decay="cosine", weight_decay=0.3, clip_norm=1.0)
+    theirs = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(learning_rate(config, 10), 0.9, 0.999, 1e-8, weight_decay=0.3, mask={"w": True, "b": False}),
+    )
+    wanted = jax.tree.map(jnp.float32, params)
+    state = theirs.init(wanted)
+    for gradient in gradients:
+        updates, state = theirs.update(jax.tree.map(jnp.float32, gradient), state, wanted)
+        wanted = optax.apply_updates(wanted, updates)
+    found = run_optimizer(config, params, gradients, 10)
+    for name in params:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "openai_adam", "bert_adamw"])
+def test_a_refused_gradient_leaves_the_state(small, kind):
+    params, gradients = small
+    optimizer = make_optimizer(OptimizerConfig(kind=kind, warmup=0), 10, {"w": True, "b": False})
+    params, good = jax.tree.map(jnp.float32, params), jax.tree.map(jnp.float32, gradients[0])
+    _, before = optimizer.update(good, optimizer.init(params), params)
+    bad = jax.tree.map(lambda g: g.at[0].set(jnp.nan), good)
+    _, after = optimizer.update(bad, before, params, sound=jnp.bool_(False))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 @pytest.mark.parametrize(("field", "value"), [("peak_lr", -1.0), ("peak_lr", float("nan")), ("warmup", -0.1)])

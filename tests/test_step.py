@@ -29,8 +29,9 @@ def params():
 # Not an optimizer at all: its state is the gradient it was last given, and parameters stay.
 KEEP_GRADIENT = Optimizer(
     init=lambda params: jax.tree.map(jnp.zeros_like, params),
-    update=lambda gradient, state, params: (jax.tree.map(jnp.zeros_like, params), gradient),
+    update=lambda gradient, state, params, sound: (jax.tree.map(jnp.zeros_like, params), gradient),
     rate=lambda t: jnp.float32(0),
+    direction=lambda state: state,
 )
 
 
@@ -155,6 +156,19 @@ def test_a_loss_that_is_not_finite_keeps_the_state_for_good(training, mark):
     assert not bool(metrics["halted"]) and int(resumed.step) == 2
 
 
+def test_update_norms_are_made_in_every_so_manieth_step(training):
+    """Fails when a step that is logged has none, or the state depends on whether it has."""
+    optimizer = make_optimizer(OptimizerConfig(peak_lr=3e-3, warmup=2), 40, decay_mask(boxed_shapes(TOY)))
+    seldom = jax.jit(make_train_step(language_model(GPT(TOY, PLAIN), loss_chunks=1), optimizer, norms_every=2))
+    state, batch = training.start, packed(ROWS)
+    for number in (1, 2):
+        other, metrics = training.step(state, batch)
+        state, found = seldom(state, batch)
+        assert_trees_same(state, other)
+        expected = np.asarray(metrics["update_norm"]["blocks"]) * (number == 2)
+        np.testing.assert_allclose(found["update_norm"]["blocks"], expected, rtol=1e-6)
+
+
 def test_metrics_of_a_step(training):
     """Fails when a norm or a rate in the log is not the one that was applied."""
     batch = packed(ROWS)
@@ -171,7 +185,7 @@ def test_metrics_of_a_step(training):
     assert set(metrics) == {"loss", "nll", "accuracy", "learning_rate", "gradient_norm", "update_norm", "halted"}
     assert float(metrics["loss"]) == pytest.approx(float(metrics["nll"])) and 0 <= float(metrics["accuracy"]) <= 1
     assert set(
-        layer_norms({"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}})
+        layer_norms({"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}}, 1.0)
     ) == {
         "head",
         "blocks",

@@ -92,7 +92,7 @@ def make_programs(work: Work, rate: float) -> Programs:
     optimizer = make_optimizer(optimizer_config, work.num_steps, decay_mask(boxed))
     abstract = abstract_state(init_params, optimizer, mesh)
     objective = sequence_task(model, head, auxiliary_lm=config.auxiliary_lm, loss_chunks=config.execution.loss_chunks)
-    step = make_train_step(objective, optimizer, micro_batches=config.micro_batches)
+    step = make_train_step(objective, optimizer, micro_batches=config.micro_batches, norms_every=config.log_every)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     lengths = len(train_batches(work.encoded["train"], batch_size=work.batch_size, seed=0, num_steps=1).lengths)
     return Programs(

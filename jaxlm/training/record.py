@@ -77,7 +77,8 @@ class Recorder:
             mfu = reading.tokens_per_second * self.flops_per_token / (peak * 1e12 * jax.device_count())
         line: dict[str, Any] = {name: float(value) for name, value in values.items()}
         line |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
-        line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
+        if step % self.log_every == 0:  # the steps that make them, of which the last need not be one
+            line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
         self.metrics.write(step, line)
         self.live.update(
             step,
