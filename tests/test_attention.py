@@ -47,6 +47,31 @@ def test_it_is_the_definition(qkv, causal, segments):
     np.testing.assert_allclose(found, attend_in_loops(*qkv, causal, segments, 0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("segments", [None, SEGMENTS])
+@pytest.mark.parametrize("smallest", [2, 3, 7])
+def test_blocks_of_queries_change_nothing(qkv, segments, smallest, monkeypatch):
+    """Fails when a block begins or ends elsewhere than its mask, lengths that blocks do not divide included."""
+    monkeypatch.setattr("jaxlm.nn.attention.SMALLEST_BLOCK", smallest)
+    rows = None if segments is None else jnp.asarray(segments)
+    found = attend(*qkv, causal=True, segments_BL=rows)
+    np.testing.assert_allclose(found, attend_in_loops(*qkv, True, segments, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_each_block_drops_weights_of_its_own(monkeypatch):
+    """Fails when two blocks share their draws, or a block keeps all."""
+    length, rate = 64, 0.25
+    monkeypatch.setattr("jaxlm.nn.attention.SMALLEST_BLOCK", 16)
+    q, v = jnp.zeros((8, 4, length, 2)), jnp.broadcast_to(jnp.eye(length), (8, 4, length, length))
+    weights = np.asarray(attend(q, q, v, causal=True, dropout_rate=rate, dropout_key=jax.random.key(3)))
+    seen = np.tril(np.ones((length, length), bool))
+    kept = (weights > 0)[:, :, seen]
+    assert np.all(weights[:, :, ~seen] == 0)
+    assert abs(kept.mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / kept.size)
+    blocks = [(weights > 0)[:, :, first : first + 16, :16] for first in (16, 32, 48)]
+    for one, other in itertools.combinations(blocks, 2):
+        assert abs((one == other).mean() - (1 - 2 * rate * (1 - rate))) < 0.02
+
+
 def test_queries_of_a_cache_stand_at_their_offset(qkv):
     """Fails when a query decoded at position 4 sees later, or fewer, cached keys."""
     q, k, v = qkv

@@ -33,9 +33,35 @@ def attend(
     """
     if backend != "xla":
         raise ValueError(f"attention backend {backend!r}")
+    length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
+    blocks = 1
+    if causal and length == num_keys and isinstance(query_offset, int) and jax.default_backend() == "cpu":
+        blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK))
+    if blocks == 1:
+        return _attend(
+            q_BHLK, k_BHSK, v_BHSK, causal, segments_BL, segments_BL, query_offset, dropout_rate, dropout_key
+        )
+    outputs = []
+    for number in range(blocks):
+        first, end = number * length // blocks, (number + 1) * length // blocks
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
+        own, seen = (None, None) if segments_BL is None else (segments_BL[:, first:end], segments_BL[:, :end])
+        q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
+        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, causal, own, seen, first, dropout_rate, key))
+    return jnp.concatenate(outputs, axis=2)
+
+
+# On the CPU causal queries are taken in blocks, each with the keys up to its last: 3/8 of the scores, which nobody
+# sees, are not made. Four blocks of 64 took a third off attention's time at length 256, eight of 32 a tenth.
+MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
+
+
+def _attend(
+    q_BHLK, k_BHSK, v_BHSK, causal: bool, segments_BL, segments_BS, query_offset, dropout_rate: float, dropout_key
+) -> jax.Array:
     scores_BHLS = jnp.einsum("bhlk,bhsk->bhls", q_BHLK, k_BHSK, preferred_element_type=jnp.float32)
     scores_BHLS = scores_BHLS * q_BHLK.shape[-1] ** -0.5
-    mask = visible(q_BHLK.shape[2], k_BHSK.shape[2], causal, segments_BL, query_offset)
+    mask = visible(q_BHLK.shape[2], k_BHSK.shape[2], causal, segments_BL, segments_BS, query_offset)
     if mask is not None:
         scores_BHLS = jnp.where(mask, scores_BHLS, MASKED)
     weights_BHLS = jax.nn.softmax(scores_BHLS, axis=-1).astype(v_BHSK.dtype)
@@ -48,6 +74,7 @@ def visible(
     num_keys: int,
     causal: bool,
     segments_BL: jax.Array | None,
+    segments_BS: jax.Array | None,
     query_offset: jax.Array | int = 0,
 ) -> jax.Array | None:
     """Which key each query sees: bool, broadcastable to (B, H, L, S); None where it sees all."""
@@ -55,7 +82,7 @@ def visible(
     if causal:
         query_L = jnp.arange(num_queries) + query_offset
         mask = (jnp.arange(num_keys)[None, :] <= query_L[:, None])[None, None]
-    if segments_BL is not None:
-        same = (segments_BL[:, :, None] == segments_BL[:, None, :])[:, None]
+    if segments_BL is not None and segments_BS is not None:
+        same = (segments_BL[:, :, None] == segments_BS[:, None, :])[:, None]
         mask = same if mask is None else mask & same
     return mask
