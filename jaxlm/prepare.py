@@ -17,17 +17,20 @@ from typing import Any, Literal
 import tyro
 
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
-from jaxlm.data.shards import Job, blocks, find_shard, make_shards, read_shard, remove_shard
+from jaxlm.data.sentences import Sentences, resolved
+from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
 from jaxlm.data.sources import UNIT_BYTES, Source, Unit, list_units, parse_source, read_unit
 from jaxlm.data.store import VERSION, Store, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
 from jaxlm.logs import Progress
-from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece
+from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
 
 # A tokenizer is trained on no more text than this, taken evenly from all of it.
 TRAINING_BYTES = 64 << 20
 TRAINING_UNITS = 1024
+
+TRAINED = ("train-sentencepiece", "train-wordpiece")
 
 # What the estimate of time and disk is made from.
 SAMPLE_UNITS = 8
@@ -43,8 +46,8 @@ class PrepareConfig:
     tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]; .gz, .xz and .zst are read as they are. Repeatable."""
 
     tokenizer: str
-    """train-sentencepiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR (a tokenizer.json)
-    or store:DIR (the one that store was made with)."""
+    """train-sentencepiece:SIZE, train-wordpiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR,
+    hf:DIR (a tokenizer.json) or store:DIR (the one that store was made with)."""
 
     output: Path
     """The store, a directory that does not exist yet."""
@@ -60,6 +63,16 @@ class PrepareConfig:
 
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
     """The kind of vocabulary that train-sentencepiece makes."""
+
+    wordpiece_case: Literal["uncased", "cased"] = "uncased"
+    """Whether train-wordpiece keeps upper case and accents (cased), or neither."""
+
+    sentences: Sentences = "auto"
+    """Whether the borders of sentences are kept, which pairs of them need: split finds them (by sentencex), lines takes
+    each line of the input for one, auto is split for a WordPiece vocabulary and none for the others."""
+
+    language: str = "en"
+    """The language whose rules find the sentences, by its code."""
 
     unit_bytes: int = UNIT_BYTES
     """Text in one unit of work, the most that a kill can cost each worker."""
@@ -88,6 +101,9 @@ def prepare(config: PrepareConfig) -> Store:
         "weights": list(config.weights),
         "errors": config.errors,
         "sentencepiece_model": config.sentencepiece_model,
+        "wordpiece_case": config.wordpiece_case,
+        "sentences": config.sentences,
+        "language": config.language,
     }
     sources = tuple(parse_source(spec) for spec in config.source)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -133,12 +149,13 @@ def _make(
             raise _no_documents(source.spec)
     tokenizer = _tokenizer(config, sources, units, partial)
     workers = config.workers or _cores()
-    job = Job(partial / "tokenizer", partial / "shards", sources, config.errors)
+    sentences = resolved(config.sentences, tokenizer)
+    job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language)
     job.shards.mkdir(exist_ok=True)
     for left_over in job.shards.glob(".*"):  # of processes that were killed
         left_over.unlink()
 
-    writer = StoreWriter(partial, tokenizer)
+    writer = StoreWriter(partial, tokenizer, sentences=sentences != "none")
     todo = [(k, unit) for k, unit in enumerate(units) if k >= writer.parts and find_shard(job, k) is None]
     total = sum(unit.size for unit in units)
     left = sum(unit.size for _, unit in todo)
@@ -171,8 +188,8 @@ def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[fl
         number = units[shard.number].source
         if len(writer.state["sections"]) <= number:
             writer.begin_section(job.sources[number].spec, weights[number] if weights else None)
-        ids, lengths = read_shard(job, shard, writer.dtype)
-        writer.append(ids, lengths, shard.bytes, shard.words)
+        ids, lengths, sentences = read_shard(job, shard, writer.dtype)
+        writer.append(ids, lengths, shard.bytes, shard.words, sentences)
         writer.commit()
         remove_shard(job, shard)
 
@@ -181,7 +198,7 @@ def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[U
     """The tokenizer asked for: trained, once, or read; a copy lies in the partial store for the workers."""
     directory = partial / "tokenizer"
     kind, _, size = config.tokenizer.partition(":")
-    trains = kind == "train-sentencepiece"
+    trains = kind in TRAINED
     if directory.exists():
         tokenizer = load_tokenizer(directory)
         if not trains and tokenizer_from_spec(config.tokenizer).fingerprint != tokenizer.fingerprint:
@@ -221,9 +238,15 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
                     break
 
     how = "all of the text" if each is None else f"the first {each:,} bytes of {len(chosen):,} of {len(units):,} units"
-    print(f"training a SentencePiece {config.sentencepiece_model} vocabulary of {size:,} on {how}", flush=True)
+    sentencepiece = config.tokenizer.startswith("train-sentencepiece")
+    what = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {config.wordpiece_case}"
+    print(f"training a {what} vocabulary of {size:,} on {how}", flush=True)
     began = time.monotonic()
-    tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
+    tokenizer: Tokenizer
+    if sentencepiece:
+        tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
+    else:
+        tokenizer = train_wordpiece(sentences(), size, config.wordpiece_case)
     print(
         f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {time.monotonic() - began:.0f} s", flush=True
     )
@@ -233,12 +256,14 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
 def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path) -> None:
     """Say how long it will take and how much disk, from a sample; InputError where the disk is too small."""
     texts = []
+    sentences = 0
     for k in range(min(SAMPLE_UNITS, len(units))):
         unit = units[k * len(units) // min(SAMPLE_UNITS, len(units))]
         characters = 0
-        for text, _ in blocks(read_unit(job.sources[unit.source], unit, job.errors), tokenizer):
-            texts.append(text[:SAMPLE_CHARACTERS])
-            characters += len(text)
+        for block in job.blocks(unit, tokenizer):
+            texts.append(block.text[:SAMPLE_CHARACTERS])
+            characters += len(block.text)
+            sentences += job.sentences != "none" and block.ends_sentence
             if characters >= SAMPLE_CHARACTERS:
                 break
     tokenizer.encode_batch(texts[:1])  # the first call loads what the library needs
@@ -247,7 +272,7 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
     seconds = time.monotonic() - began
     sample = sum(len(text.encode()) for text in texts) or 1
     tokens = left * count / sample
-    disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4)
+    disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4) + left * 8 * sentences / sample
     free = shutil.disk_usage(output.absolute().parent).free
     takes = _duration(left / sample * seconds / min(workers, len(units)))
     print(
@@ -280,15 +305,8 @@ def _check(config: PrepareConfig) -> None:
     if config.unit_bytes < 1:
         raise InputError(f"--unit-bytes {config.unit_bytes}: at least 1")
     kind, _, size = config.tokenizer.partition(":")
-    if kind == "train-wordpiece":
-        raise InputError(
-            f"tokenizer {config.tokenizer!r}: training WordPiece is not in this release; use "
-            "train-sentencepiece:SIZE, or a published vocabulary with wordpiece:VOCAB.txt"
-        )
-    if kind == "train-sentencepiece" and not (size.isascii() and size.isdigit() and int(size) > 0):
-        raise InputError(
-            f"tokenizer {config.tokenizer!r}: SIZE must be a whole number, as in train-sentencepiece:16000"
-        )
+    if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
+        raise InputError(f"tokenizer {config.tokenizer!r}: SIZE must be a whole number, as in {kind}:16000")
 
 
 def _no_documents(spec: str) -> InputError:

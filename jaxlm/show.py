@@ -16,12 +16,14 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from jaxlm.batch import Batch, ExampleBatch
+from jaxlm.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.config import command_line, from_json, load_config
 from jaxlm.data.loader import batch_at, row_origins
-from jaxlm.data.rows import training_rows
+from jaxlm.data.origin import RowOrigin
+from jaxlm.data.pairs import pair_figures
+from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import DESCRIPTION, Store, open_store
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import read_metrics
@@ -33,6 +35,7 @@ from jaxlm.training.run import RunDirectory
 
 TEXT = 600  # characters of a document that are shown
 HEAD, TAIL = 12, 3  # slots of a segment that are shown, from its beginning and its end
+SENTENCES = 8  # sentences of a document that are shown
 CURVE = 10  # lines of a run's metrics that are shown
 
 
@@ -94,6 +97,8 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
         f"  {_ratio(store.bytes, store.num_tokens)} bytes a token, {_ratio(store.num_tokens, store.words)} tokens a "
         f"word, unigram entropy {store.unigram_entropy():.4f} nats a token"
     )
+    if store.sentences is not None:
+        yield f"  {store.sentences:,} sentences, {_ratio(store.num_tokens, store.sentences)} tokens a sentence"
     yield f"  fingerprint {store.fingerprint[:16]}"
     for section in store.sections:
         share = "" if section.weight is None else f", weight {section.weight:g}"
@@ -108,8 +113,23 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
         ids = np.asarray(store.tokens[first : min(end, first + TEXT)]).tolist()
         yield ""
         yield f"document {document}: {end - first:,} tokens from {first:,}"
-        yield from _indented(_cut(tokenizer.decode(ids), end - first > len(ids)))
+        if store.sentence_starts is None:
+            yield from _indented(_cut(tokenizer.decode(ids), end - first > len(ids)))
+        else:
+            yield from _sentence_lines(store, tokenizer, first, end)
         yield f"    pieces: {' '.join(map(repr, tokenizer.pieces(ids[:HEAD])))}{' …' if end - first > HEAD else ''}"
+
+
+def _sentence_lines(store: Store, tokenizer: Tokenizer, first: int, end: int) -> Iterator[str]:
+    """The first sentences of the document in tokens first … end, a line each."""
+    starts = np.asarray(store.sentence_starts)
+    begin, stop = np.searchsorted(starts, (first, end)).tolist()
+    yield f"    {stop - begin:,} sentences"
+    for k in range(begin, min(stop, begin + SENTENCES)):
+        ids = np.asarray(store.tokens[starts[k] : min(starts[k + 1], starts[k] + TEXT)]).tolist()
+        yield from _indented(f"{k - begin}: {_cut(tokenizer.decode(ids).strip())}")
+    if stop - begin > SENTENCES:
+        yield "    | …"
 
 
 def tokenizer_lines(tokenizer: Tokenizer) -> Iterator[str]:
@@ -209,23 +229,71 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
     stores = [open_store(path) for path in config.data.store]
     by_path = {str(store.path): store for store in stores}
     tokenizer = stores[0].tokenizer()
-    rows = training_rows(stores, config.data, length=config.length, seed=config.seed)
-    batch = batch_at(rows, step, config.batch_size)
-    yield f"step {step}: {config.batch_size} rows of {config.length}, layout {config.data.layout}, seed {config.seed}"
-    yield (
-        f"  {int(batch.weights.sum()):,} of {batch.weights.size:,} slots are predicted, "
-        f"{int((np.asarray(batch.segments) == 0).sum()):,} are padding"
+    rows = phased_rows(
+        stores,
+        config.data,
+        length=config.length,
+        seed=config.seed,
+        num_steps=config.num_steps or step + 1,
+        batch_size=config.batch_size,
     )
+    batch = batch_at(rows, step, config.batch_size)
+    phase = phase_at(step, rows.phases)
+    if len(rows.phases) > 1:
+        yield f"phase {phase.number + 1} of {len(rows.phases)}: steps {phase.first_step:,} to {phase.end_step - 1:,}"
+    yield f"step {step}: {config.batch_size} rows of {phase.length}, layout {config.data.layout}, seed {config.seed}"
+    padding = int((np.asarray(batch.segments) == 0).sum())
+    if isinstance(batch, PairBatch):
+        yield f"  {pair_figures(rows.rows[phase.number].sources)}"
+        pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
+        yield f"  {pairs} pairs, {pairs - random} true; {padding:,} of {batch.ids.size:,} slots are padding"
+    else:
+        yield (f"  {int(batch.weights.sum()):,} of {batch.weights.size:,} slots are predicted, {padding:,} are padding")
     origins = row_origins(rows, step, config.batch_size)
     for row in range(min(count, config.batch_size)):
         yield ""
         yield f"row {row}"
+        if isinstance(batch, PairBatch):
+            yield from pair_row_lines(batch, row, tokenizer, origins[row])
+            continue
         for segment, origin in enumerate(origins[row], start=1):
+            assert isinstance(origin, RowOrigin)
             whole = int(np.diff(by_path[origin.store].document_starts[origin.document : origin.document + 2])[0])
             part = "" if origin.tokens >= whole else f" of {whole:,}"
             part += ", cut" if part and config.data.layout == "packed" else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
+
+
+def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Sequence[Any]) -> Iterator[str]:
+    """The pairs of a row: where they came from, their text, and their first and last slots. Masks are made later."""
+    segments, types = np.asarray(batch.segments[row]), np.asarray(batch.types[row])
+    yield f"  masks are drawn from {batch.mask_seeds[row].tolist()}"
+    for segment, origin in enumerate(origins, start=1):
+        yield f"  pair {segment}: {'true' if origin.is_next else 'random'}, label {batch.next_labels[row, segment - 1]}"
+        yield f"    A: {origin.first}, {origin.first.tokens:,} tokens"
+        yield f"    B: {origin.second}, {origin.second.tokens:,} tokens"
+        chunk = origin.chunk
+        yield f"    of {chunk.tokens:,} tokens from token {chunk.token} on, {origin.dropped:,} are dropped"
+        for kind, name in enumerate("AB"):
+            slots = np.flatnonzero((segments == segment) & (types == kind))
+            text = tokenizer.decode(np.asarray(batch.ids[row, slots]).tolist())
+            yield from _indented(f"{name}: {_cut(text.strip())}")
+    yield f"    {'slot':>5} {'segment':>7} {'type':>4} {'position':>8} {'id':>6}  piece"
+    for segment in dict.fromkeys(segments.tolist()):
+        slots = np.flatnonzero(segments == segment)
+        if segment == 0:
+            yield f"    {slots[0]:>5} … {slots[-1]}: padding"
+            continue
+        for slot in _ends(slots.tolist()):
+            if slot is None:
+                yield "      …"
+                continue
+            i = int(batch.ids[row, slot])
+            yield (
+                f"    {slot:>5} {segment:>7} {int(types[slot]):>4} {int(batch.positions[row, slot]):>8} {i:>6}  "
+                f"{tokenizer.pieces([i])[0]!r}"
+            )
 
 
 def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:

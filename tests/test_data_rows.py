@@ -34,7 +34,7 @@ def rows_of(*stores, layout="windows", weights=(), length=LENGTH, seed=0):
 
 def order_of(rows, first, count):
     """Which row of which part each index is: what the seed decides."""
-    return [(part.number, row) for part, row in (rows._place(index) for index in range(first, first + count))]
+    return [(part.number, row) for part, row, _ in (rows._place(index) for index in range(first, first + count))]
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_mixture_by_weight_is_exact_and_even(tmp_path, own, weights, shares):
     one = numbers_store(tmp_path / "one", {"a": [1600], "b": [11200]}, weights=own, end=False)
     two = numbers_store(tmp_path / "two", [4800], end=False)
     rows = rows_of(one, two, weights=weights)
-    dealt = np.array([part.number for part, _ in (rows._place(index) for index in range(4_000))])
+    dealt = np.array([part.number for part, _, _ in (rows._place(index) for index in range(4_000))])
     for part, share in enumerate(shares):
         assert np.mean(dealt == part) == pytest.approx(share, abs=2 / 4_000)
         counts = np.convolve(dealt == part, np.ones(200), "valid")

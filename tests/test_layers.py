@@ -18,7 +18,7 @@ FLOORS = {
     0: ["jaxlm", "jaxlm.errors", "jaxlm.config", "jaxlm.batch", "jaxlm.logs", "jaxlm.devices", "jaxlm.output"],
     1: ["jaxlm.nn", "jaxlm.text"],
     2: ["jaxlm.models"],
-    3: ["jaxlm.heads", "jaxlm.objectives", "jaxlm.optim", "jaxlm.sharding", "jaxlm.data"],
+    3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.sharding", "jaxlm.data"],
     4: ["jaxlm.tasks"],
     5: ["jaxlm.checkpoints", "jaxlm.training", "jaxlm.interop", "jaxlm.compiler"],
 }
@@ -48,6 +48,7 @@ STRANGERS = {
 OWNERS = {
     "orbax": ["jaxlm.checkpoints"],
     "sentencepiece": ["jaxlm.text"],
+    "sentencex": ["jaxlm.data.sentences"],
     "tokenizers": ["jaxlm.text"],
     "spacy": ["jaxlm.text"],
     "ftfy": ["jaxlm.text"],

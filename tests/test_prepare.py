@@ -184,7 +184,6 @@ def test_the_tokenizer_of_another_store(corpus):
         ({"tokenizer": "train-sentencepiece:many"}, "SIZE must be a whole number"),
         ({"tokenizer": "train-sentencepiece:100"}, "100 is too small"),
         ({"tokenizer": "train-sentencepiece:50000"}, r"cannot fill a vocabulary of 50000: \d+ is the largest"),
-        ({"tokenizer": "train-wordpiece:500"}, "training WordPiece is not in this release"),
         ({"tokenizer": "gpt3:x"}, "no kind 'gpt3'"),
         ({"workers": -1}, "--workers -1"),
         ({"unit_bytes": 0}, "--unit-bytes 0"),

@@ -7,10 +7,14 @@ import pytest
 import toy_run
 
 from jaxlm import show
+from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at
+from jaxlm.data.phases import phased_rows
 from jaxlm.data.rows import training_rows
+from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
 from jaxlm.tasks import CustomConfig
+from jaxlm.text import train_sentencepiece
 from jaxlm.training.loaded import run_config
 from jaxlm.training.run import RunDirectory
 
@@ -77,6 +81,43 @@ def test_the_batch_of_a_step_is_the_loaders(tokenizer, store, layout, tmp_path):
                 target = repr(tokenizer.pieces([batch.targets[row, slot]])[0]) if batch.weights[row, slot] else "-"
                 assert words[5] == target
     assert slots > 40
+
+
+def test_a_step_of_pairs_shows_sides_labels_and_slots(tmp_path, monkeypatch, capsys):
+    # Against the loader's batch: a pair of another row, a side or a label that is not the batch's fails.
+    texts = [f"The cat sat on mat {k}. The dog lay down. The bird sang in tree {k}. It fell." for k in range(20)]
+    tokenizer = train_sentencepiece(texts, 330)
+    store = write_store(tmp_path / "s", texts, tokenizer, sentences="split")
+    text = shown(monkeypatch, capsys, store.path)
+    assert f"{store.sentences} sentences" in text and "| 1: The dog lay down." in text
+    words = ["debug/bert", "--data.store", store.path, "--length", 64, "--batch-size", 4]
+    words += ["--data.short-length", 32, "--data.short-share", 0.5, "--num-steps", 10]
+    for step, length in ((4, 32), (5, 64)):
+        text = shown(monkeypatch, capsys, *words, "--step", step, "--count", 4)
+        assert f"step {step}: 4 rows of {length}, layout pairs, seed 0" in text
+        assert f"phase {1 + (step > 4)} of 2: steps {5 * (step > 4)} to {4 + 5 * (step > 4)}" in text
+        data = DataConfig(layout="pairs", short_length=32, short_share=0.5)
+        rows = phased_rows([store], data, length=64, seed=0, num_steps=10, batch_size=4)
+        batch = batch_at(rows, step, 4)
+        pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
+        assert f"{pairs} pairs, {pairs - random} true" in text and "% of them short" in text
+        for block, row in zip(text.split("\nrow ")[1:], range(4), strict=True):
+            assert str(batch.mask_seeds[row].tolist()) in block
+            for k, origin in enumerate(rows.origin(4 * step + row)):
+                kind = "true" if batch.next_labels[row, k] == 0 else "random"
+                assert f"pair {k + 1}: {kind}, label {batch.next_labels[row, k]}" in block
+                assert f"A: {origin.first}, {origin.first.tokens}" in block
+                assert f"B: {origin.second}, {origin.second.tokens}" in block
+                for side in (0, 1):
+                    slots = (batch.segments[row] == k + 1) & (batch.types[row] == side)
+                    assert f"| {'AB'[side]}: {tokenizer.decode(batch.ids[row][slots].tolist()).strip()}" in block
+            for words_of_line in (line.split() for line in block.splitlines()):
+                if len(words_of_line) == 6 and words_of_line[0].isdigit():
+                    slot = int(words_of_line[0])
+                    names = ("segments", "types", "positions", "ids")
+                    assert [int(word) for word in words_of_line[1:5]] == [
+                        getattr(batch, name)[row, slot] for name in names
+                    ]
 
 
 def test_a_config_shows_its_batch_with_fields_changed(store, monkeypatch, capsys):

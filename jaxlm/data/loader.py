@@ -1,4 +1,4 @@
-"""Batches: which rows make up a step, read ahead by threads; and every token of a validation text exactly once.
+"""Batches: which rows make up a step, read ahead by threads; and all of a validation text exactly once.
 
 Step s holds the rows s * B to (s + 1) * B, for any number of processes: each reads its own of them. The state of the
 loader is the number of the step.
@@ -6,21 +6,29 @@ loader is the number of the step.
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grain
 import numpy as np
 
-from jaxlm.batch import Batch
-from jaxlm.data.rows import RowOrigin, TrainingRows, empty_batch
+from jaxlm.batch import Batch, PairBatch
+from jaxlm.data.config import DataConfig
+from jaxlm.data.origin import PairOrigin, RowOrigin
+from jaxlm.data.pairs import Pairs, empty_pairs
+from jaxlm.data.phases import PhasedRows
+from jaxlm.data.rows import TrainingRows, empty_batch
 from jaxlm.data.store import Store
 
 _THREADS = 2
+_VALIDATION_SEED = 0
+
+Rows = TrainingRows | PhasedRows
 
 
 class _Batches(grain.MapDataset):
     """Element s is this process's rows of step first_step + s."""
 
-    def __init__(self, rows: TrainingRows, batch_size: int, host_rows: np.ndarray, first_step: int):
+    def __init__(self, rows: Rows, batch_size: int, host_rows: np.ndarray, first_step: int):
         super().__init__(rows)
         self._rows, self._batch_size, self._host_rows, self._first_step = rows, batch_size, host_rows, first_step
 
@@ -34,8 +42,8 @@ class _Batches(grain.MapDataset):
 
 
 def batches(
-    rows: TrainingRows, *, batch_size: int, host_rows: np.ndarray, first_step: int, prefetch: int = 4
-) -> Iterator[Batch]:
+    rows: Rows, *, batch_size: int, host_rows: np.ndarray, first_step: int, prefetch: int = 4
+) -> Iterator[Batch | PairBatch]:
     """The batches of steps first_step, first_step + 1, … without end, `prefetch` of them read ahead (0: none).
 
     batch_size: rows of the global batch. host_rows: the indices in it that this process feeds, in this order.
@@ -44,18 +52,18 @@ def batches(
     return iter(_Batches(rows, batch_size, np.asarray(host_rows), first_step).to_iter_dataset(options))
 
 
-def batch_at(rows: TrainingRows, step: int, batch_size: int, host_rows: np.ndarray | None = None) -> Batch:
-    """The batch of one step, or this process's rows of it."""
+def batch_at(rows: Rows, step: int, batch_size: int, host_rows: np.ndarray | None = None) -> Any:
+    """The batch of one step, or this process's rows of it: a Batch or a PairBatch, as the layout of the rows is."""
     within = np.arange(batch_size) if host_rows is None else host_rows
     return rows.read([step * batch_size + int(row) for row in within])
 
 
-def row_origins(rows: TrainingRows, step: int, batch_size: int) -> list[list[RowOrigin]]:
+def row_origins(rows: Rows, step: int, batch_size: int) -> list[list[RowOrigin] | list[PairOrigin]]:
     """For each row of a step's global batch, where its pieces came from."""
     return [rows.origin(step * batch_size + row) for row in range(batch_size)]
 
 
-def describe_rows(rows: TrainingRows, step: int, batch_size: int, most: int = 8) -> str:
+def describe_rows(rows: Rows, step: int, batch_size: int, most: int = 8) -> str:
     """Where the rows of a step came from, in one line that names the first `most` of them."""
     named = [str(rows.origin(step * batch_size + row)[0]) for row in range(min(batch_size, most))]
     more = f", and {batch_size - most} more" if batch_size > most else ""
@@ -109,6 +117,57 @@ class ValidationBatches(Sequence[Batch]):
         batch.positions[b, :slots] = np.arange(slots)
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1
+
+
+class ValidationPairs(Sequence[PairBatch]):
+    """The pairs of epoch 0 of some stores, in order, from a fixed seed: the same pairs and masks for any run.
+
+    Each pair comes once; rows after the end have none. num_pairs: in all batches, of all processes. pairs_per_row: P.
+    """
+
+    def __init__(
+        self, stores: Sequence[Store], data: DataConfig, length: int, batch_size: int, host_rows: np.ndarray | None
+    ):
+        sections = [(store, section) for store in stores for section in store.sections]
+        self._sources = [
+            Pairs(store, section, data, length=length, seed=_VALIDATION_SEED, number=number)
+            for number, (store, section) in enumerate(sections)
+        ]
+        self._length, self._batch_size = length, batch_size
+        self._within = np.arange(batch_size) if host_rows is None else np.asarray(host_rows)
+        self._row_ends = np.cumsum([source.rows for source in self._sources], dtype=np.int64)
+        self.num_pairs = sum(len(source.plan.starts) for source in self._sources)
+        self.pairs_per_row = max((source.most for source in self._sources), default=0)
+
+    def __len__(self) -> int:
+        rows = int(self._row_ends[-1]) if len(self._row_ends) else 0
+        return -(-rows // self._batch_size)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = index + len(self) if index < 0 else index
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        batch = empty_pairs(len(self._within), self._length, self.pairs_per_row)
+        for b, row in enumerate((index * self._batch_size + self._within).tolist()):
+            number = int(np.searchsorted(self._row_ends, row, side="right"))
+            if number < len(self._sources):
+                source = self._sources[number]
+                source.fill(row - int(self._row_ends[number]) + source.rows, batch, b, 0)
+        return batch
+
+
+def validation_pairs(
+    stores: Sequence[Store],
+    data: DataConfig,
+    *,
+    length: int,
+    batch_size: int,
+    host_rows: np.ndarray | None = None,
+) -> ValidationPairs:
+    """Every pair of the stores' epoch 0 once, in order, in batches of which this process takes `host_rows`."""
+    return ValidationPairs(stores, data, length, batch_size, host_rows)
 
 
 def validation_batches(

@@ -1,4 +1,4 @@
-"""Packing: which documents share a row, decided once for a store, longest first.
+"""Packing: which documents, or sentence pairs, share a row, decided once for a store, longest first.
 
 A document of n tokens gives n - 1 pairs of a token and the one that follows it; in rows of L slots it is cut into
 (n - 1) // L pieces that fill a row each and a rest. A piece of m slots reads m + 1 tokens: the last one is only a
@@ -36,6 +36,41 @@ class _Uses(NamedTuple):
     taken: int
 
 
+class Bins:
+    """Items of given sizes in rows of `length` slots, at most `most` to a row (None: as many as fit), index-addressed.
+
+    sizes: (items,) below 2^31, at most `length` each; items of size 0 are left out. rows: how many there are.
+    Memory: 4 bytes an item (8 from 2^31 items on), twice that while it is made.
+    """
+
+    def __init__(self, sizes: np.ndarray, length: int, most: int | None = None):
+        counts = np.bincount(sizes, minlength=length + 1)
+        # Stable, so a radix sort in linear time for small sizes: items by size, in the order of the store.
+        order = np.argsort(sizes, kind="stable")[counts[0] :]
+        self._order = order.astype(np.int32 if len(sizes) < 1 << 31 else np.int64)
+        counts[0] = 0
+        self._class_starts = np.cumsum(counts) - counts
+        self._patterns, self._times = pack_lengths(counts, length, most)
+        self._ends = np.cumsum(self._times, dtype=np.int64)
+        self.rows = int(self._ends[-1]) if len(self._times) else 0
+        self.total = int(counts @ np.arange(len(counts)))
+
+    def row(self, index: int) -> list[tuple[int, int]]:
+        """The items of a row and their sizes, longest first."""
+        pattern = int(np.searchsorted(self._ends, index, side="right"))
+        repeat = index - (int(self._ends[pattern - 1]) if pattern else 0)
+        items = []
+        for slots, uses, taken in self._patterns[pattern]:
+            first = int(self._class_starts[slots]) + taken + repeat * uses
+            items += [(item, slots) for item in self._order[first : first + uses].tolist()]
+        return items
+
+    @property
+    def most_items(self) -> int:
+        """The most items that a row holds."""
+        return max((sum(part.uses for part in pattern) for pattern in self._patterns), default=0)
+
+
 class PackingPlan:
     """The rows of a section of packed documents, index-addressed.
 
@@ -55,50 +90,42 @@ class PackingPlan:
             rests[first : first + _BLOCK] = pairs % length
             self._full_before[first + 1 : first + 1 + len(block)] = pairs // length
         np.cumsum(self._full_before, out=self._full_before)
-        counts = np.bincount(rests, minlength=length)
-        # Stable, so a radix sort in linear time: documents by rest, in the order of the store.
-        order = np.argsort(rests, kind="stable")[counts[0] :]
-        self._order = order.astype(np.int32 if documents < 1 << 31 else np.int64)
-        counts[0] = 0
-        self._class_starts = np.cumsum(counts) - counts
-        self._patterns, times = pack_lengths(counts, length)
-        self._pattern_ends = np.cumsum(times, dtype=np.int64)
-        self._mixed_rows = int(self._pattern_ends[-1]) if len(times) else 0
-        self.rows = self._mixed_rows + int(self._full_before[-1])
-        self.pairs = int(self._full_before[-1]) * length + int(counts @ np.arange(length))
+        self._rests = Bins(rests, length)
+        self.rows = self._rests.rows + int(self._full_before[-1])
+        self.pairs = int(self._full_before[-1]) * length + self._rests.total
 
     def row(self, index: int) -> list[Piece]:
         """The pieces of a row, longest first."""
-        if index >= self._mixed_rows:
-            full = index - self._mixed_rows
+        if index >= self._rests.rows:
+            full = index - self._rests.rows
             document = int(np.searchsorted(self._full_before, full, side="right")) - 1
             return [Piece(document, (full - int(self._full_before[document])) * self._length, self._length)]
-        pattern = int(np.searchsorted(self._pattern_ends, index, side="right"))
-        repeat = index - (int(self._pattern_ends[pattern - 1]) if pattern else 0)
         pieces = []
-        for slots, uses, taken in self._patterns[pattern]:
-            first = int(self._class_starts[slots]) + taken + repeat * uses
-            for document in self._order[first : first + uses].tolist():
-                pairs = int(self._starts[document + 1]) - int(self._starts[document]) - 1
-                pieces.append(Piece(document, pairs - slots, slots))
+        for document, slots in self._rests.row(index):
+            pairs = int(self._starts[document + 1]) - int(self._starts[document]) - 1
+            pieces.append(Piece(document, pairs - slots, slots))
         return pieces
 
 
-def pack_lengths(counts: np.ndarray, length: int) -> tuple[list[tuple[_Uses, ...]], list[int]]:
-    """Patterns of rows and how often each occurs, longest first; counts[n] pieces have n slots, n < length."""
+def pack_lengths(counts: np.ndarray, length: int, most: int | None = None) -> tuple[list[tuple[_Uses, ...]], list[int]]:
+    """Patterns of rows and how often each occurs, longest first; counts[n] pieces have n slots, n <= length.
+
+    most: pieces of a row; None: as many as fit.
+    """
     left = {slots: int(count) for slots, count in enumerate(counts) if slots and count}
     taken = dict.fromkeys(left, 0)
     lengths = sorted(left)
     patterns: list[tuple[_Uses, ...]] = []
     times: list[int] = []
     while lengths:
-        room, pattern, at = length, [], len(lengths)
-        while at := bisect.bisect_right(lengths, room, hi=at):
+        room, places, pattern, at = length, most or length, [], len(lengths)
+        while places and (at := bisect.bisect_right(lengths, room, hi=at)):
             at -= 1
             slots = lengths[at]
-            uses = min(left[slots], room // slots)
+            uses = min(left[slots], room // slots, places)
             pattern.append(_Uses(slots, uses, taken[slots]))
             room -= slots * uses
+            places -= uses
         repeats = min(left[slots] // uses for slots, uses, _ in pattern)
         for slots, uses, _ in pattern:
             left[slots] -= repeats * uses

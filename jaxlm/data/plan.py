@@ -13,6 +13,9 @@ from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path, write
 from jaxlm.errors import InputError
 from jaxlm.text import tokenizer_from_spec
 
+# What the arguments were before they could be given.
+EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased"}
+
 
 def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Source, ...]) -> Store:
     """The complete store at `output`, if these arguments made it; InputError otherwise."""
@@ -22,11 +25,10 @@ def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Sourc
     store = open_store(output)
     made = store.description["arguments"]
     for field, value in arguments.items():
-        if made.get(field) != value:
+        if (old := made.get(field, EARLIER.get(field))) != value:
             flag = field.replace("_", "-")
             raise InputError(
-                f"{output} was made with --{flag} {shown(made.get(field))}, not {shown(value)}: "
-                "name another --output, or delete it"
+                f"{output} was made with --{flag} {shown(old)}, not {shown(value)}: name another --output, or delete it"
             )
     try:
         inputs = [list_units(source, number)[1] for number, source in enumerate(sources)]
@@ -67,7 +69,7 @@ def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
         return False
     remedy = f"name another --output, or delete {partial} to begin again"
     for field, value in plan["arguments"].items():
-        old = begun["arguments"].get(field)
+        old = begun["arguments"].get(field, EARLIER.get(field))
         if old == value or (field == "errors" and value == "replace"):
             continue  # what was read strictly had nothing to replace
         raise InputError(
@@ -114,6 +116,7 @@ def digest_of(units: list[Unit]) -> str:
 
 def summary(store: Store) -> str:
     parts = ""
+    sentences = "" if store.sentences is None else f"{store.sentences:,} sentences, "
     if len(store.sections) > 1:
         parts = (
             " ("
@@ -121,7 +124,7 @@ def summary(store: Store) -> str:
             + ")"
         )
     return (
-        f"{store.path}: {store.documents:,} documents, {store.num_tokens:,} tokens, {store.bytes:,} bytes, "
+        f"{store.path}: {store.documents:,} documents, {sentences}{store.num_tokens:,} tokens, {store.bytes:,} bytes, "
         f"{store.words:,} words{parts}; vocabulary {store.vocab_size:,}, "
         f"{store.bytes / store.num_tokens:.2f} bytes a token"
     )

@@ -10,15 +10,18 @@ import itertools
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import grain
 import numpy as np
 from grain.experimental import index_shuffle
 
-from jaxlm.batch import Batch
+from jaxlm.batch import Batch, PairBatch
 from jaxlm.data.config import DataConfig
+from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.packing import PackingPlan
+from jaxlm.data.pairs import Pairs, empty_pairs
 from jaxlm.data.store import Section, Store
 from jaxlm.errors import InputError
 
@@ -35,20 +38,6 @@ _SHUFFLE_ROUNDS = 4
 _LISTED_ROWS = 1 << 14
 
 
-@dataclass(frozen=True)
-class RowOrigin:
-    """Where a piece of a row came from: `tokens` tokens from offset `token` of document `document` of a store."""
-
-    store: str
-    source: str
-    document: int
-    token: int
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.store} ({self.source}) document {self.document} token {self.token}"
-
-
 class _Windows:
     """Rows of a section's text as it stands, across documents; the last row may be short."""
 
@@ -58,7 +47,7 @@ class _Windows:
         self.pairs = max(section.tokens - 1, 0)
         self.rows = -(-self.pairs // length)
 
-    def fill(self, row: int, batch: Batch, b: int) -> None:
+    def fill(self, row: int, batch: Batch, b: int, epoch: int) -> None:
         start = row * self._length
         slots = min(self._length, self.pairs - start)
         stretch = self._tokens[self.section.first_token + start :][: slots + 1]
@@ -68,7 +57,7 @@ class _Windows:
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1
 
-    def origin(self, row: int) -> list[RowOrigin]:
+    def origin(self, row: int, epoch: int) -> list[RowOrigin]:
         start = row * self._length
         token = self.section.first_token + start
         starts = self.store.document_starts
@@ -89,7 +78,7 @@ class _Packed:
         self._plan = PackingPlan(self._starts, length)
         self.pairs, self.rows = self._plan.pairs, self._plan.rows
 
-    def fill(self, row: int, batch: Batch, b: int) -> None:
+    def fill(self, row: int, batch: Batch, b: int, epoch: int) -> None:
         ids, targets = batch.ids[b], batch.targets[b]
         at = 0
         sizes, begins = [], []
@@ -105,27 +94,35 @@ class _Packed:
         batch.positions[b, :at] = np.arange(at) - np.repeat(begins, sizes)
         batch.weights[b, :at] = 1
 
-    def origin(self, row: int) -> list[RowOrigin]:
+    def origin(self, row: int, epoch: int) -> list[RowOrigin]:
         name, source, first = str(self.store.path), self.section.source, self.section.first_document
         return [RowOrigin(name, source, first + d, token, slots + 1) for d, token, slots in self._plan.row(row)]
+
+
+Source = _Windows | _Packed | Pairs
 
 
 @dataclass(frozen=True)
 class _Part:
     """Rows of one source that are shuffled together: `rows` of them from `first` on."""
 
-    source: _Windows | _Packed
+    source: Source
     first: int
     rows: int
     number: int
 
 
 class TrainingRows(grain.MapDataset):
-    """All rows of a run, without end. Element r is a `Batch` whose arrays have no batch axis, (L,)."""
+    """All rows of a run, without end. Element r is a batch whose arrays have no batch axis: (L,) and (P,).
 
-    def __init__(self, sources: Sequence[_Windows | _Packed], shares: Sequence[int], length: int, seed: int):
+    sources: of each section. pairs_per_row: P of a PairBatch; 0 where rows are no pairs.
+    """
+
+    def __init__(self, sources: Sequence[Source], shares: Sequence[int], length: int, seed: int):
         super().__init__()
         self.length = length
+        self.sources = tuple(sources)
+        self.pairs_per_row = max((source.most for source in sources if isinstance(source, Pairs)), default=0)
         self._seed = seed % 2**64
         self._parts: list[_Part] = []
         self._shares: list[int] = []
@@ -144,28 +141,32 @@ class TrainingRows(grain.MapDataset):
         if isinstance(index, slice):
             return self.slice(index)
         batch = self.read([index])
-        return Batch(*(getattr(batch, name)[0] for name in ("ids", "targets", "positions", "segments", "weights")))
+        return type(batch)(*(getattr(batch, field.name)[0] for field in fields(batch)))
 
-    def read(self, indices: Sequence[int] | np.ndarray) -> Batch:
+    def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
         """The rows of these indices as one batch, (len(indices), L)."""
-        batch = empty_batch(len(indices), self.length)
+        batch: Any
+        if self.pairs_per_row:
+            batch = empty_pairs(len(indices), self.length, self.pairs_per_row)
+        else:
+            batch = empty_batch(len(indices), self.length)
         for b, index in enumerate(indices):
-            part, row = self._place(int(index))
-            part.source.fill(row, batch, b)
+            part, row, epoch = self._place(int(index))
+            part.source.fill(row, batch, b, epoch)
         return batch
 
-    def origin(self, index: int) -> list[RowOrigin]:
+    def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
         """Where the pieces of a row came from, in their order."""
-        part, row = self._place(index)
-        return part.source.origin(row)
+        part, row, epoch = self._place(index)
+        return part.source.origin(row, epoch)
 
-    def _place(self, index: int) -> tuple[_Part, int]:
-        """The part that row `index` is taken from, and the row of its source."""
+    def _place(self, index: int) -> tuple[_Part, int, int]:
+        """The part that row `index` is taken from, the row of its source, and the epoch of that part."""
         part, taken = self._deal(index)
         epoch, at = divmod(taken, part.rows)
         # Named by all of these, not by a sum of them: else epoch 1 of seed 0 would be epoch 0 of seed 1.
         key = (ORDER_VERSION, self._seed, part.number, epoch)
-        return part, part.first + _shuffled(at, part.rows, key)
+        return part, part.first + _shuffled(at, part.rows, key), epoch
 
     def _deal(self, index: int) -> tuple[_Part, int]:
         """The part that deals row `index`, and how many rows it has dealt before.
@@ -186,21 +187,19 @@ class TrainingRows(grain.MapDataset):
 def training_rows(stores: Sequence[Store], data: DataConfig, *, length: int, seed: int) -> TrainingRows:
     """The rows of a run: infinite, index-addressed; row r depends on the stores, layout, weights, length, seed and r.
 
-    InputError where a section has not a single pair of tokens, or the weights do not fit the stores.
+    InputError where a section has nothing to make a row of, or the weights do not fit the stores.
     """
     data.check()
-    sources = _sources(stores, data.layout, length)
+    sources = _sources(stores, data, length, seed)
     return TrainingRows(sources, mixture_shares(sources, stores, data.weights), length, seed)
 
 
 def rows_per_epoch(stores: Sequence[Store], data: DataConfig, length: int) -> list[int]:
     """Rows in one pass over each section, the stores' one after the other."""
-    return [source.rows for source in _sources(stores, data.layout, length)]
+    return [source.rows for source in _sources(stores, data, length, 0)]
 
 
-def mixture_shares(
-    sources: Sequence[_Windows | _Packed], stores: Sequence[Store], weights: Sequence[float]
-) -> list[int]:
+def mixture_shares(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:
     """Each section's share of the rows, as integers.
 
     A store's share is its weight in data.weights, without these the number of its rows; in a store the sections share
@@ -224,11 +223,14 @@ def empty_batch(rows: int, length: int) -> Batch:
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
 
 
-def _sources(stores: Sequence[Store], layout: str, length: int) -> list[_Windows | _Packed]:
-    sources: list[_Windows | _Packed] = []
+def _sources(stores: Sequence[Store], data: DataConfig, length: int, seed: int) -> list[Source]:
+    sources: list[Source] = []
     for store in stores:
         for section in store.sections:
-            source = (_Packed if layout == "packed" else _Windows)(store, section, length)
+            if data.layout == "pairs":
+                sources.append(Pairs(store, section, data, length=length, seed=seed, number=len(sources)))
+                continue
+            source = (_Packed if data.layout == "packed" else _Windows)(store, section, length)
             if source.rows == 0:
                 raise InputError(
                     f"{store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "

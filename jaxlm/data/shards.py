@@ -1,25 +1,27 @@
 """A shard: the tokens of one unit of input, made by one process, a pure function of the unit and the tokenizer.
 
-Three files: `N.tokens` (ids), `N.lengths` (int64, ids in each document) and, written last, `N.json` with the counts.
-A shard whose JSON is there is whole. Shards are made by worker processes and read by whoever joins them to a store.
+Its files: `N.tokens` (ids), `N.lengths` (int64, ids in each document), with sentences `N.sentences` (int64, ids in
+each of them) and, written last, `N.json` with the counts. A shard whose JSON is there is whole. Shards are made by
+worker processes and read by whoever joins them to a store.
 """
 
 import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxlm.data.files import Errors, Fragments
+from jaxlm.data.sentences import Borders, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Source, Unit, read_unit
 from jaxlm.data.store import token_dtype, write_atomic
 from jaxlm.errors import InputError, RunError
@@ -35,23 +37,66 @@ BATCH = 1 << 18
 
 @dataclass(frozen=True)
 class Shard:
-    """Counts of one shard. bytes, words: of its text."""
+    """Counts of one shard. bytes, words: of its text. sentences: None where they are not kept."""
 
     number: int
     tokens: int
     documents: int
     bytes: int
     words: int
+    sentences: int | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker knows: where tokenizer and shards lie, the sources, what to do with bytes not UTF-8."""
+    """What every worker knows: where tokenizer and shards lie, the sources, what to do with bytes not UTF-8.
+
+    sentences: how they are found (not auto), for a text in `language`.
+    """
 
     tokenizer: Path
     shards: Path
     sources: tuple[Source, ...]
     errors: Errors
+    sentences: Sentences = "none"
+    language: str = "en"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The arrays of a shard."""
+        return ("tokens", "lengths") if self.sentences == "none" else ("tokens", "lengths", "sentences")
+
+    def blocks(self, unit: Unit, tokenizer: Tokenizer) -> Iterator["Block"]:
+        """The text of a unit as it is encoded."""
+        fragments = read_unit(self.sources[unit.source], unit, self.errors)
+        return blocks(fragments, tokenizer, self._borders())
+
+    def _borders(self) -> Borders | None:
+        return None if self.sentences == "none" else borders_by(self.sentences, self.language)
+
+
+class Block(NamedTuple):
+    """A piece of a document that is encoded by itself. last, ends_sentence: whether a document, a sentence ends with
+    it."""
+
+    text: str
+    last: bool
+    ends_sentence: bool
+
+
+@dataclass
+class Encoded:
+    """Some documents, or parts of them, in ids.
+
+    ids: (tokens,). lengths: of the documents that end here, sentences: of the sentences that end here, int64, in ids;
+    a length counts the ids of earlier parts too. bytes, words: of the text.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    sentences: np.ndarray
+    bytes: int
+    words: int
 
 
 def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard:
@@ -59,21 +104,25 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     if (shard := find_shard(job, number)) is not None:
         return shard
     prefix = job.shards / str(number)
-    temporary = {name: job.shards / f".{number}.{name}.{os.getpid()}" for name in ("tokens", "lengths")}
+    temporary = {name: job.shards / f".{number}.{name}.{os.getpid()}" for name in job.files}
     dtype = token_dtype(tokenizer.size)
-    tokens = documents = text_bytes = words = 0
-    with temporary["tokens"].open("wb") as token_file, temporary["lengths"].open("wb") as length_file:
-        fragments = read_unit(job.sources[unit.source], unit, job.errors)
-        for ids, lengths, more_bytes, more_words in encode_documents(fragments, tokenizer):
-            token_file.write(ids.astype(dtype, copy=False).data)
-            length_file.write(lengths.data)
-            tokens += len(ids)
-            documents += len(lengths)
-            text_bytes += more_bytes
-            words += more_words
+    tokens = documents = text_bytes = words = sentences = 0
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(path.open("wb")) for name, path in temporary.items()}
+        for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
+            files["tokens"].write(part.ids.astype(dtype, copy=False).data)
+            files["lengths"].write(part.lengths.data)
+            if "sentences" in files:
+                files["sentences"].write(part.sentences.data)
+            tokens += len(part.ids)
+            documents += len(part.lengths)
+            sentences += len(part.sentences)
+            text_bytes += part.bytes
+            words += part.words
     for name, path in temporary.items():
         os.replace(path, f"{prefix}.{name}")
-    shard = Shard(number, tokens, documents, text_bytes, words)
+    kept = sentences if "sentences" in job.files else None
+    shard = Shard(number, tokens, documents, text_bytes, words, kept)
     write_atomic(prefix.with_name(f"{number}.json"), json.dumps(vars(shard)).encode())
     return shard
 
@@ -86,67 +135,91 @@ def find_shard(job: Job, number: int) -> Shard | None:
         return None
 
 
-def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (tokens,) and lengths (documents,) of a shard, mapped."""
-    arrays = []
-    for name, kind, count in (("tokens", dtype, shard.tokens), ("lengths", np.dtype("<i8"), shard.documents)):
-        path = job.shards / f"{shard.number}.{name}"
+def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Ids (tokens,), lengths (documents,) and lengths of the sentences, or None, of a shard; mapped."""
+    counts = {"tokens": shard.tokens, "lengths": shard.documents, "sentences": shard.sentences or 0}
+    arrays: list[np.ndarray] = []
+    for name in job.files:
+        path, kind, count = job.shards / f"{shard.number}.{name}", np.dtype("<i8"), counts[name]
+        kind = dtype if name == "tokens" else kind
         size = path.stat().st_size if path.exists() else -1
         if size != count * kind.itemsize:
             raise RunError(f"{path} has {size} bytes instead of {count * kind.itemsize}: delete {job.shards.parent}")
         arrays.append(np.memmap(path, kind, "r") if count else np.zeros(0, kind))
-    return arrays[0], arrays[1]
+    return arrays[0], arrays[1], arrays[2] if len(arrays) == 3 else None
 
 
 def remove_shard(job: Job, shard: Shard) -> None:
-    for name in ("json", "tokens", "lengths"):
+    for name in ("json", *job.files):
         (job.shards / f"{shard.number}.{name}").unlink(missing_ok=True)
 
 
-def encode_documents(fragments: Fragments, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
-    """Encode documents as (ids, lengths of the documents that end here, bytes, words), a batch at a time.
+def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """Encode documents a batch at a time.
 
-    Each document is followed by the tokenizer's `end` where it has one. Ids of a long document may come in several
-    batches; its length comes with the last.
+    Each document is followed by the tokenizer's `end` where it has one, in its last sentence. Ids of a long document
+    may come in several batches; its length comes with the last.
     """
     end = [tokenizer.specials["end"]] if "end" in tokenizer.specials else []
-    texts: list[str] = []
-    ends: list[bool] = []
-    characters = open_length = 0
+    waiting: list[Block] = []
+    characters = open_length = open_sentence = 0
+    within_word = False
 
-    def encoded() -> tuple[np.ndarray, np.ndarray, int, int]:
-        nonlocal characters, open_length
-        ids = tokenizer.encode_batch(texts)
-        lengths = []
-        for k, last in enumerate(ends):
-            if last:
-                ids[k] += end
-            open_length += len(ids[k])
-            if last:
+    def encoded() -> Encoded:
+        nonlocal characters, open_length, open_sentence, within_word
+        ids = tokenizer.encode_batch([block.text for block in waiting])
+        lengths, sentences = [], []
+        text_bytes = words = 0
+        for own, block in zip(ids, waiting, strict=True):
+            if block.last:
+                own += end
+            open_length += len(own)
+            open_sentence += len(own)
+            if block.ends_sentence and open_sentence:
+                sentences.append(open_sentence)
+                open_sentence = 0
+            if block.last:
                 if open_length:  # a text may have no id at all, in a vocabulary without an end
                     lengths.append(open_length)
                 open_length = 0
+            text = block.text
+            text_bytes += len(text) if text.isascii() else len(text.encode())
+            # A word that a cut parts is one word.
+            words += len(text.split()) - (within_word and bool(text) and not text[0].isspace())
+            within_word = not block.last and not text[-1:].isspace() and (bool(text) or within_word)
         count = sum(map(len, ids))
         flat = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer.size), count)
-        text_bytes = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
-        words = sum(len(text.split()) for text in texts)
-        texts.clear()
-        ends.clear()
+        waiting.clear()
         characters = 0
-        return flat, np.array(lengths, "<i8"), text_bytes, words
+        return Encoded(flat, np.array(lengths, "<i8"), np.array(sentences, "<i8"), text_bytes, words)
 
-    for text, last in blocks(fragments, tokenizer):
-        texts.append(text)
-        ends.append(last)
-        characters += len(text)
+    for block in blocks:
+        waiting.append(block)
+        characters += len(block.text)
         if characters >= BATCH:
             yield encoded()
-    if texts:
+    if waiting:
         yield encoded()
 
 
-def blocks(fragments: Fragments, tokenizer: Tokenizer) -> Fragments:
-    """The same documents in blocks of about BLOCK characters, cut where it does not change ids; whole otherwise."""
+def blocks(fragments: Fragments, tokenizer: Tokenizer, borders: Borders | None = None) -> Iterator[Block]:
+    """The same documents in blocks of about BLOCK characters, cut where it does not change ids; whole otherwise.
+
+    With `borders` they are cut where sentences begin too.
+    """
+    if borders is not None:
+        # Each sentence by itself, as if it were a document, is cut into blocks.
+        for sentence, last in sentences_of(fragments, tokenizer, borders):
+            *firsts, (rest, _) = _blocks(iter([(sentence, True)]), tokenizer)
+            for text, _ in firsts:
+                yield Block(text, False, False)
+            yield Block(rest, last, True)
+        return
+    for text, last in _blocks(fragments, tokenizer):
+        yield Block(text, last, last)
+
+
+def _blocks(fragments: Fragments, tokenizer: Tokenizer) -> Fragments:
     waiting: list[str] = []
     for text, last in fragments:
         if waiting and not last and (not tokenizer.cuts or not (" " in text or "\n" in text)):

@@ -5,6 +5,8 @@ A directory:
     tokens.bin             ids of all documents, uint16 (uint32 for vocabularies over 65,536), each document followed
                            by the id that ends documents where the tokenizer has one
     document_starts.bin    int64, documents + 1 offsets into tokens.bin
+    sentence_starts.bin    int64, sentences + 1 offsets into tokens.bin, where sentences were kept; a document begins
+                           one, and the id that ends a document belongs to its last
     token_counts.bin       int64, how often each id occurs in tokens.bin
     tokenizer/             what `load_tokenizer` reads
 Integers are little-endian. The description's `arrays` lists every array; readers ignore those they do not know.
@@ -52,6 +54,8 @@ class Store:
     """An open store. Arrays are mapped, not read.
 
     tokens: (num_tokens,) uint16 or uint32. document_starts: (documents + 1,) int64. token_counts: (vocab_size,) int64.
+    sentence_starts: (sentences + 1,) int64, and sentences, how many; both None where sentences were not kept.
+    end: the id that ends documents, or None.
     fingerprint: SHA-256 of the description, which holds the arrays' own: what a run remembers of its data.
     """
 
@@ -61,7 +65,9 @@ class Store:
         self.fingerprint: str = description["fingerprint"]
         self.tokenizer_fingerprint: str = description["tokenizer"]["fingerprint"]
         self.vocab_size: int = description["tokenizer"]["size"]
+        self.end: int | None = description["tokenizer"].get("end")
         self.documents: int = description["documents"]
+        self.sentences: int | None = description.get("sentences")
         self.num_tokens: int = description["tokens"]
         self.bytes: int = description["bytes"]
         self.words: int = description["words"]
@@ -75,6 +81,10 @@ class Store:
     @cached_property
     def document_starts(self) -> np.memmap:
         return self._array("document_starts")
+
+    @cached_property
+    def sentence_starts(self) -> np.memmap | None:
+        return None if self.sentences is None else self._array("sentence_starts")
 
     @cached_property
     def token_counts(self) -> np.memmap:

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from jaxlm.data.sentences import Sentences, borders_by, resolved
+from jaxlm.data.shards import blocks, encode_documents
 from jaxlm.data.store import (
     DESCRIPTION,
     FORMAT,
@@ -36,16 +38,28 @@ def write_store(
     texts: Iterable[str] | dict[str, Iterable[str]],
     tokenizer: Tokenizer,
     weights: Sequence[float] | None = None,
+    sentences: Sentences = "none",
+    language: str = "en",
 ) -> Store:
-    """Make a small store at once from texts in memory: `texts`, or source -> texts for several sections."""
+    """Make a small store at once from texts in memory: `texts`, or source -> texts for several sections.
+
+    sentences, language: how sentences are found, as jaxlm.prepare does it.
+    """
     parts = texts if isinstance(texts, dict) else {"memory": texts}
     path = Path(path)
-    writer = StoreWriter(partial_path(path), tokenizer)
+    sentences = resolved(sentences, tokenizer)
+    borders = None if sentences == "none" else borders_by(sentences, language)
+    writer = StoreWriter(partial_path(path), tokenizer, sentences=borders is not None)
     for k, (source, documents) in enumerate(parts.items()):
         writer.begin_section(source, weights[k] if weights else None)
-        for text in documents:
-            ids = tokenizer.encode(text) + ([tokenizer.specials["end"]] if "end" in tokenizer.specials else [])
-            writer.append(np.array(ids, writer.dtype), np.array([len(ids)]), len(text.encode()), len(text.split()))
+        fragments = ((text, True) for text in documents)
+        encoded = list(encode_documents(blocks(fragments, tokenizer, borders), tokenizer))
+        ids, lengths, starts = (
+            np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in encoded)])
+            for name, dtype in (("ids", writer.dtype), ("lengths", "<i8"), ("sentences", "<i8"))
+        )
+        text_bytes, words = sum(part.bytes for part in encoded), sum(part.words for part in encoded)
+        writer.append(ids, lengths, text_bytes, words, None if borders is None else starts)
     writer.finish(path, arguments={}, inputs=[])
     return open_store(path)
 
@@ -54,10 +68,10 @@ class StoreWriter:
     """Makes a store in a directory, part by part, and moves it to its place when it is whole.
 
     After each `append` with `commit` its state is on disk, and a new writer on the same directory goes on from there;
-    what was written after the last one is cut off.
+    what was written after the last one is cut off. sentences: whether their borders are kept.
     """
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer):
+    def __init__(self, directory: Path, tokenizer: Tokenizer, sentences: bool = False):
         self.directory = directory
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.size)
@@ -71,6 +85,10 @@ class StoreWriter:
             self._counts[:] = np.fromfile(self._counts_file(), "<i8")
         self._tokens = _open_at(self._store / "tokens.bin", self.state["tokens"] * self.dtype.itemsize)
         self._starts = _open_at(self._store / "document_starts.bin", self.state["documents"] * 8)
+        self._sentences: IO[bytes] | None = None
+        if sentences:
+            self.state.setdefault("sentences", 0)
+            self._sentences = _open_at(self._store / "sentence_starts.bin", self.state["sentences"] * 8)
 
     @property
     def parts(self) -> int:
@@ -82,20 +100,30 @@ class StoreWriter:
         section = Section(source, weight, self.state["documents"], 0, self.state["tokens"], 0, 0, 0)
         self.state["sections"].append(asdict(section))
 
-    def append(self, tokens: np.ndarray, lengths: np.ndarray, text_bytes: int, words: int) -> None:
-        """Add whole documents: their ids one after the other, and the number of ids of each. Both may be mapped."""
+    def append(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        text_bytes: int,
+        words: int,
+        sentences: np.ndarray | None = None,
+    ) -> None:
+        """Add whole documents: their ids one after the other, and the number of ids of each, and of each sentence.
+
+        All three may be mapped. Sentences are wanted where the store keeps them, and only there.
+        """
         for begin in range(0, len(tokens), _CHUNK):
             chunk = np.ascontiguousarray(tokens[begin : begin + _CHUNK], self.dtype)
             self._tokens.write(chunk.data)
             self._counts += np.bincount(chunk, minlength=len(self._counts))
-        token = self.state["tokens"]
-        for begin in range(0, len(lengths), _CHUNK):
-            ends = token + np.cumsum(lengths[begin : begin + _CHUNK], dtype=np.int64)
-            starts = np.concatenate([[token], ends[:-1]]).astype("<i8")
-            self._starts.write(starts.data)
-            token = int(ends[-1])
-        assert token == self.state["tokens"] + len(tokens), "lengths do not add up to the tokens"
-        self.state["tokens"] = token
+        first = self.state["tokens"]
+        end = first + len(tokens)
+        assert _write_starts(self._starts, first, lengths) == end, "lengths do not add up to the tokens"
+        assert (self._sentences is None) == (sentences is None), "sentences go to a store that keeps them"
+        if self._sentences is not None and sentences is not None:
+            assert _write_starts(self._sentences, first, sentences) == end, "sentences do not add up to the tokens"
+            self.state["sentences"] += len(sentences)
+        self.state["tokens"] = end
         self.state["documents"] += len(lengths)
         section = self.state["sections"][-1]
         section["tokens"] += len(tokens)
@@ -106,7 +134,7 @@ class StoreWriter:
     def commit(self) -> None:
         """Make what was appended last: one more part that a later writer need not make again."""
         self.state["parts"] += 1
-        for file in (self._tokens, self._starts):
+        for file in self._files:
             file.flush()
             os.fsync(file.fileno())
         # The counts of this part have a name of their own, so that the state's rename switches both.
@@ -118,8 +146,9 @@ class StoreWriter:
     def finish(self, output: Path, *, arguments: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
         """Write what is left, describe the store and rename it to `output`, which must not exist."""
         state = self.state
-        self._starts.write(np.array([state["tokens"]], "<i8").data)
-        for file in (self._tokens, self._starts):
+        for file in self._files[1:]:
+            file.write(np.array([state["tokens"]], "<i8").data)
+        for file in self._files:
             file.flush()
             os.fsync(file.fileno())
             file.close()
@@ -131,6 +160,8 @@ class StoreWriter:
             "document_starts": (np.dtype("<i8"), state["documents"] + 1),
             "token_counts": (np.dtype("<i8"), len(self._counts)),
         }
+        if self._sentences is not None:
+            shapes["sentence_starts"] = (np.dtype("<i8"), state["sentences"] + 1)
         description: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -158,9 +189,16 @@ class StoreWriter:
                 for name, (dtype, length) in shapes.items()
             },
         }
+        if self._sentences is not None:
+            description["sentences"] = state["sentences"]
         description["fingerprint"] = description_fingerprint(description)
         write_atomic(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
         publish(self.directory, store, output)
+
+    @property
+    def _files(self) -> list[IO[bytes]]:
+        """What grows: the tokens first, then the offsets into them."""
+        return [self._tokens, self._starts] + ([] if self._sentences is None else [self._sentences])
 
     def _counts_file(self, parts: int | None = None) -> Path:
         return self.directory / f"counts-{self.state['parts'] if parts is None else parts}.bin"
@@ -172,7 +210,16 @@ def publish(directory: Path, store: Path, output: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _open_at(path: Path, length: int):
+def _write_starts(file: IO[bytes], first: int, lengths: np.ndarray) -> int:
+    """Write where things of these lengths begin, the first one at `first`; gives where the last one ends."""
+    for begin in range(0, len(lengths), _CHUNK):
+        ends = first + np.cumsum(lengths[begin : begin + _CHUNK], dtype=np.int64)
+        file.write(np.concatenate([[first], ends[:-1]]).astype("<i8").data)
+        first = int(ends[-1])
+    return first
+
+
+def _open_at(path: Path, length: int) -> IO[bytes]:
     if length > (path.stat().st_size if path.exists() else 0):
         raise InputError(f"{path} is shorter than it was: delete {path.parent.parent} and prepare again")
     file = path.open("r+b" if path.exists() else "w+b")

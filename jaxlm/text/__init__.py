@@ -3,5 +3,6 @@
 from jaxlm.text.piece_models import train_sentencepiece
 from jaxlm.text.specs import load_tokenizer, tokenizer_from_spec
 from jaxlm.text.tokenizer import ROLES, Tokenizer
+from jaxlm.text.wordpiece import train_wordpiece
 
-__all__ = ["ROLES", "Tokenizer", "load_tokenizer", "tokenizer_from_spec", "train_sentencepiece"]
+__all__ = ["ROLES", "Tokenizer", "load_tokenizer", "tokenizer_from_spec", "train_sentencepiece", "train_wordpiece"]

@@ -20,6 +20,7 @@ class GPT2Tokenizer(Tokenizer):
 
     kind = "gpt2"
     cuts = True
+    opening = "\u0120"  # how the byte-level alphabet spells a blank
 
     def __init__(self, vocabulary: bytes, merges: bytes, name: str = "GPT-2's vocabulary"):
         from tokenizers import Tokenizer as Library

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from jaxlm.errors import InputError
 from jaxlm.text.tokenizer import ROLES, SPELLINGS, Tokenizer, cut_before_white_space, read_file, roles_by_spelling
 
@@ -36,6 +38,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, BPE or unigram."""
 
     kind = "sentencepiece"
+    opening = _BLANK
 
     def __init__(self, model: bytes, name: str = "the model"):
         import sentencepiece
@@ -58,14 +61,38 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(texts), num_threads=1)
 
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        if not hasattr(self._processor, "encode_as_proto"):
+            raise InputError(
+                "places of SentencePiece's pieces need its version 0.2.3: pip install 'sentencepiece>=0.2.3'"
+            )
+        return [_with_offsets(self._processor.encode_as_proto(text), text) for text in texts]
+
     def cut(self, text: str, limit: int) -> int:
         return cut_before_white_space(text, limit) if self.cuts else 0
+
+    def cuts_at(self, text: str, place: int) -> bool:
+        # No piece holds a line break, so that one can be cut off whatever stands before it.
+        return super().cuts_at(text, place) or (self.cuts and 0 < place < len(text) and text[place] == "\n")
 
     def _decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids) if ids else ""
 
     def _piece(self, i: int) -> str:
         return self._processor.id_to_piece(i)
+
+
+def _with_offsets(encoded, text: str) -> tuple[list[int], np.ndarray]:
+    """Ids and places in code points; the library counts bytes, and of a character spelt in several pieces the last has
+    them all, so that the ones before it get the same place."""
+    places = np.array([(piece.begin, piece.end) for piece in encoded.pieces], np.int64).reshape(-1, 2)
+    for k in reversed(range(len(places) - 1)):
+        if places[k, 0] == places[k, 1] == places[k + 1, 0]:
+            places[k, 1] = places[k + 1, 1]
+    if not text.isascii():
+        sizes = np.array([len(character.encode()) for character in text])
+        places = np.searchsorted(np.concatenate([[0], np.cumsum(sizes)]), places)
+    return [piece.id for piece in encoded.pieces], places
 
 
 def train_sentencepiece(

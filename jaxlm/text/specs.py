@@ -63,7 +63,8 @@ def _from_files(kind: str, files: dict[str, bytes], name: str) -> Tokenizer:
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer(files[piece_models.MODEL_FILE], name)
     if kind == "wordpiece":
-        return wordpiece.WordPieceTokenizer(files[wordpiece.FILE], name)
+        case = files.get(wordpiece.CASE_FILE)
+        return wordpiece.WordPieceTokenizer(files[wordpiece.FILE], name, None if case is None else case == b"uncased\n")
     if kind == "gpt1":
         return gpt1.GPT1Tokenizer(files[gpt1.VOCABULARY_FILE], files[gpt1.MERGES_FILE], name)
     if kind == "gpt2":

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from jaxlm.errors import InputError
 
 # The roles in the order in which a trained vocabulary holds them.
@@ -33,6 +35,9 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 
 DESCRIPTION = "tokenizer_description.json"
 
+# How pieces spell a line break: as it is, as SentencePiece's byte, as the byte-level symbol.
+_LINE_BREAKS = ("\n", "<0x0A>", "<0x0D>", "\u010a", "\u010d")
+
 
 class Tokenizer(ABC):
     """Text to ids and back.
@@ -44,7 +49,9 @@ class Tokenizer(ABC):
     """
 
     kind: str
-    cuts = False  # whether `cut` finds places
+    cuts = False  # whether `cut` and `cuts_at` find places
+    continuing = ""  # what begins a piece that continues a word, for schemes that mark these
+    opening = ""  # what begins a piece that opens a word, for schemes that mark those
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
         self.files = dict(files)
@@ -61,6 +68,20 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text; faster than one by one."""
 
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        """`encode` of each text, and for each id its place in the text, int64 (ids, 2): [start, end) in code points.
+
+        Raises InputError for a scheme that does not know its places.
+        """
+        raise InputError(
+            f"a tokenizer of the kind {self.kind} does not know the places of its pieces, which spans and tags need; "
+            "take wordpiece:VOCAB.txt, sentencepiece:FILE or hf:DIR"
+        )
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode_batch_with_offsets` of one text."""
+        return self.encode_batch_with_offsets([text])[0]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out. Raises ValueError for an id outside the vocabulary."""
         hidden = self._hidden
@@ -76,6 +97,26 @@ class Tokenizer(ABC):
         It lets long documents be encoded block by block. A scheme that looks at its whole input returns 0 always.
         """
         return 0
+
+    def cuts_at(self, text: str, place: int) -> bool:
+        """Whether `text` can be cut before the character `place` without changing its ids, as far as is known."""
+        return self.cuts and 0 < place < len(text) and text[place] in " \n" and not text[place - 1].isspace()
+
+    @property
+    def continues(self) -> np.ndarray:
+        """bool (size,): whether a piece continues the word of the piece before it, for masks of whole words.
+
+        Where a scheme marks neither kind, each piece is a word. Special tokens and line breaks continue nothing.
+        """
+        found = np.zeros(self.size, bool)
+        for i in range(self.base_size):
+            piece = self._piece(i)
+            if self.continuing:
+                found[i] = piece.startswith(self.continuing) and piece != self.continuing
+            elif self.opening:
+                found[i] = not piece.startswith((self.opening, *_LINE_BREAKS))
+        found[list(self._hidden)] = False
+        return found
 
     def with_specials(self, roles: Sequence[str]) -> "Tokenizer":
         """This tokenizer with the missing ones of `roles` as new ids at the end; itself where none is missing."""
@@ -153,6 +194,11 @@ def roles_by_spelling(vocabulary: Mapping[str, int]) -> dict[str, int]:
                 found[role] = vocabulary[spelling]
                 break
     return found
+
+
+def library_offsets(encodings: Sequence) -> list[tuple[list[int], np.ndarray]]:
+    """Ids and places from encodings of the `tokenizers` library, whose offsets count code points."""
+    return [(encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)) for encoding in encodings]
 
 
 def cut_before_white_space(text: str, limit: int) -> int:

@@ -8,11 +8,16 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from jaxlm.errors import InputError
-from jaxlm.text.tokenizer import ROLES, Tokenizer, read_file, roles_by_spelling
+from jaxlm.text.tokenizer import ROLES, Tokenizer, cut_before_white_space, library_offsets, read_file, roles_by_spelling
+from jaxlm.text.wordpiece import cuts_between_words
 
 FILE = "tokenizer.json"
 ROLES_FILE = "roles.json"
+
+_BLANKS = ("\u2581", "\u0120")
 
 # The names that Hugging Face gives to roles.
 _NAMES = {
@@ -52,6 +57,14 @@ class JsonTokenizer(Tokenizer):
         files = {FILE: content, ROLES_FILE: (json.dumps(spelt, indent=2) + "\n").encode()}
         super().__init__(files, size, specials)
         self._special_ids = set(special.values())
+        scheme = json.loads(self._library.to_str())
+        kinds = [(scheme.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        self._is_bert = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        self.cuts = self._is_bert
+        if kinds[2] == "WordPiece":
+            self.continuing = scheme["model"]["continuing_subword_prefix"]
+        else:  # the marks that SentencePiece's and GPT-2's vocabularies write for a blank
+            self.opening = next((mark for mark in _BLANKS if any(piece.startswith(mark) for piece in vocabulary)), "")
 
     @classmethod
     def from_directory(cls, directory: Path) -> "JsonTokenizer":
@@ -62,6 +75,15 @@ class JsonTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
+
+    def cut(self, text: str, limit: int) -> int:
+        return cut_before_white_space(text, limit) if self._is_bert else 0
+
+    def cuts_at(self, text: str, place: int) -> bool:
+        return self._is_bert and cuts_between_words(text, place)
 
     @property
     def _hidden(self) -> set[int]:

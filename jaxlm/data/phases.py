@@ -1,0 +1,96 @@
+"""Two lengths in one run: short rows for the first steps, long ones for the rest.
+
+Devlin et al. (2019, appendix A.2): 90 % of the steps at 128 tokens, the rest at 512, where attention costs more and the
+positions past 128 are learnt. Which phase a step is in is a function of the step; each phase has rows of its own, in
+orders of its own, from its own epoch 0 on.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grain
+import numpy as np
+
+from jaxlm.batch import Batch, PairBatch
+from jaxlm.data.config import DataConfig
+from jaxlm.data.origin import PairOrigin, RowOrigin
+from jaxlm.data.rows import TrainingRows, training_rows
+from jaxlm.data.store import Store
+from jaxlm.errors import InputError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps first_step to end_step - 1 of a run, in rows of `length`."""
+
+    number: int
+    length: int
+    first_step: int
+    end_step: int
+
+
+def phases(data: DataConfig, *, length: int, num_steps: int) -> tuple[Phase, ...]:
+    """The phases of a run of num_steps, one or two. InputError where the short length is not a shorter one."""
+    data.check()
+    if not data.short_length:
+        return (Phase(0, length, 0, num_steps),)
+    if data.short_length >= length:
+        raise InputError(
+            f"data.short_length {data.short_length}: it must be below the length {length}, or 0 for one length"
+        )
+    border = round(data.short_share * num_steps)
+    both = (Phase(0, data.short_length, 0, border), Phase(1, length, border, num_steps))
+    return tuple(phase for phase in both if phase.end_step > phase.first_step)
+
+
+def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
+    """The phase of a step; of one past the end, the last."""
+    for phase in all_phases:
+        if step < phase.end_step:
+            return phase
+    return all_phases[-1]
+
+
+class PhasedRows(grain.MapDataset):
+    """The rows of all phases of a run, for the loader: row r belongs to step r // batch_size.
+
+    phases: one or two. rows: of each.
+    """
+
+    def __init__(self, all_phases: Sequence[Phase], rows: Sequence[TrainingRows], batch_size: int):
+        super().__init__()
+        self.phases, self.rows, self.batch_size = tuple(all_phases), tuple(rows), batch_size
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.slice(index)
+        number, first = self._phase(index)
+        return self.rows[number][index - first]
+
+    def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
+        """The rows of these indices, all of one step, as one batch."""
+        number, first = self._phase(int(indices[0]))
+        return self.rows[number].read([int(index) - first for index in indices])
+
+    def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
+        """Where the pieces of a row came from, in their order."""
+        number, first = self._phase(index)
+        return self.rows[number].origin(index - first)
+
+    def _phase(self, index: int) -> tuple[int, int]:
+        """Which phase row `index` is in, and its first row."""
+        phase = phase_at(index // self.batch_size, self.phases)
+        return self.phases.index(phase), phase.first_step * self.batch_size
+
+
+def phased_rows(
+    stores: Sequence[Store], data: DataConfig, *, length: int, seed: int, num_steps: int, batch_size: int
+) -> PhasedRows:
+    """The rows of a run whose length may change on the way."""
+    found = phases(data, length=length, num_steps=num_steps)
+    rows = [training_rows(stores, data, length=phase.length, seed=seed) for phase in found]
+    return PhasedRows(found, rows, batch_size)
