@@ -2,10 +2,11 @@
 
 import builtins
 
+import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import read_task
+from jaxlm.tasks import SpanExample, read_task
 from jaxlm.tasks.catalogue import is_catalogue
 
 
@@ -30,7 +31,7 @@ def catalogue(monkeypatch):
 
     def data_source(name, *, split, data_dir=None):
         asked.append((name, split, data_dir))
-        return sources[name, split]
+        return sources[name, split]  # a KeyError: a data set that is not there
 
     monkeypatch.setattr(tfds, "data_source", data_source)
     return sources, asked
@@ -80,8 +81,85 @@ def test_scores_and_missing_labels(catalogue):
     assert [example.label for example in data.splits["train"].examples] == [3.5, 0.0] and task.mean == 1.75
     assert data.splits["test"].examples[0].label is None
     sources["glue/stsb", "validation"] = _Source([pair(-1.0)])
-    with pytest.raises(InputError, match="1 of 1 rows of validation have no label"):
+    with pytest.raises(InputError, match="1 of 1 rows of dev have no label"):
         read_task("stsb", "tfds")
+
+
+def inference(label, i=0):
+    return {"premise": f"p {i}".encode(), "hypothesis": b"h", "label": label, "idx": i}
+
+
+def test_mnli_has_two_dev_parts_and_the_diagnostic_set_if_it_is_there(catalogue):
+    sources, asked = catalogue
+    for split in ("train", "validation_matched", "validation_mismatched"):
+        sources["glue/mnli", split] = _Source([inference(0), inference(2), inference(1)])
+    for split in ("test_matched", "test_mismatched"):
+        sources["glue/mnli", split] = _Source([inference(-1)])
+    task, data = read_task("mnli", "tfds")
+    assert list(data.splits) == ["train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"]
+    assert [e.label for e in data.splits["dev_mismatched"].examples] == ["entailment", "contradiction", "neutral"]
+    sources["glue/ax", "test"] = _Source([inference(-1), inference(-1)])
+    _, data = read_task("mnli", "tfds")
+    assert len(data.splits["ax"].examples) == 2 and data.held_out is None
+
+
+def test_rows_without_a_gold_label_stay_in_tfds_and_not_here(catalogue):
+    sources, _ = catalogue
+    for split in ("train", "validation", "test"):
+        sources["snli", split] = _Source([inference(1), inference(-1, 1), inference(2, 2)])
+    _, data = read_task("snli", "tfds")
+    for split in data.splits.values():
+        assert [example.label for example in split.examples] == ["neutral", "contradiction"]
+        assert split.rows_read == 3 and split.dropped == ((1, "no label"),)
+
+
+def test_race_records_are_passages_of_two_data_sets(catalogue):
+    sources, _ = catalogue
+    passage = {
+        "article": b"A.",
+        "questions": [b"q", b"r"],
+        "answers": np.array([b"A", b"D"], object),
+        "options": [[b"a", b"b", b"c", b"d"]] * 2,
+        "example_id": b"1",
+    }
+    for part in ("train", "dev", "test"):
+        for school in ("middle", "high"):
+            sources[f"race/{school}", part] = _Source([passage])
+    _, data = read_task("race", "tfds")
+    assert [(e.group, e.label) for e in data.splits["test"].examples] == [
+        ("middle", "A"), ("middle", "D"), ("high", "A"), ("high", "D")
+    ]  # fmt: skip
+
+
+def test_story_cloze_answers_are_passed_on_unshifted(catalogue):
+    sources, _ = catalogue
+    rows = [{"context": f"c{n}".encode(), "endings": [b"a", b"b"], "label": np.int32(n % 2 + 1)} for n in range(10)]
+    sources["story_cloze/2016", "validation"] = sources["story_cloze/2016", "test"] = _Source(rows)
+    _, data = read_task("story_cloze", "tfds")
+    assert [example.label for example in data.splits["test"].examples] == ["1", "2"] * 5
+    assert len(data.splits["dev"].examples) == 2
+
+
+def test_squad(catalogue):
+    sources, _ = catalogue
+    answers = {"text": np.array([b"b", b"c"], object), "answer_start": np.array([2, 4], np.int32)}
+    row = {"id": b"x", "title": b"t", "context": b"a b c", "question": b" q ", "answers": answers}
+    sources["squad/v1.1", "train"] = sources["squad/v1.1", "validation"] = _Source([row])
+    _, data = read_task("squad", "tfds")
+    assert data.splits["dev"].examples[0] == SpanExample("x", "q", "a b c", (("b", 2), ("c", 4)))
+    none = row | {"is_impossible": True, "plausible_answers": answers}
+    sources["squad/v2.0", "train"] = sources["squad/v2.0", "validation"] = _Source([none])
+    assert read_task("squad2", "tfds")[1].splits["train"].examples[0].answers == ()
+
+
+def test_conll_ends_in_an_empty_record(catalogue):
+    sources, _ = catalogue
+    rows = [{"tokens": [b"Ann", b"sat"], "ner": np.array([1, 0])}, {"tokens": [], "ner": np.array([], np.int64)}]
+    for part in ("train", "dev", "test"):
+        sources["conll2003", part] = _Source(rows)
+    task, data = read_task("ner", "tfds")
+    assert [example.tags for example in data.splits["train"].examples] == [("B-PER", "O")]
+    assert task.labels == ("O", "B-PER", "I-PER") and data.splits["train"].rows_read == 2
 
 
 def test_tasks_that_tfds_does_not_have():

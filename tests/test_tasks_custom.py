@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import CustomConfig, Task, compute_metrics, read_labelled, read_rows, read_task
+from jaxlm.tasks import TASKS, CustomConfig, Task, compute_metrics, read_labelled, read_rows, read_task
 
 SINGLE = {"text": "text", "label": "label"}
 
@@ -139,7 +139,7 @@ def test_choices_as_a_json_list(tmp_path):
         ("text\tlabel\na\t0\n", {"label": "text"}, "the column 'text' is named twice"),
         ("text\tlabel\na\t0\n", {"kind": "choice"}, "go together"),
         ("text\tlabel\na\t0\n", {"choices": ("a", "b")}, "go together"),
-        ("text\tlabel\na\t0\n", {"kind": "tagging"}, "custom.kind 'tagging': there are classification"),
+        ("text\tlabel\na\t0\n", {"kind": "speech"}, "custom.kind 'speech': there are classification"),
         (
             "text\tlabel\na\t0\n",
             {"metric": "pearson"},
@@ -189,3 +189,12 @@ def test_selecting_metric(tmp_path):
     task, _ = read(tmp_path, train, dev=train, metric="f1")
     assert task.metrics == ("f1", "accuracy", "matthews")
     assert list(compute_metrics(task, np.array([0, 1]), np.array([0, 1]))) == ["f1", "accuracy", "matthews"]
+
+
+def test_runs_from_before_there_were_encoders_are_read():
+    values = json.loads(json.dumps(TASKS["cola"].to_json()))
+    old = {name: value for name, value in values.items() if name not in ("papers", "options", "selects", "second")}
+    task = Task.from_json(old | {"paper": {"length": 512}})
+    assert task.paper == {"length": 512} and task.paper_for("bert") == {} and task.selects == "dev"
+    with pytest.raises(InputError, match="task.json: options: .* read it with the version that wrote it"):
+        Task.from_json(values | {"options": {"strides": 3}})

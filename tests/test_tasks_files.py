@@ -239,8 +239,8 @@ def test_standard_input_streams(monkeypatch, kind):
 
 
 def test_unknown_tasks_and_directories(tmp_path):
-    with pytest.raises(InputError, match="task 'squad': there is no such task here; there are cola, sst2.*custom"):
-        read_task("squad", str(tmp_path))
+    with pytest.raises(InputError, match="task 'squat': there is no such task here; there are cola, sst2.*custom"):
+        read_task("squat", str(tmp_path))
     with pytest.raises(InputError, match="no task_dir"):
         read_task("cola")
     with pytest.raises(InputError, match="is not a directory"):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import TASKS, CustomConfig, Task, read_labelled, read_rows, read_task
+from jaxlm.tasks.registry import BUILT_IN
 
 
 def write(directory, **files):
@@ -176,7 +177,10 @@ def test_every_task_has_what_a_run_needs():
     for name, task in TASKS.items():
         assert task.name == name and task.metric == task.metrics[0]
         assert task.kind != "classification" or "accuracy" in task.metrics
-        assert set(task.paper) == {"length", "batch_size", "peak_lr", "num_epochs"}
+        for kind in ("gpt", "bert"):
+            own = kind == "gpt" and task.kind in ("span", "tagging")  # a decoder does not do these
+            assert set(task.paper_for(kind)) == (set() if own else {"length", "batch_size", "peak_lr", "num_epochs"})
+        assert task.paper == task.paper_for("gpt") and task.selects in (BUILT_IN[name].files.keys() | {"dev"})
         assert all(len(names) == len(task.labels) for names in task.spellings)
 
 

@@ -4,33 +4,43 @@ NumPy only; no model is known here. A task names the form of its input and the k
 """
 
 from jaxlm.tasks.custom import CustomConfig
+from jaxlm.tasks.encoded import Encoded, EncodedSplit
+from jaxlm.tasks.encoder import ENCODER_ROLES
+from jaxlm.tasks.encoding import encode_examples, encode_split
+from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.inputs import ROLES, gpt1_sequences
 from jaxlm.tasks.loading import (
-    EncodedSplit,
     TrainBatches,
     choose_lengths,
-    encode_examples,
-    encode_split,
     eval_batches,
     num_eval_batches,
     standard_lengths,
     train_batches,
 )
 from jaxlm.tasks.metrics import compute_metrics
-from jaxlm.tasks.registry import TASKS, read_labelled, read_task, task_names
-from jaxlm.tasks.rows import read_rows
-from jaxlm.tasks.task import Columns, Example, Split, Task, TaskData
+from jaxlm.tasks.options import TaskOptions
+from jaxlm.tasks.outcome import Predicted
+from jaxlm.tasks.predictions import predictions
+from jaxlm.tasks.registry import TASKS, read_labelled, read_rows, read_task, task_names
+from jaxlm.tasks.task import Columns, ModelKind, Task
 
 __all__ = [
+    "ENCODER_ROLES",
     "ROLES",
     "TASKS",
     "Columns",
     "CustomConfig",
+    "Encoded",
     "EncodedSplit",
     "Example",
+    "ModelKind",
+    "Predicted",
+    "SpanExample",
     "Split",
+    "TaggedSentence",
     "Task",
     "TaskData",
+    "TaskOptions",
     "TrainBatches",
     "choose_lengths",
     "compute_metrics",
@@ -39,6 +49,7 @@ __all__ = [
     "eval_batches",
     "gpt1_sequences",
     "num_eval_batches",
+    "predictions",
     "read_labelled",
     "read_rows",
     "read_task",

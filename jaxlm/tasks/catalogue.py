@@ -1,4 +1,4 @@
-"""GLUE's tasks and TREC from `tensorflow_datasets`, read without TensorFlow where the data is prepared as ArrayRecord.
+"""Tasks from `tensorflow_datasets`, read without TensorFlow where the data is prepared as ArrayRecord.
 
 `tfds` means TFDS's own data directory, `tfds:DATA_DIR` another one. Preparing a set for the first time downloads it
 and needs TensorFlow, the extra `[tfds]`. Label ids are TFDS's: they are turned into names by the data set's own list
@@ -29,25 +29,54 @@ def read_catalogue(built_in: BuiltIn, task_dir: str) -> dict[str, Split]:
     if catalogue is None:
         raise InputError(f"task {task.name}: TFDS has no copy of it; give --task-dir the directory of its files")
     data_dir = task_dir.partition(":")[2] or None
-    return {part: _read_part(built_in, catalogue, part, split, data_dir) for part, split in catalogue.splits.items()}
+    parts = {}
+    for part, splits in catalogue.splits.items():
+        try:
+            read = [
+                _read_rows(built_in, catalogue, part, split, data_dir)
+                for split in ((splits,) if isinstance(splits, str) else splits)
+            ]
+        except InputError:
+            if part in catalogue.optional:
+                continue
+            raise
+        parts[part] = _one_part(built_in, catalogue, part, read)
+    return parts
 
 
-def _read_part(built_in: BuiltIn, catalogue: Catalogue, part: str, split: str, data_dir: str | None) -> Split:
-    source = open_split(catalogue.name, split, data_dir)
+def _read_rows(
+    built_in: BuiltIn, catalogue: Catalogue, part: str, split: str, data_dir: str | None
+) -> tuple[list[Any], int]:
+    """The examples of one split of TFDS's, and how many records it had."""
+    name, _, split = split.rpartition("@")
+    name = name or catalogue.name
+    source = open_split(name, split, data_dir)
     names = _label_names(source, catalogue)
-    examples, empty = [], 0
+    examples: list[Any] = []
     for row in range(len(source)):
         values = source[row]
+        if catalogue.read is not None:
+            examples += catalogue.read(values, name)
+            continue
         texts = tuple(_text(values[field]) for field in catalogue.texts)
-        empty += sum(not text for text in texts)
-        where = f"tfds {catalogue.name} {split} row {row}"
+        where = f"tfds {name} {split} row {row}"
         examples.append(Example(texts, (), _label(values, catalogue, names, built_in, where)))
     if not examples:
-        raise InputError(f"tfds {catalogue.name}: the part {split} holds no rows")
-    missing = sum(example.label is None for example in examples)
-    if missing and (part != "test" or missing < len(examples)):
-        raise InputError(f"tfds {catalogue.name}: {missing} of {len(examples)} rows of {split} have no label")
-    return Split(tuple(examples), len(examples), (), empty)
+        raise InputError(f"tfds {name}: the part {split} holds no rows")
+    return examples, len(source)
+
+
+def _one_part(built_in: BuiltIn, catalogue: Catalogue, part: str, read: list[tuple[list[Any], int]]) -> Split:
+    examples = [example for rows, _ in read for example in rows]
+    rows, dropped = sum(count for _, count in read), []
+    if catalogue.drops_unlabelled:
+        dropped = [(row, "no label") for row, example in enumerate(examples) if not example.labelled]
+        examples = [example for example in examples if example.labelled]
+    missing = sum(not example.labelled for example in examples)
+    if missing and (part == "train" or part.startswith("dev") or missing < len(examples)):
+        raise InputError(f"tfds {catalogue.name}: {missing} of {len(examples)} rows of {part} have no label")
+    empty = sum(not text for example in examples for text in example.parts)
+    return Split(tuple(examples), rows, tuple(dropped), empty)
 
 
 def _label_names(source: Any, catalogue: Catalogue) -> tuple[str, ...]:
@@ -77,4 +106,5 @@ def _label(
 
 
 def _text(value: Any) -> str:
+    """A string of TFDS's, which come as bytes."""
     return (value.decode("utf-8") if isinstance(value, bytes) else str(value)).strip()

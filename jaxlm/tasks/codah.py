@@ -4,7 +4,7 @@ The files have no header: category (empty in ten rows, and not used), prompt, fo
 one from 0. Quotes stand for themselves.
 """
 
-from jaxlm.tasks.builtin import GPT1_PAPER, BuiltIn
+from jaxlm.tasks.builtin import PAPERS, BuiltIn
 from jaxlm.tasks.task import Columns, Task
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -24,7 +24,7 @@ CODAH = BuiltIn(
             label=("label",),
         ),
         headerless=("category", "prompt", *_ENDINGS, "label"),
-        paper=GPT1_PAPER,
+        papers=PAPERS,
         num_choices=4,
     ),
     {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)},

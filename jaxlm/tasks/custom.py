@@ -6,6 +6,12 @@ Without a dev file a share of train is held out (`jaxlm.tasks.registry`).
 A choice task's label names the right choice in one of these ways, whichever all training labels fit, tried in turn:
 the names of the choices' columns; numbers from 0 (a 0 occurs); numbers from 1 (the number of choices occurs); exactly
 as many distinct names as there are choices, which in sorted order stand for the choices from first to last (A, B, C).
+
+Spans are JSON lines with a text, a question and answers (`context`, `question`, `answers` unless named otherwise, and
+an `id` if there is one), each answer an object with `text` and `answer_start`, which counts code points; an empty list
+where the text has no answer. Official SQuAD JSON (`.json`) is read too. Tagged sentences are JSON lines with `tokens`
+and `tags`, two lists of strings (unless named otherwise), and `document` if there is one, the same for the sentences of
+one text; any other suffix means columns, the token first and the tag last, an empty line after each sentence.
 """
 
 import dataclasses
@@ -14,15 +20,19 @@ from pathlib import Path
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.builtin import GPT1_PAPER
+from jaxlm.tasks.builtin import PAPERS
 from jaxlm.tasks.files import Errors
+from jaxlm.tasks.ner import NER, read_sentences
 from jaxlm.tasks.rows import RowReader, collect
+from jaxlm.tasks.squad import SQUAD, SQUAD2, read_questions
 from jaxlm.tasks.task import Columns, Example, Form, Kind, Quoting, Split, Task
 
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "f1", "matthews"),
     "regression": ("pearson", "spearman"),
     "choice": ("accuracy",),
+    "span": SQUAD.task.metrics,
+    "tagging": NER.task.metrics,
 }
 
 
@@ -31,7 +41,7 @@ class CustomConfig:
     """A user's own task, for `--task custom`: files and the names of their columns."""
 
     train: str = ""
-    """Training file: .jsonl, .csv, or a TSV whose first line names the columns."""
+    """Training file: .jsonl, .csv, or a TSV whose first line names the columns. Spans and tags: see `kind`."""
     dev: str = ""
     """Dev file; without one a tenth of train is held out."""
     test: str = ""
@@ -45,7 +55,9 @@ class CustomConfig:
     label: str = ""
     """Column of the label."""
     kind: Kind = "classification"
-    """classification: labels are names. regression: they are numbers. choice: the label says which choice is right."""
+    """classification: labels are names. regression: they are numbers. choice: the label says which choice is right.
+    span: JSON lines with context, question, and answers (a list of text and answer_start). tagging: JSON lines with
+    tokens and tags (lists), and document if there is one; or a token and its tag a line."""
     pairs: Literal["ordered", "symmetric"] = "ordered"
     """ordered: first text, delimiter, second text. symmetric: both orders are read and added (GPT-1's similarity)."""
     quoting: Quoting = "none"
@@ -65,6 +77,8 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     Raises:
       InputError: a missing setting, file or column; a bad row or label, with its line.
     """
+    if custom.kind in ("span", "tagging"):
+        return _read_own_kind(custom, task_dir)
     task = _unlabelled_task(custom)
     files = {name: getattr(custom, name) for name in ("train", "dev", "test") if getattr(custom, name)}
     paths = {name: Path(task_dir or ".") / file for name, file in files.items()}
@@ -84,6 +98,42 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
         raise InputError(f"{paths['train']}: the file holds no rows below its header")
     task = _labelled_task(task, rows["train"], custom, str(paths["train"]))
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
+
+
+def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
+    """Spans and tagged sentences. A span task has questions without an answer if its training part has some."""
+    if not custom.train:
+        raise InputError(f"custom.train is not given; a {custom.kind} task needs its training file")
+    if custom.choices or (custom.kind == "tagging" and custom.text_pair):
+        raise InputError(f"custom.{'choices' if custom.choices else 'text_pair'}: a {custom.kind} task has none")
+    base = SQUAD2.task if custom.kind == "span" else NER.task
+    named = (custom.text, custom.text_pair) if custom.kind == "span" else (custom.text,)
+    columns = dataclasses.replace(
+        base.columns,
+        texts=tuple((name,) if name else names for name, names in zip(named, base.columns.texts, strict=True)),
+        label=(custom.label,) if custom.label else base.columns.label,
+    )
+    metrics = METRICS[custom.kind]
+    metric = custom.metric or metrics[0]
+    if metric not in metrics:
+        raise InputError(f"custom.metric {metric!r}: for {custom.kind} there are {', '.join(metrics)}")
+    task = dataclasses.replace(
+        base,
+        name="custom",
+        columns=columns,
+        metric=metric,
+        metrics=(metric, *(other for other in metrics if other != metric)),
+        quoting=custom.quoting,
+    )
+    read = read_questions if custom.kind == "span" else read_sentences
+    splits = {}
+    for part in ("train", "dev", "test"):
+        if file := getattr(custom, part):
+            splits[part] = read(Path(task_dir or ".") / file, task, labelled=part != "test", errors=custom.errors)
+    if custom.kind == "span":
+        without = any(example.answers == () for example in splits["train"].examples)
+        task = dataclasses.replace(task, no_answer=without)
+    return task, splits
 
 
 def _unlabelled_task(custom: CustomConfig) -> Task:
@@ -126,7 +176,7 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
             label=(custom.label,),
         ),
         quoting=custom.quoting,
-        paper=GPT1_PAPER,
+        papers=PAPERS,
     )
 
 

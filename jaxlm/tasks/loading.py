@@ -8,116 +8,29 @@ process, meets the same programs in the same order, and a run resumes from its s
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxlm.batch import ExampleBatch
-from jaxlm.tasks.inputs import arrange
-from jaxlm.tasks.task import Example, Task, TaskData
+from jaxlm.tasks.encoded import Encoded, EncodedSplit
+from jaxlm.tasks.encoding import encode_examples, encode_split
 
-if TYPE_CHECKING:
-    from jaxlm.text import Tokenizer
+__all__ = [
+    "Encoded",
+    "EncodedSplit",
+    "TrainBatches",
+    "choose_lengths",
+    "encode_examples",
+    "encode_split",
+    "eval_batches",
+    "num_eval_batches",
+    "standard_lengths",
+    "train_batches",
+]
 
 MAX_LENGTHS = 4
 MULTIPLE = 8  # bucket lengths are multiples of it, so that rows stay aligned
-_CHUNK = 4096  # examples tokenised at a time
 _ORDER, _PLAN = 0, 1  # the first word of a random stream: what it decides
-
-
-@dataclass(frozen=True)
-class EncodedSplit:
-    """The token sequences of n examples, C each, end to end.
-
-    ids: int32 (total,). starts: int64 (n * C + 1,): sequence c of example i is ids[starts[s] : starts[s + 1]] with
-    s = i * C + c.
-    labels: int32 (n,) or float32 (n,), what the loss sees; zeros where unlabelled. truncated: examples that were cut.
-    longest: int32 (n,), the longest sequence of each example. length: the limit they were cut to. pad: the padding id.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    labels: np.ndarray
-    labelled: bool
-    truncated: int
-    num_sequences: int
-    longest: np.ndarray
-    length: int
-    pad: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def sequences(self, example: int) -> list[np.ndarray]:
-        """The token sequences of one example."""
-        first = example * self.num_sequences
-        bounds = self.starts[first : first + self.num_sequences + 1]
-        return [self.ids[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
-
-    def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """These examples padded to `length`, and rows of weight 0 up to `batch_size`."""
-        shape = (batch_size, self.num_sequences)
-        ids = np.full((*shape, length), self.pad, np.int32)
-        lengths = np.zeros(shape, np.int32)
-        for row, example in enumerate(examples):
-            for place, sequence in enumerate(self.sequences(int(example))):
-                ids[row, place, : len(sequence)] = sequence
-                lengths[row, place] = len(sequence)
-        count = len(examples)
-        labels = np.zeros(batch_size, self.labels.dtype)
-        labels[:count] = self.labels[examples]
-        weights = np.zeros(batch_size, np.float32)
-        weights[:count] = 1
-        index = np.full(batch_size, -1, np.int32)
-        index[:count] = examples
-        return ExampleBatch(
-            ids=ids,
-            lengths=lengths,
-            extract=np.maximum(lengths - 1, 0),
-            second=lengths,
-            labels=labels,
-            weights=weights,
-            index=index,
-        )
-
-
-def encode_split(task: Task, data: TaskData, split: str, tokenizer: "Tokenizer", length: int) -> EncodedSplit:
-    """One part of a task as token sequences of at most `length`."""
-    return encode_examples(task, data.splits[split].examples, tokenizer, length)
-
-
-def encode_examples(task: Task, examples: Sequence[Example], tokenizer: "Tokenizer", length: int) -> EncodedSplit:
-    """Examples, labelled or not, as token sequences of at most `length` (GPT-1's transformations)."""
-    specials, count = tokenizer.specials, task.num_sequences
-    pieces: list[np.ndarray] = []
-    lengths = np.zeros((len(examples), count), np.int64)
-    truncated, row, source = 0, 0, iter(examples)
-    while chunk := list(islice(source, _CHUNK)):
-        texts = list(chain.from_iterable((*example.texts, *example.choices) for example in chunk))
-        encoded = iter(tokenizer.encode_batch(texts))
-        for example in chunk:
-            parts = list(islice(encoded, len(example.texts)))
-            choices = list(islice(encoded, len(example.choices)))
-            sequences, cut = arrange(parts, choices, task.form, specials, length)
-            truncated += cut
-            lengths[row] = [len(sequence) for sequence in sequences]
-            pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))
-            row += 1
-    labelled = bool(examples) and all(example.label is not None for example in examples)
-    numbers = [task.label_number(example.label) if labelled else 0 for example in examples]  # type: ignore[arg-type]
-    return EncodedSplit(
-        ids=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
-        starts=np.concatenate([[0], np.cumsum(lengths.reshape(-1))]).astype(np.int64),
-        labels=np.asarray(numbers, np.float32 if task.kind == "regression" else np.int32),
-        labelled=labelled,
-        truncated=truncated,
-        num_sequences=count,
-        longest=lengths.max(axis=1, initial=0).astype(np.int32),
-        length=length,
-        pad=specials.get("pad", 0),  # GPT-1's vocabulary has none and pads with id 0; no state before it sees it
-    )
 
 
 def choose_lengths(longest: np.ndarray, limit: int, max_lengths: int = MAX_LENGTHS) -> tuple[int, ...]:
@@ -160,21 +73,23 @@ class TrainBatches:
     shuffled, too, without the seed. A set smaller than a batch makes one batch an epoch, filled with rows of weight 0.
 
     Args:
-      num_epochs: passes over the data; `len` is floor(steps an epoch * num_epochs), at least one, unless num_steps says
-      it. seed: orders the examples.
+      num_epochs: passes over the data; `len` is floor(floor(examples / batch_size) * num_epochs), at least one, unless
+      num_steps says it. Where an example has several rows (the windows of a question's text), the length of a run is
+      still counted from examples, as in the original (run_squad.py, line 1160). seed: orders the examples.
 
     Attributes: lengths, the bucket lengths; steps_per_epoch.
     """
 
     def __init__(
-        self, encoded: EncodedSplit, *, batch_size: int, num_epochs: float = 0, seed: int, num_steps: int | None = None
+        self, encoded: Encoded, *, batch_size: int, num_epochs: float = 0, seed: int, num_steps: int | None = None
     ) -> None:
         if not len(encoded):
             raise ValueError("a split without examples has no batches")
         self.encoded, self.batch_size, self.seed = encoded, batch_size, seed
         self.lengths = choose_lengths(encoded.longest, encoded.length)
         self.steps_per_epoch = max(1, len(encoded) // batch_size)
-        self._num_steps = max(1, int(self.steps_per_epoch * num_epochs)) if num_steps is None else num_steps
+        counted = max(1, encoded.num_examples // batch_size)
+        self._num_steps = max(1, int(counted * num_epochs)) if num_steps is None else num_steps
         buckets = np.searchsorted(self.lengths, encoded.longest)
         # Longest bucket first, file order within: the base that every epoch shuffles within the buckets.
         self._members = [np.flatnonzero(buckets == bucket) for bucket in reversed(range(len(self.lengths)))]
@@ -217,15 +132,13 @@ class TrainBatches:
 
 
 def train_batches(
-    encoded: EncodedSplit, *, batch_size: int, num_epochs: float = 0, seed: int, num_steps: int | None = None
+    encoded: Encoded, *, batch_size: int, num_epochs: float = 0, seed: int, num_steps: int | None = None
 ) -> TrainBatches:
     """The training batches of a split; see `TrainBatches`."""
     return TrainBatches(encoded, batch_size=batch_size, num_epochs=num_epochs, seed=seed, num_steps=num_steps)
 
 
-def eval_batches(
-    encoded: EncodedSplit, *, batch_size: int, lengths: Sequence[int] | None = None
-) -> Iterator[ExampleBatch]:
+def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None) -> Iterator[ExampleBatch]:
     """Every example once, from the longest to the shortest; the last batch is filled with rows of weight 0.
 
     `index` says where each row belongs. lengths: bucket lengths to use, such as those of the training batches, so that
@@ -246,7 +159,7 @@ def eval_batches(
         yield encoded.batch(rows, int(length), batch_size)
 
 
-def num_eval_batches(encoded: EncodedSplit, batch_size: int) -> int:
+def num_eval_batches(encoded: Encoded, batch_size: int) -> int:
     """How many batches `eval_batches` gives."""
     return math.ceil(len(encoded) / batch_size)
 

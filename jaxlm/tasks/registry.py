@@ -1,8 +1,9 @@
 """Every task by its name, and the reading of a whole task: its parts, its labels, a held-out dev part."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,18 +12,29 @@ from jaxlm.tasks.builtin import BuiltIn
 from jaxlm.tasks.catalogue import is_catalogue, read_catalogue
 from jaxlm.tasks.codah import CODAH
 from jaxlm.tasks.custom import CustomConfig, read_custom
+from jaxlm.tasks.examples import SpanExample, TaggedSentence
 from jaxlm.tasks.files import Errors
-from jaxlm.tasks.glue import COLA, MRPC, RTE, SST2, STSB
-from jaxlm.tasks.rows import JSON_SUFFIXES, RowReader, collect
+from jaxlm.tasks.glue import COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB, WNLI
+from jaxlm.tasks.inference import SCITAIL, SNLI
+from jaxlm.tasks.ner import NER, read_sentences, stream_sentences, with_tags
+from jaxlm.tasks.options import TaskOptions
+from jaxlm.tasks.race import RACE
+from jaxlm.tasks.rows import JSON_SUFFIXES, RowReader, check_choices, collect
 from jaxlm.tasks.snli_counterfactual import SNLI_COUNTERFACTUAL
-from jaxlm.tasks.task import Example, Split, Task, TaskData, with_scale
+from jaxlm.tasks.squad import SQUAD, SQUAD2, check_answers, read_questions, stream_questions
+from jaxlm.tasks.stories import STORY_CLOZE, SWAG
+from jaxlm.tasks.task import Split, Task, TaskData, with_scale
 from jaxlm.tasks.trec import TREC
 
+_GLUE = (COLA, SST2, MRPC, STSB, QQP, MNLI, QNLI, RTE, WNLI)
+_INFERENCE = (SNLI, SCITAIL, SNLI_COUNTERFACTUAL)
+_CHOICE = (CODAH, SWAG, RACE, STORY_CLOZE)
 BUILT_IN: dict[str, BuiltIn] = {
-    entry.task.name: entry for entry in (COLA, SST2, MRPC, STSB, RTE, SNLI_COUNTERFACTUAL, TREC, CODAH)
+    entry.task.name: entry for entry in (*_GLUE, *_INFERENCE, TREC, *_CHOICE, SQUAD, SQUAD2, NER)
 }
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_SHARE = 0.1
+_KEYS = {SpanExample: "text", TaggedSentence: "tokens, or of the same document,"}
 
 
 def task_names() -> tuple[str, ...]:
@@ -31,7 +43,13 @@ def task_names() -> tuple[str, ...]:
 
 
 def read_task(
-    name: str, task_dir: str | None = None, custom: CustomConfig | None = None, *, seed: int = 0
+    name: str,
+    task_dir: str | None = None,
+    custom: CustomConfig | None = None,
+    *,
+    seed: int = 0,
+    options: TaskOptions | None = None,
+    strict: bool = False,
 ) -> tuple[Task, TaskData]:
     """A task as its data defines it (labels, choices, scale of scores), and its parts.
 
@@ -41,24 +59,36 @@ def read_task(
       custom: the columns and files of `custom`.
       seed: of the dev part that is held out where there is none. Runs that are to be compared need the same one, so the
         several seeds of one table share it.
+      options: windows, answers and context, for the tasks that have them; saved with the task.
+      strict: refuse, and list, answers that do not stand at their offsets; they are counted otherwise.
 
     Raises:
       InputError: an unknown task, a missing directory or file, a bad row; one line that says which.
     """
+    share = HELD_OUT_SHARE
+    if options is not None:
+        options.check()
     if name == "custom":
         if task_dir and is_catalogue(task_dir):
             raise InputError("task custom: reads a user's own files, not TFDS; give --custom.train FILE")
         task, splits = read_custom(custom or CustomConfig(), task_dir)
     elif name in BUILT_IN:
         task, splits = _read_built_in(BUILT_IN[name], task_dir)
+        share = BUILT_IN[name].held_out_share
     else:
         raise InputError(f"task {name!r}: there is no such task here; there are {', '.join(task_names())}")
+    if options is not None:
+        task = dataclasses.replace(task, options=options)
+    if task.kind == "span":
+        splits = check_answers(splits, strict=strict)
     held_out = None
-    if "dev" not in splits:
-        train, dev, held_out = hold_out(splits["train"], seed)
+    if task.selects not in splits:
+        train, dev, held_out = hold_out(splits["train"], seed, share)
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
     if task.kind == "regression":
         task = with_scale(task, splits["train"].examples)
+    if task.kind == "tagging":
+        task = with_tags(task, splits)
     return task, TaskData(splits, task.labels, held_out)
 
 
@@ -68,24 +98,60 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
     A TSV, CSV or JSONL with named columns, a label among them; for a built-in task also a file in its own format.
     """
     path = Path(path)
+    if task.kind == "tagging":
+        split = read_sentences(path, task, labelled=True, errors=errors)
+        with_tags(task, {"": split})
+        return split
+    if task.kind == "span":
+        return check_answers({"": read_questions(path, task, labelled=True, errors=errors)})[""]
     if task.name in BUILT_IN and path.suffix.lower() not in (*JSON_SUFFIXES, ".csv"):
         return BUILT_IN[task.name].read(path, task, labelled=True)
     reader = RowReader(path, task.columns, quoting=task.quoting, errors=errors, warn_quotes=task.quoting == "none")
     return collect(list(reader), reader, task)
 
 
-def hold_out(train: Split, seed: int) -> tuple[Split, Split, str]:
-    """(train, dev, a sentence about it): a tenth of train set apart by a seed, both in the order of the file.
+def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Iterator[Any]:
+    """Unlabelled examples of a TSV, CSV or JSONL file or of standard input (`-`), in order, one at a time.
 
-    Rows with the same texts and choices stay on one side, so that no dev row stands in train too: whole groups of them
-    are taken in a random order, those left out that would exceed the tenth (the smallest is taken if all would).
+    The header, or each object's fields, must name the texts (and choices) of `task` (`task.columns.describe()` says
+    which); other columns, labels too, are ignored. Questions come as `context` and `question`, sentences as `tokens` or
+    `text`, or in columns; both from standard input as JSON lines.
+
+    Raises:
+      InputError: a bad row, with file and line number; rows before it have been given out.
     """
-    groups: dict[tuple, list[int]] = {}
+    if task.kind == "span":
+        yield from stream_questions(path, task, errors=errors)
+        return
+    if task.kind == "tagging":
+        yield from stream_sentences(path, task, errors=errors)
+        return
+    reader = RowReader(
+        path,
+        task.columns,
+        label="ignored",
+        quoting=task.quoting,
+        errors=errors,
+        blank_lines="refuse",
+        warn_quotes=task.quoting == "none",
+    )
+    for number, example in reader:
+        yield check_choices(example, task, reader.name, number)
+
+
+def hold_out(train: Split, seed: int, share: float = HELD_OUT_SHARE) -> tuple[Split, Split, str]:
+    """(train, dev, a sentence about it): a share of train set apart by a seed, both in the order of the file.
+
+    Rows with the same texts and choices (questions on the same text, sentences of the same document) stay on one side,
+    so that no dev row stands in train too: whole groups of them are taken in a random order, those left out that would
+    exceed the share (the smallest is taken if all would).
+    """
+    groups: dict[Any, list[int]] = {}
     for row, example in enumerate(train.examples):
-        groups.setdefault((example.texts, example.choices), []).append(row)
+        groups.setdefault(example.key, []).append(row)
     if len(groups) < 2:
         raise InputError("no dev part is given and train has too few different rows to hold some out; give a dev file")
-    wanted = max(1, round(len(train.examples) * HELD_OUT_SHARE))
+    wanted = max(1, round(len(train.examples) * share))
     order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed % 2**64))).permutation(len(groups))
     rows_of, chosen = list(groups.values()), set[int]()
     for group in order:
@@ -96,8 +162,8 @@ def hold_out(train: Split, seed: int) -> tuple[Split, Split, str]:
     dev = tuple(example for row, example in enumerate(train.examples) if row in chosen)
     rest = tuple(example for row, example in enumerate(train.examples) if row not in chosen)
     sentence = (
-        f"dev: {len(dev)} of the {len(train.examples)} train rows ({HELD_OUT_SHARE:.0%}) are held out by seed {seed}, "
-        "rows with the same texts on one side"
+        f"dev: {len(dev)} of the {len(train.examples)} train rows ({share:.0%}) are held out by seed {seed}, "
+        f"rows with the same {_KEYS.get(type(train.examples[0]), 'texts')} on one side"
     )
     held = Split(dev, len(dev), (), _empty_fields(dev))
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence
@@ -114,16 +180,17 @@ def _read_built_in(entry: BuiltIn, task_dir: str | None) -> tuple[Task, dict[str
         raise InputError(f"task {name}: {directory} is not a directory; give --task-dir the directory of its files")
     paths = {}
     for part, names in entry.files.items():
-        path = next((directory / file for file in names if (directory / file).is_file()), None)
+        path = next((directory / file for file in names if (directory / file).exists()), None)
         if path is not None:
             paths[part] = path
-        elif part != "test":
+        elif part == "train" or part.startswith("dev"):
             raise InputError(
                 f"task {name}: {directory} has no {' or '.join(names)}; give --task-dir the task's directory"
             )
     task = entry.spell(entry.task, paths["train"])
-    return task, {part: entry.read(path, task, labelled=part != "test") for part, path in paths.items()}
+    known = {part: part == "train" or part.startswith("dev") for part in paths}
+    return task, {part: entry.read(path, task, labelled=known[part]) for part, path in paths.items()}
 
 
-def _empty_fields(examples: Sequence[Example]) -> int:
-    return sum(not text for example in examples for text in (*example.texts, *example.choices))
+def _empty_fields(examples: Sequence[Any]) -> int:
+    return sum(not text for example in examples for text in example.parts)

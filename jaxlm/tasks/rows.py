@@ -32,6 +32,9 @@ class RowReader:
       blank_lines: `drop` counts blank lines between rows as dropped, `refuse` is an InputError. Those at the end of
         the file are ignored.
       warn_quotes: after the last row, warn when fields look as if they wanted csv quoting.
+      short_rows: `drop` counts rows with another number of columns as dropped, and rows without the label that is
+        required; `refuse` is an InputError.
+      json: read JSON lines whatever the suffix.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields.
 
@@ -50,9 +53,12 @@ class RowReader:
         errors: Errors = "strict",
         blank_lines: Literal["drop", "refuse"] = "drop",
         warn_quotes: bool = False,
+        short_rows: Literal["drop", "refuse"] = "refuse",
+        json: bool = False,
     ) -> None:
         self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
         self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
+        self.short_rows, self.json = short_rows, json
         self.name = "standard input" if str(path) == "-" else str(path)
         self.rows_read = self.empty_fields = self.quoted_fields = 0
         self.dropped: list[tuple[int, str]] = []
@@ -60,7 +66,7 @@ class RowReader:
     def __iter__(self) -> Iterator[tuple[int, Example]]:
         with open_input(self.path) as stream:
             lines = numbered_lines(stream, self.name, self.errors)
-            suffix = Path(self.path).suffix.lower()
+            suffix = ".jsonl" if self.json else Path(self.path).suffix.lower()
             if str(self.path) == "-":
                 first = next(lines, None)
                 if first is not None:
@@ -113,6 +119,9 @@ class RowReader:
             if self.label == "required" or any(name in header for name in self.columns.label):
                 label_at = self._column(header, self.columns.label)
         for number, fields in self._rows(rows):
+            if len(fields) != len(header) and self.short_rows == "drop":
+                self.dropped.append((number, f"{len(fields)} columns"))
+                continue
             if len(fields) != len(header):
                 hint = '; a field wrapped in " wants quoting csv' if quoting == "none" and _quoted(fields) else ""
                 raise InputError(
@@ -125,21 +134,31 @@ class RowReader:
             if label == "":
                 label = None
             if label is None and self.label == "required":
+                if self.short_rows == "drop":
+                    self.dropped.append((number, "no label"))
+                    continue
                 raise InputError(f"{self.name} line {number}: the label ({header[label_at or 0]}) is empty; fill it in")
-            texts = tuple(fields[at].strip() for at in text_at)
+            texts = self._joined(tuple(fields[at].strip() for at in text_at))
             yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label)
 
     def _from_json(self, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Example]]:
         rows = 0
         for number, row in self._rows(json_rows(lines, self.name)):
             rows += 1
-            texts = tuple(self._text(number, row, names) for names in self.columns.texts)
+            whole = next((name for name in self.columns.whole if name in row), None)
+            if whole is not None:
+                texts: tuple[str, ...] = (self._string(number, whole, row[whole]),)
+            else:
+                texts = self._joined(tuple(self._text(number, row, names) for names in self.columns.texts))
             label = None
             if self.label != "ignored" and self.columns.label:
                 label = self._json_label(number, row)
             yield number, Example(texts, self._json_choices(number, row), label)
         if not rows:
             raise InputError(f"{self.name}: the file holds no rows; write one JSON object a line")
+
+    def _joined(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return (" ".join(texts),) if self.columns.whole else texts
 
     def _without_header(self, fields: list[str]) -> bool:
         named = all(any(name in fields for name in names) for names in self.columns.texts)
@@ -198,30 +217,15 @@ class RowReader:
         return value.strip()
 
 
-def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Iterator[Example]:
-    """Unlabelled examples of a TSV, CSV or JSONL file or of standard input (`-`), in order, one at a time.
+def collect(
+    rows: list[tuple[int, Example]], reader: RowReader, task: Task, *, dropped_labels: tuple[str, ...] = ()
+) -> Split:
+    """A split of rows that were read, their labels now the task's; rows with `dropped_labels` are left out and counted.
 
-    The header, or each object's fields, must name the texts (and choices) of `task` (`task.columns.describe()` says
-    which); other columns, labels too, are ignored.
-
-    Raises:
-      InputError: a bad row, with file and line number; rows before it have been given out.
+    InputError: an unknown label, with its line.
     """
-    reader = RowReader(
-        path,
-        task.columns,
-        label="ignored",
-        quoting=task.quoting,
-        errors=errors,
-        blank_lines="refuse",
-        warn_quotes=task.quoting == "none",
-    )
-    for number, example in reader:
-        yield check_choices(example, task, reader.name, number)
-
-
-def collect(rows: list[tuple[int, Example]], reader: RowReader, task: Task) -> Split:
-    """A split of rows that were read, their labels now the task's. InputError: an unknown label, with its line."""
+    dropped = [(number, f"label {example.label}") for number, example in rows if example.label in dropped_labels]
+    rows = [(number, example) for number, example in rows if example.label not in dropped_labels]
     examples = []
     for number, example in rows:
         check_choices(example, task, reader.name, number)
@@ -233,7 +237,7 @@ def collect(rows: list[tuple[int, Example]], reader: RowReader, task: Task) -> S
         raise InputError(
             f"{reader.name} line {missing[0]}: no label, where other rows have one; label all rows or none"
         )
-    return Split(tuple(examples), reader.rows_read, tuple(reader.dropped), reader.empty_fields)
+    return Split(tuple(examples), reader.rows_read, tuple(sorted([*reader.dropped, *dropped])), reader.empty_fields)
 
 
 def parse(label: str | float | None, task: Task, name: str, number: int) -> str | float | None:

@@ -4,7 +4,7 @@ The files are TSVs with CSV quoting (43 training fields are wrapped in `"`). The
 rows are edits of one another, a new split by row would put near copies on both sides.
 """
 
-from jaxlm.tasks.builtin import GPT1_PAPER, BuiltIn
+from jaxlm.tasks.builtin import PAPERS, BuiltIn
 from jaxlm.tasks.task import Columns, Task
 
 SNLI_COUNTERFACTUAL = BuiltIn(
@@ -20,7 +20,7 @@ SNLI_COUNTERFACTUAL = BuiltIn(
             label=("gold_label", "label"),
         ),
         quoting="csv",
-        paper=GPT1_PAPER,
+        papers=PAPERS,
     ),
     {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)},
 )

@@ -1,4 +1,4 @@
-"""What a labelled data set is to the rest of the program: a task, its examples, and how labels become numbers and back.
+"""What a labelled data set is to the rest of the program: a task, and how its labels become numbers and back.
 
 Labels go by name. The number of a label is its place in `Task.labels`, and the task, with that mapping, is saved with
 a fine-tune run (`task.json`), so that predictions are spelt as in the files the run was trained on. Id orders differ
@@ -6,8 +6,6 @@ between programs (TREC's classes 4 and 5 change places between two public copies
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,87 +14,16 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.tasks.examples import Example, Split, TaskData
+from jaxlm.tasks.options import TaskOptions
 
-Kind = Literal["classification", "regression", "choice"]
-Form = Literal["single", "entailment", "similarity", "choice"]
+__all__ = ["Columns", "Example", "Form", "Kind", "ModelKind", "Quoting", "Split", "Task", "TaskData", "with_scale"]
+
+Kind = Literal["classification", "regression", "choice", "span", "tagging"]
+Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
+ModelKind = Literal["gpt", "bert"]
+Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row of a task: its texts, the answers to choose from, and the label as the files spell it.
-
-    texts: one text, or two in the order of the columns (premise, hypothesis; article, question). choices: the answers
-    of a choice task. label: a name, for a choice that of the right choice, for regression the score; None: unlabelled.
-    """
-
-    texts: tuple[str, ...]
-    choices: tuple[str, ...] = ()
-    label: str | float | None = None
-
-
-@dataclass(frozen=True)
-class Split:
-    """The examples of one part, and what was met on the way.
-
-    rows_read counts rows of data, the header not among them; dropped holds (line number, why); empty_fields counts the
-    texts and choices that are empty once blanks at their edges are gone (such rows are kept).
-    """
-
-    examples: tuple[Example, ...]
-    rows_read: int = 0
-    dropped: tuple[tuple[int, str], ...] = ()
-    empty_fields: int = 0
-
-    @property
-    def labelled(self) -> bool:
-        return bool(self.examples) and self.examples[0].label is not None
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """The parts of a task: `train`, `dev` and, where there is one, `test`.
-
-    labels are the task's (for a choice, the names of the choices; empty for regression). held_out is a sentence that
-    says which rows became the dev part, or None where the files bring their own.
-    """
-
-    splits: Mapping[str, Split]
-    labels: tuple[str, ...] = ()
-    held_out: str | None = None
-
-    def fingerprint(self) -> str:
-        """sha256 over every example of every part, in order: two runs with the same one saw the same data."""
-        digest = hashlib.sha256()
-        for name, split in self.splits.items():
-            digest.update(json.dumps([name, len(split.examples)]).encode())
-            for example in split.examples:
-                digest.update(json.dumps([example.texts, example.choices, example.label]).encode())
-        return digest.hexdigest()
-
-    def report(self) -> list[str]:
-        """One line a part: rows read, dropped (with line numbers) and empty fields, and how the labels are spread."""
-        lines = []
-        for name, split in self.splits.items():
-            line = f"{name}: {len(split.examples)} examples of {split.rows_read} rows read"
-            if split.dropped:
-                shown = ", ".join(f"line {number} ({why})" for number, why in split.dropped[:10])
-                more = f" and {len(split.dropped) - 10} more" if len(split.dropped) > 10 else ""
-                line += f"; {len(split.dropped)} dropped: {shown}{more}"
-            if split.empty_fields:
-                line += f"; {split.empty_fields} empty fields"
-            if not split.labelled:
-                line += "; no labels"
-            elif isinstance(split.examples[0].label, float):
-                scores = np.array([example.label for example in split.examples])
-                line += f"; scores {scores.min():g} to {scores.max():g}, mean {scores.mean():.4g}"
-            else:
-                counts = dict.fromkeys(self.labels, 0)
-                for example in split.examples:
-                    counts[str(example.label)] += 1
-                line += "; labels " + ", ".join(f"{label}: {count}" for label, count in counts.items())
-            lines.append(line)
-        return lines + ([self.held_out] if self.held_out else [])
 
 
 @dataclass(frozen=True)
@@ -104,13 +31,15 @@ class Columns:
     """The names under which a row's fields are found, each with the alternatives that are accepted.
 
     texts, choices: one tuple of names for each text and each choice. choice_list: names of one JSON field that holds
-    all choices as a list. label: names of the label's column.
+    all choices as a list. label: names of the label's column. whole: where the texts are sentences of one text, which
+    they then make together, parted by blanks, the names of a JSON field that holds it.
     """
 
     texts: tuple[tuple[str, ...], ...] = ()
     choices: tuple[tuple[str, ...], ...] = ()
     choice_list: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """What a file must bring, for messages: `sentence1 (or premise), sentence2 (or hypothesis)`."""
@@ -129,12 +58,16 @@ class Columns:
 class Task:
     """A task: what its rows hold, in which form a model reads them, and how they are judged.
 
-    form is the input form: `single` text, `entailment` (an ordered pair), `similarity` (a pair without order) or
-    `choice`. metric selects and is reported first; metrics are all that are reported. labels give each class, or each
-    choice, its number. spellings are other vocabularies for the same labels in the same order (TFDS says `acceptable`
-    where the files say `1`); any of them is understood, `labels` is what predictions use. headerless names the columns
-    of files that come without a header. paper may carry length, batch_size, peak_lr and num_epochs of the task's paper.
-    num_choices: answers a row, for choice tasks. mean, deviation: of the training scores, for regression.
+    form is the input form: `single` text, `entailment` (an ordered pair), `similarity` (a pair without order),
+    `choice`, or what the kinds `span` and `tagging` have of their own. metric selects, on the part that `selects`
+    names, and is reported first; metrics are all that are reported. labels give each class, choice or tag its number.
+    spellings are other vocabularies for the same labels in the same order (TFDS says `acceptable` where the files say
+    `1`); any of them is understood, `labels` is what predictions use. headerless names the columns of files that come
+    without a header. papers: for each kind of model (`gpt`, `bert`) the length, batch_size, peak_lr and num_epochs of
+    its paper. num_choices: answers a row, for choice tasks. second: what a choice task's second text is: a `question`,
+    a question whose `_` may stand for the choice (`cloze`), or the `beginning` of every choice. mean, deviation: of the
+    training scores, for regression. no_answer: whether questions may have none; threshold: the score that an answer
+    needs above that of none, as tuned on dev. scheme: how files mark the beginning of an entity that follows none.
     """
 
     name: str
@@ -147,20 +80,43 @@ class Task:
     columns: Columns = Columns()
     quoting: Quoting = "none"
     headerless: tuple[str, ...] = ()
-    paper: Mapping[str, float] = field(default_factory=dict, hash=False)
+    papers: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     num_choices: int = 0
+    second: Second = "question"
     mean: float = 0.0
     deviation: float = 1.0
+    selects: str = "dev"
+    no_answer: bool = False
+    threshold: float | None = None
+    scheme: Literal["bio", "iob1"] = "bio"
+    options: TaskOptions = TaskOptions()
+
+    @property
+    def paper(self) -> Mapping[str, float]:
+        """GPT-1's settings for this task."""
+        return self.paper_for("gpt")
+
+    def paper_for(self, model_kind: str) -> Mapping[str, float]:
+        """The settings of a model's paper for this task, empty where it has none."""
+        return self.papers.get(model_kind, {})
 
     @property
     def num_outputs(self) -> int:
-        """Width of the head: a logit a class, or one number for a score or for each choice."""
-        return len(self.labels) if self.kind == "classification" else 1
+        """Width of the head: a logit a class or tag, a start and an end, or one number for a score or each choice."""
+        if self.kind in ("classification", "tagging"):
+            return len(self.labels)
+        return 2 if self.kind == "span" else 1
 
     @property
     def num_sequences(self) -> int:
-        """Token sequences an example becomes: its choices, both orders of a similarity pair, else one."""
-        return self.num_choices if self.form == "choice" else 2 if self.form == "similarity" else 1
+        """Token sequences an example becomes in a decoder; see `sequences_for`."""
+        return self.sequences_for("gpt")
+
+    def sequences_for(self, model_kind: str) -> int:
+        """Token sequences an example becomes: its choices, a decoder's both orders of a similarity pair, else one."""
+        if self.form == "choice":
+            return self.num_choices
+        return 2 if self.form == "similarity" and model_kind == "gpt" else 1
 
     def parse_label(self, text: str) -> str | float:
         """The label a file spells `text`: a score, or the name it has in `labels`. ValueError says what is wrong."""
@@ -208,12 +164,17 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """This task as JSON values, the label mapping among them; `Task.from_json` reads it back."""
-        return {**dataclasses.asdict(self), "paper": dict(self.paper)}
+        plain = dataclasses.asdict(dataclasses.replace(self, papers={}))
+        return plain | {"papers": {kind: dict(paper) for kind, paper in self.papers.items()}}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Task":
         """The task that `to_json` wrote, possibly by way of a JSON file. InputError names a field that is not one."""
         fields = {entry.name: entry for entry in dataclasses.fields(Task)}
+        if "paper" in values:  # runs from before there were encoders
+            values = {name: value for name, value in values.items() if name != "paper"} | {
+                "papers": {"gpt": values["paper"]}
+            }
         missing = [
             name
             for name, entry in fields.items()
@@ -227,11 +188,12 @@ class Task:
                 f"task.json: missing fields {missing}, unknown fields {unknown}; read it with the version that wrote it"
             )
         loaded = {name: _tuples(value) for name, value in values.items()}
-        if "columns" in loaded:
-            try:
-                loaded["columns"] = Columns(**loaded["columns"])
-            except TypeError as error:
-                raise InputError(f"task.json: columns: {error}; read it with the version that wrote it") from None
+        for name, part in (("columns", Columns), ("options", TaskOptions)):
+            if name in loaded:
+                try:
+                    loaded[name] = part(**loaded[name])
+                except TypeError as error:
+                    raise InputError(f"task.json: {name}: {error}; read it with the version that wrote it") from None
         return Task(**loaded)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.builtin import GPT1_PAPER, BuiltIn, Catalogue, read_table
+from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
 from jaxlm.tasks.files import numbered_lines, open_input
 from jaxlm.tasks.rows import parse
 from jaxlm.tasks.task import Columns, Example, Split, Task
@@ -65,7 +65,7 @@ TREC = BuiltIn(
         labels=("0", "1", "2", "3", "4", "5"),
         spellings=(("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"),),
         columns=Columns(texts=(("text", "question", "sentence"),), label=("label",)),
-        paper=GPT1_PAPER,
+        papers=PAPERS,
     ),
     {"train": ("train.txt", "train_5500.label"), "test": ("test.txt", "TREC_10.label")},
     Catalogue(

@@ -1,0 +1,121 @@
+"""Examples as token sequences, in a decoder's or an encoder's arrangement. `encode_split` serves every kind of task."""
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.encoded import Encoded, EncodedSplit
+from jaxlm.tasks.encoder import arrange_segments
+from jaxlm.tasks.examples import Example, TaskData
+from jaxlm.tasks.inputs import arrange
+from jaxlm.tasks.spans import encode_questions
+from jaxlm.tasks.tagging import encode_sentences
+from jaxlm.tasks.task import ModelKind, Task
+
+if TYPE_CHECKING:
+    from jaxlm.text import Tokenizer
+
+_CHUNK = 4096  # examples tokenised at a time
+
+
+def encode_split(
+    task: Task, data: TaskData, part: str, tokenizer: "Tokenizer", length: int, model_kind: ModelKind = "gpt"
+) -> Encoded:
+    """One part of a task as token sequences of at most `length`, as a decoder (`gpt`) or an encoder (`bert`) reads it.
+
+    Raises:
+      InputError: a span or tagging task for a decoder; a length without room; a vocabulary without CLS or SEP.
+    """
+    return encode_examples(task, data.splits[part].examples, tokenizer, length, model_kind, part=part)
+
+
+def encode_examples(
+    task: Task,
+    examples: Sequence,
+    tokenizer: "Tokenizer",
+    length: int,
+    model_kind: ModelKind = "gpt",
+    *,
+    part: str = "",
+) -> Encoded:
+    """Examples, labelled or not, as token sequences of at most `length`; see `encode_split`."""
+    if task.kind in ("span", "tagging"):
+        if model_kind != "bert":
+            raise InputError(
+                f"task {task.name}: a task of kind {task.kind} needs an encoder, which sees the tokens on both sides; "
+                "start from a BERT"
+            )
+        encode = encode_questions if task.kind == "span" else encode_sentences
+        return encode(task, tuple(examples), tokenizer, length, part=part)
+    return encode_texts(task, examples, tokenizer, length, model_kind, part=part)
+
+
+def encode_texts(
+    task: Task,
+    examples: Sequence[Example],
+    tokenizer: "Tokenizer",
+    length: int,
+    model_kind: ModelKind = "gpt",
+    *,
+    part: str = "",
+) -> EncodedSplit:
+    """`encode_examples` for classification, regression and choices."""
+    specials, count = tokenizer.specials, task.sequences_for(model_kind)
+    pieces: list[np.ndarray] = []
+    lengths = np.zeros((len(examples), count), np.int64)
+    second = np.zeros((len(examples), count), np.int32)
+    truncated, row, source = 0, 0, iter(examples)
+    question = task.form == "choice" and task.second != "beginning"
+    while chunk := list(islice(source, _CHUNK)):
+        texts = [read_as(example, task, model_kind) for example in chunk]
+        encoded = iter(tokenizer.encode_batch([text for parts, choices in texts for text in (*parts, *choices)]))
+        for example, (read_texts, read_choices) in zip(chunk, texts, strict=True):
+            parts = list(islice(encoded, len(read_texts)))
+            choices = list(islice(encoded, len(read_choices)))
+            if model_kind == "bert":
+                keep = question and len(example.texts) > 1
+                sequences, second[row], cut = arrange_segments(
+                    parts, choices, task.form, specials, length, keep_second=keep
+                )
+            else:
+                sequences, cut = arrange(parts, choices, task.form, specials, length)
+            truncated += cut
+            lengths[row] = [len(sequence) for sequence in sequences]
+            pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))
+            row += 1
+    labelled = bool(examples) and all(example.label is not None for example in examples)
+    numbers = [task.label_number(example.label) if labelled else 0 for example in examples]  # type: ignore[arg-type]
+    groups = tuple(example.group for example in examples)
+    return EncodedSplit(
+        ids=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
+        starts=np.concatenate([[0], np.cumsum(lengths.reshape(-1))]).astype(np.int64),
+        labels=np.asarray(numbers, np.float32 if task.kind == "regression" else np.int32),
+        labelled=labelled,
+        truncated=truncated,
+        num_sequences=count,
+        longest=lengths.max(axis=1, initial=0).astype(np.int32),
+        length=length,
+        pad=specials.get("pad", 0),  # GPT-1's vocabulary has none and pads with id 0; no state before it sees it
+        second=second.reshape(-1) if model_kind == "bert" else None,
+        groups=groups if any(groups) else (),
+        part=part,
+    )
+
+
+def read_as(example: Example, task: Task, model_kind: ModelKind) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Texts and choices as a model reads them: what becomes of a choice task's second text.
+
+    A beginning is put before each choice. A question stays with the article for a decoder (Radford et al. 2018, section
+    3.3); for an encoder it is put before each choice, or the choice in place of the question's blank, as is usual.
+    """
+    if task.form != "choice" or len(example.texts) < 2:
+        return example.texts, example.choices
+    context, second = example.texts
+    if task.second == "cloze" and model_kind == "bert" and "_" in second:
+        return (context,), tuple(second.replace("_", choice) for choice in example.choices)
+    if task.second == "beginning" or model_kind == "bert":
+        return (context,), tuple(f"{second} {choice}" for choice in example.choices)
+    return example.texts, example.choices

@@ -1,0 +1,210 @@
+"""Named entities from columns: CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), WNUT-17 (Derczynski et al. 2017).
+
+A token a line: the token in the first column and its tag in the last, parted by a TAB or, where the line has none, by
+blanks. A line of white space ends a sentence, and `-DOCSTART-` opens a document. Tags are IOB1 or BIO, which are read
+alike (`entities.py`); predictions are spelt as in the training file. A user's own rows are JSON lines with `tokens` and
+`tags` (lists of strings), and if they like `document`, the same for sentences that follow one another in one text; for
+new rows `text` will do, which is cut at blanks and at punctuation.
+"""
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.entities import parse_tag, scheme_of
+from jaxlm.tasks.examples import Split, TaggedSentence
+from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input
+from jaxlm.tasks.rows import JSON_SUFFIXES, LabelRule, RowReader
+from jaxlm.tasks.task import Columns, Task
+
+COLUMNS = Columns(texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label"))
+BOUNDARY = "-DOCSTART-"
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+def read_sentences(path: Path | str, task: Task, *, labelled: bool, errors: Errors = "strict") -> Split:
+    """Every sentence of a file; JSON lines by their suffix, else columns.
+
+    labelled: whether there must be tags; they are read where the first sentence has some.
+
+    Raises:
+      InputError: a line without a tag, a tag that is none, lists of two lengths, a file without sentences.
+    """
+    dropped: list[tuple[int, str]] = []
+    label: LabelRule = "required" if labelled else "optional"
+    sentences = tuple(stream_sentences(path, task, label=label, errors=errors, dropped=dropped))
+    if not sentences:
+        raise InputError(f"{path}: the file holds no sentences")
+    return Split(sentences, len(sentences) + len(dropped), tuple(dropped), 0)
+
+
+def stream_sentences(
+    path: Path | str,
+    task: Task,
+    *,
+    label: LabelRule = "ignored",
+    errors: Errors = "strict",
+    dropped: list[tuple[int, str]] | None = None,
+) -> Iterator[TaggedSentence]:
+    """Sentences one at a time. dropped: is told of lines that are left out."""
+    suffix = Path(path).suffix.lower()
+    if suffix in (".tsv", ".csv") and label == "ignored":
+        columns = Columns(texts=(task.columns.whole or ("text",),))
+        reader = RowReader(path, columns, label="ignored", quoting=task.quoting, errors=errors)
+        for _, example in reader:
+            yield TaggedSentence(tuple(_WORDS.findall(example.texts[0])), text=example.texts[0])
+        return
+    name = "standard input" if str(path) == "-" else str(path)
+    with open_input(path) as stream:
+        lines = numbered_lines(stream, name, errors)
+        if suffix in JSON_SUFFIXES or str(path) == "-":
+            yield from _from_json(lines, name, task, label)
+        else:
+            yield from _from_columns(lines, name, label, [] if dropped is None else dropped)
+
+
+def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
+    """The task with the tags of its training part, O first and then B- and I- of each type in sorted order.
+
+    Raises:
+      InputError: a type that only another part has; a training part without entities.
+    """
+    labels = task.labels
+    if "train" in splits:
+        tags = [example.tags for example in splits["train"].examples]
+        types = sorted({parse_tag(tag)[1] for sentence in tags for tag in sentence} - {""})
+        if not types:
+            raise InputError(f"task {task.name}: every tag of the training part is O; entities are tagged B- and I-")
+        labels = ("O", *(f"{mark}-{kind}" for kind in types for mark in "BI"))
+        task = dataclasses.replace(task, labels=labels, scheme=scheme_of(tags))
+    known = {parse_tag(label)[1] for label in labels}
+    for split in splits.values():
+        for sentence in split.examples:
+            for tag in sentence.tags or ():
+                if parse_tag(tag)[1] not in known:
+                    raise InputError(
+                        f"{sentence.where}: the tag {tag!r} is of a type that the training part has not; "
+                        f"there are {', '.join(sorted(known - {''}))}"
+                    )
+    return task
+
+
+def _from_columns(
+    lines: Iterator[tuple[int, str]], name: str, label: LabelRule, dropped: list[tuple[int, str]]
+) -> Iterator[TaggedSentence]:
+    tokens: list[str] = []
+    tags: list[str] = []
+    document: int | None = None
+    first, labelled = 0, label == "required"
+
+    def sentence() -> TaggedSentence:
+        return TaggedSentence(tuple(tokens), tuple(tags) if labelled else None, document, where=f"{name} line {first}")
+
+    for number, line in lines:
+        if not line.strip() or line.startswith(BOUNDARY):
+            if tokens:
+                yield sentence()
+                tokens, tags = [], []
+            if line.startswith(BOUNDARY):
+                document = 0 if document is None else document + 1
+            continue
+        fields = [field for field in line.split("\t" if "\t" in line else " ") if field]
+        if len(fields) == 1 and all(unicodedata.category(character) == "Cf" for character in fields[0].strip()):
+            dropped.append((number, "nothing but marks without a width"))
+            continue
+        if label == "optional" and not first:
+            labelled = len(fields) > 1
+        if labelled and len(fields) < 2:
+            raise InputError(f"{name} line {number}: {fields[0]!r} has no tag; a line is a token and, last, its tag")
+        if not tokens:
+            first = number
+        tokens.append(fields[0])
+        if labelled:
+            tags.append(_checked(fields[-1].strip(), f"{name} line {number}"))
+    if tokens:
+        yield sentence()
+
+
+def _from_json(lines: Iterator[tuple[int, str]], name: str, task: Task, label: LabelRule) -> Iterator[TaggedSentence]:
+    labelled = None if label == "optional" else label == "required"
+    for number, row in json_rows(lines, name):
+        if row is None:
+            continue
+        if labelled is None:
+            labelled = any(key in row for key in task.columns.label)
+        where = f"{name} line {number}"
+        tokens, text = _strings(row, task.columns.texts[0], where), ""
+        if tokens is None:
+            text = next((row[key] for key in task.columns.whole if isinstance(row.get(key), str)), "")
+            if labelled or not text:
+                raise InputError(
+                    f"{where}: no field {task.columns.texts[0][0]!r}; the row has {', '.join(row)[:300]}; "
+                    "write a list of strings"
+                )
+            tokens = tuple(_WORDS.findall(text))
+        tags = _strings(row, task.columns.label, where) if labelled else None
+        if labelled and tags is None:
+            raise InputError(f"{where}: no field {task.columns.label[0]!r}; write a list with a tag for each token")
+        if tags is not None:
+            if len(tags) != len(tokens):
+                raise InputError(f"{where}: {len(tags)} tags for {len(tokens)} tokens; mend the row")
+            tags = tuple(_checked(tag, where) for tag in tags)
+        document = row.get("document")
+        if document is not None and not isinstance(document, int | str):
+            raise InputError(f"{where}: document is {document!r:.80}; write a string or a whole number")
+        yield TaggedSentence(tokens, tags, document, text, where)
+
+
+def _strings(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> tuple[str, ...] | None:
+    for name in names:
+        if name in row:
+            value = row[name]
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise InputError(f"{where}: {name} is {value!r:.80}; write a list of strings")
+            return tuple(value)
+    return None
+
+
+def _checked(tag: str, where: str) -> str:
+    try:
+        parse_tag(tag)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}; mend the tag") from None
+    return tag
+
+
+# TFDS's order of the tags (tensorflow_datasets, conll_dataset_builder_utils.py).
+_TFDS_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
+
+
+def _record(values: Mapping[str, Any], name: str) -> list[TaggedSentence]:
+    """A record of TFDS's; each part ends in an empty one."""
+    tokens = tuple(token.decode("utf-8") if isinstance(token, bytes) else str(token) for token in values["tokens"])
+    tags = tuple(_TFDS_TAGS[int(tag)] for tag in values["ner"])
+    return [TaggedSentence(tokens, tags, where=f"tfds {name}")] if tokens else []
+
+
+NER = BuiltIn(
+    Task(
+        name="ner",
+        kind="tagging",
+        form="tagging",
+        metric="entity_f1",
+        metrics=("entity_f1", "entity_precision", "entity_recall", "accuracy"),
+        columns=COLUMNS,
+        # "The maximal document context provided by the data" (Devlin et al. 2019, section 5.3): all there is room for.
+        papers={"bert": papers(length=512, peak_lr=5e-5)["bert"]},
+    ),
+    {
+        "train": ("train.conll", "eng.train", "train.txt", "train.jsonl"),
+        "dev": ("dev.conll", "eng.testa", "dev.txt", "valid.txt", "dev.jsonl"),
+        "test": ("test.conll", "eng.testb", "test.txt", "test.jsonl"),
+    },
+    Catalogue("conll2003", splits={"train": "train", "dev": "dev", "test": "test"}, read=_record),
+    read=read_sentences,
+)

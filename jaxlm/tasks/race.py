@@ -1,0 +1,103 @@
+"""RACE (Lai et al. 2017): questions on English texts from school examinations, four options each.
+
+`{train,dev,test}/{middle,high}/N.txt`, each one JSON object with an article and several questions. Figures are given
+for both schools together (by question) and apart. A question may hold a blank `_`: an encoder reads it with the option
+put there, as in common ports; GPT-1 reads article, question, delimiter, option.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
+from jaxlm.tasks.files import numbered_lines, open_input
+from jaxlm.tasks.task import Columns, Example, Split, Task
+
+SCHOOLS = ("middle", "high")
+_NAMES = ("A", "B", "C", "D")
+
+
+def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
+    """Every question of a part: the directory of its schools, or a file with named columns.
+
+    Raises:
+      InputError: no school, or a passage that is not as it should be, with its file.
+    """
+    if path.is_file():
+        return read_table(path, task, labelled=labelled)
+    examples: list[Example] = []
+    for school in SCHOOLS:
+        for file in sorted((path / school).glob("*.txt")):
+            with open_input(file) as stream:
+                text = "\n".join(line for _, line in numbered_lines(stream, str(file)))
+            try:
+                passage = json.loads(text)
+            except ValueError as error:
+                raise InputError(f"{file}: not JSON ({error}); each file is one JSON object") from None
+            examples += _questions(passage, school, str(file), labelled)
+    if not examples:
+        raise InputError(f"{path}: no {' or '.join(f'{school}/*.txt' for school in SCHOOLS)}; unpack RACE as it comes")
+    return Split(tuple(examples), len(examples), (), sum(not text for example in examples for text in example.parts))
+
+
+def _questions(passage: Mapping[str, Any], school: str, where: str, labelled: bool) -> list[Example]:
+    try:
+        article = _text(passage["article"])
+        questions = [_text(question) for question in passage["questions"]]
+        options = [tuple(_text(option) for option in row) for row in passage["options"]]
+        given = passage.get("answers")
+        answers = [""] * len(questions) if given is None else [_text(answer) for answer in given]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{where}: {error!r}; a passage has article, questions, options and answers") from None
+    if not len(questions) == len(options) == len(answers):
+        raise InputError(
+            f"{where}: {len(questions)} questions, {len(options)} options, {len(answers)} answers; mend it"
+        )
+    for number, (choices, answer) in enumerate(zip(options, answers, strict=True), 1):
+        if len(choices) != len(_NAMES):
+            raise InputError(f"{where} question {number}: {len(choices)} choices where the task has 4; mend the row")
+        if answer not in _NAMES and (answer or labelled):
+            raise InputError(f"{where} question {number}: unknown label {answer!r}; the labels are {', '.join(_NAMES)}")
+    return [
+        Example((article, question), choices, answer or None, school)
+        for question, choices, answer in zip(questions, options, answers, strict=True)
+    ]
+
+
+def _passage(values: Mapping[str, Any], name: str) -> list[Example]:
+    """A record of TFDS's: a passage, the school being the data set's name."""
+    return _questions(values, name.partition("/")[2], f"tfds {name}", False)
+
+
+def _text(value: Any) -> str:
+    return (value.decode("utf-8") if isinstance(value, bytes) else str(value)).strip()
+
+
+RACE = BuiltIn(
+    Task(
+        name="race",
+        kind="choice",
+        form="choice",
+        metric="accuracy",
+        metrics=("accuracy",),
+        labels=_NAMES,
+        columns=Columns(
+            texts=(("article", "context"), ("question",)),
+            choices=tuple((f"option{name}",) for name in _NAMES),
+            choice_list=("options", "choices"),
+            label=("answer", "label"),
+        ),
+        papers=papers(length=512, batch_size=16),
+        num_choices=4,
+        second="cloze",
+    ),
+    {part: (part, f"RACE/{part}", f"{part}.jsonl") for part in ("train", "dev", "test")},
+    Catalogue(
+        "race",
+        splits={part: tuple(f"race/{school}@{part}" for school in SCHOOLS) for part in ("train", "dev", "test")},
+        read=_passage,
+    ),
+    read=read_race,
+)

@@ -1,0 +1,193 @@
+"""Questions as windows over their texts: CLS question SEP window SEP (Devlin et al. 2019, section 4.2).
+
+A text that does not fit is read in several windows, whose starts are `options.stride` tokens apart; the question keeps
+its first `options.question_length` tokens. Trained on is every window: one without the whole answer has its start and
+end at CLS, in SQuAD 1.1 too (`run_squad.py`, lines 409 to 420). A position in several windows counts in that where it
+has the most context on its shorter side (the original's maximum context).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxlm.batch import ExampleBatch
+from jaxlm.errors import InputError
+from jaxlm.tasks.encoded import filled_rows
+from jaxlm.tasks.encoder import special_ids
+from jaxlm.tasks.examples import SpanExample
+from jaxlm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from jaxlm.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class SpanSplit:
+    """The windows of all questions, in order; a window is a row.
+
+    examples: the questions. question_ids: the tokens of each, cut. contexts, offsets: for each different text its
+    tokens, int32 (tokens,), and their places, int64 (tokens, 2): [start, end) in code points. context_of: the text of
+    each question. question_of, first, count: int64 (rows,): a row's question, the first token of its window in the text
+    and how many. labels: int32 (rows, 2), first and last token of the answer in the row, (0, 0) where it has none.
+    truncated: questions that were cut. longest, length, pad: as in `EncodedSplit`.
+    """
+
+    examples: tuple[SpanExample, ...]
+    question_ids: tuple[np.ndarray, ...]
+    contexts: tuple[np.ndarray, ...]
+    offsets: tuple[np.ndarray, ...]
+    context_of: np.ndarray
+    question_of: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    labels: np.ndarray
+    labelled: bool
+    truncated: int
+    longest: np.ndarray
+    length: int
+    pad: int
+    cls: int
+    sep: int
+    part: str = ""
+    num_sequences: int = 1
+
+    def __len__(self) -> int:
+        return len(self.question_of)
+
+    @property
+    def num_examples(self) -> int:
+        """Questions."""
+        return len(self.examples)
+
+    def rows_of(self, question: int) -> range:
+        """The rows that are a question's windows."""
+        low, high = np.searchsorted(self.question_of, [question, question + 1])
+        return range(int(low), int(high))
+
+    def begin(self, row: int) -> int:
+        """Where the window begins in its row, which is also where the second segment does."""
+        return len(self.question_ids[self.question_of[row]]) + 2
+
+    def sequence(self, row: int) -> np.ndarray:
+        """The tokens of a row."""
+        question = self.question_of[row]
+        context = self.contexts[self.context_of[question]]
+        window = context[self.first[row] : self.first[row] + self.count[row]]
+        return np.concatenate([[self.cls], self.question_ids[question], [self.sep], window, [self.sep]])
+
+    def sequences(self, row: int) -> list[np.ndarray]:
+        """The one sequence of a row."""
+        return [self.sequence(row)]
+
+    def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
+        """These rows padded to `length`, and rows of weight 0 up to `batch_size`."""
+        ids = np.full((batch_size, 1, length), self.pad, np.int32)
+        lengths, second = np.zeros((batch_size, 1), np.int32), np.zeros((batch_size, 1), np.int32)
+        labels = np.zeros((batch_size, 2), np.int32)
+        for place, row in enumerate(examples):
+            sequence = self.sequence(int(row))
+            ids[place, 0, : len(sequence)] = sequence
+            lengths[place, 0], second[place, 0] = len(sequence), self.begin(int(row))
+        labels[: len(examples)] = self.labels[examples]
+        weights, index = filled_rows(examples, batch_size)
+        extract = np.zeros_like(lengths)
+        return ExampleBatch(
+            ids=ids, lengths=lengths, extract=extract, second=second, labels=labels, weights=weights, index=index
+        )
+
+
+def encode_questions(
+    task: Task, examples: tuple[SpanExample, ...], tokenizer: "Tokenizer", length: int, *, part: str = ""
+) -> SpanSplit:
+    """The windows of these questions, each of at most `length` tokens.
+
+    Raises:
+      InputError: a vocabulary without CLS or SEP; a question that leaves no room for its text.
+    """
+    cls, sep = special_ids(tokenizer.specials, length)
+    asked = tokenizer.encode_batch([example.question for example in examples])
+    limit = task.options.question_length
+    questions = tuple(np.array(ids[:limit], np.int32) for ids in asked)
+    texts = {example.context: None for example in examples}
+    numbers = {text: number for number, text in enumerate(texts)}
+    encoded = tokenizer.encode_batch_with_offsets(list(texts))
+    contexts = tuple(np.array(ids, np.int32) for ids, _ in encoded)
+    offsets = tuple(places for _, places in encoded)
+    context_of = np.array([numbers[example.context] for example in examples], np.int64)
+    rows: list[tuple[int, int, int]] = []
+    labels: list[tuple[int, int]] = []
+    for question, example in enumerate(examples):
+        room = length - len(questions[question]) - 3
+        if room < 1:
+            raise InputError(
+                f"length {length}: a question of {len(questions[question])} tokens leaves no room for its text; "
+                "give a longer length or a shorter options.question_length"
+            )
+        number = context_of[question]
+        answer = _answer_tokens(example, offsets[number])
+        for start, count in windows(len(contexts[number]), room, task.options.stride):
+            rows.append((question, start, count))
+            begin = len(questions[question]) + 2 - start
+            inside = answer is not None and start <= answer[0] and answer[1] < start + count
+            labels.append((answer[0] + begin, answer[1] + begin) if inside and answer is not None else (0, 0))
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    asked_lengths = np.array([len(ids) for ids in questions], np.int64)
+    return SpanSplit(
+        examples=examples,
+        question_ids=questions,
+        contexts=contexts,
+        offsets=offsets,
+        context_of=context_of,
+        question_of=table[:, 0],
+        first=table[:, 1],
+        count=table[:, 2],
+        labels=np.array(labels, np.int32).reshape(-1, 2),
+        labelled=bool(examples) and all(example.labelled for example in examples),
+        truncated=sum(len(ids) > limit for ids in asked),
+        longest=(asked_lengths[table[:, 0]] + table[:, 2] + 3).astype(np.int32),
+        length=length,
+        pad=tokenizer.specials.get("pad", 0),
+        cls=cls,
+        sep=sep,
+        part=part,
+    )
+
+
+def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """(first token, tokens) of each window over a text of `total` tokens; one of none for an empty text."""
+    found, start = [], 0
+    while True:
+        count = min(room, total - start)
+        found.append((start, count))
+        if start + count >= total:
+            return found
+        start += min(count, stride)
+
+
+def most_context(rows: list[tuple[int, int]]) -> list[np.ndarray]:
+    """For each window (first token, tokens) of one text, which of its tokens have their most context in it.
+
+    The score of a token is the smaller of the tokens before and after it in the window, plus a hundredth of the
+    window's tokens; the first of equal windows has it (`run_squad.py`, `_check_is_max_context`).
+    """
+    if len(rows) == 1:
+        return [np.ones(rows[0][1], bool)]
+    end = max(first + count for first, count in rows)
+    best, owner = np.full(end, -1.0), np.zeros(end, np.int64)
+    for number, (first, count) in enumerate(rows):
+        place = np.arange(count)
+        score = np.minimum(place, count - 1 - place) + 0.01 * count
+        better = score > best[first : first + count]
+        best[first : first + count][better] = score[better]
+        owner[first : first + count][better] = number
+    return [owner[first : first + count] == number for number, (first, count) in enumerate(rows)]
+
+
+def _answer_tokens(example: SpanExample, offsets: np.ndarray) -> tuple[int, int] | None:
+    """First and last token of the first answer: all that hold some of its characters."""
+    place = example.first_place
+    if place is None:
+        return None
+    touched = np.flatnonzero((offsets[:, 0] < place[1]) & (offsets[:, 1] > place[0]))
+    return (int(touched[0]), int(touched[-1])) if len(touched) else None

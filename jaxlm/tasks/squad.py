@@ -1,0 +1,195 @@
+"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and a user's own questions on texts.
+
+The official JSON holds articles, their paragraphs and the questions on them. Offsets count code points. Where training
+questions have several answers the first is trained on; scores take them all. `plausible_answers` of questions without
+an answer are never read. A user's rows are JSON lines with `context`, `question` and `answers` (a list of objects with
+`text` and `answer_start`, or one object of two lists; empty: the text has no answer), and an `id` if they like.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.examples import SpanExample, Split
+from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input
+from jaxlm.tasks.rows import LabelRule, RowReader
+from jaxlm.tasks.task import Columns, Task
+
+COLUMNS = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))
+LISTED = 20  # names in a message
+
+
+def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Errors = "strict") -> Split:
+    """Every question of a file: official JSON (`.json`), or rows as `stream_questions` reads them.
+
+    labelled: whether there must be answers; they are read where there are some.
+
+    Raises:
+      InputError: a file that is not as it should be; two questions of one id.
+    """
+    if Path(path).suffix.lower() == ".json":
+        examples = list(_official(Path(path), task, labelled, errors))
+    else:
+        label: LabelRule = "required" if labelled else "optional"
+        examples = list(stream_questions(path, task, label=label, errors=errors))
+    seen: set[str] = set()
+    for example in examples:
+        if example.name in seen:
+            raise InputError(f"{path}: two questions have the id {example.name!r}; give each its own")
+        seen.add(example.name)
+    if not examples:
+        raise InputError(f"{path}: the file holds no questions")
+    empty = sum(not text for example in examples for text in example.parts)
+    return Split(tuple(examples), len(examples), (), empty)
+
+
+def stream_questions(
+    path: Path | str, task: Task, *, label: LabelRule = "ignored", errors: Errors = "strict"
+) -> Iterator[SpanExample]:
+    """Questions from JSON lines, or without their answers from a TSV or CSV, one at a time.
+
+    Raises:
+      InputError: a row without a field, or with one of another kind, with its line.
+    """
+    name = "standard input" if str(path) == "-" else str(path)
+    suffix = Path(path).suffix.lower()
+    if suffix in (".tsv", ".csv", ".txt") and label == "ignored":
+        reader = RowReader(path, task.columns, label="ignored", quoting=task.quoting, errors=errors)
+        for number, (_, example) in enumerate(reader):
+            yield SpanExample(str(number), example.texts[1], example.texts[0])
+        return
+    with open_input(path) as stream:
+        rows = ((number, row) for number, row in json_rows(numbered_lines(stream, name, errors), name) if row)
+        for index, (number, row) in enumerate(rows):
+            where = f"{name} line {number}"
+            fields = [_field(row, names, where) for names in task.columns.texts]
+            for names, value in zip(task.columns.texts, fields, strict=True):
+                if not isinstance(value, str):
+                    raise InputError(f"{where}: {names[0]} is {value!r:.80}, not a string; write a string")
+            given = None
+            if label != "ignored":
+                given = next((row[name] for name in task.columns.label if name in row), None)
+            if label == "required" and given is None:
+                raise InputError(f"{where}: no field {task.columns.label[0]!r}; write a list, empty for no answer")
+            answers = None if given is None else _answers(given, bool(row.get("is_impossible")), where)
+            _refuse_none(answers, task, where)
+            yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers)
+
+
+def check_answers(splits: Mapping[str, Split], *, strict: bool = False) -> dict[str, Split]:
+    """The parts, training questions whose answer does not stand at its offset left out, as in the original, and
+    counted; and what is to be said of several answers.
+
+    Raises:
+      InputError: with `strict`, such an answer in any part, listed.
+    """
+    checked = {}
+    for part, split in splits.items():
+        astray = [example for example in split.examples if example.answers and example.first_place is None]
+        notes = []
+        if astray:
+            names = ", ".join(example.name for example in astray[:LISTED])
+            more = f" and {len(astray) - LISTED} more" if len(astray) > LISTED else ""
+            count = f"{len(astray)} of {len(split.examples)} questions have an answer that is not at its answer_start"
+            if strict:
+                raise InputError(f"{part}: {count}: {names}{more}; mend the offsets, which count code points")
+            notes.append(count + ("; they are left out (--strict lists them)" if part == "train" else ""))
+        if part == "train":
+            several = sum(len(example.answers or ()) > 1 for example in split.examples)
+            if several:
+                notes.append(f"{several} questions have several answers; the first is trained on")
+            if astray:
+                gone = {id(example) for example in astray}
+                split = dataclasses.replace(split, examples=tuple(e for e in split.examples if id(e) not in gone))
+            if not split.examples:
+                raise InputError("train: no question has an answer at its answer_start, which counts code points")
+        checked[part] = dataclasses.replace(split, notes=(*split.notes, *notes))
+    return checked
+
+
+def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterator[SpanExample]:
+    with open_input(path) as stream:
+        text = "\n".join(line for _, line in numbered_lines(stream, str(path), errors))
+    try:
+        articles = json.loads(text)["data"]
+        for article, paragraph in ((a, p) for a in articles for p in a["paragraphs"]):
+            context = paragraph["context"]
+            for qa in paragraph["qas"]:
+                where = f"{path}: question {qa['id']} of {article.get('title', 'an article')!r}"
+                impossible = bool(qa.get("is_impossible"))
+                given = qa.get("answers")
+                if given is None and labelled and not impossible:
+                    raise InputError(f"{where}: no answers; a part with labels has them")
+                answers = _answers(given or [], impossible, where) if given is not None or impossible else None
+                _refuse_none(answers, task, where)
+                yield SpanExample(str(qa["id"]), qa["question"].strip(), context, answers)
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}); SQuAD's files are one JSON object") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: {error!r}; SQuAD's files hold data, paragraphs, context, qas, id, question and answers"
+        ) from None
+
+
+def _answers(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int], ...]:
+    if impossible:
+        return ()
+    try:
+        if isinstance(given, Mapping):  # the layout of TFDS and of Hugging Face's data sets
+            given = [{"text": t, "answer_start": s} for t, s in zip(given["text"], given["answer_start"], strict=True)]
+        answers = tuple((_text(answer["text"]), int(answer["answer_start"])) for answer in given)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{where}: answers are objects with text and answer_start; mend them") from None
+    return answers
+
+
+def _refuse_none(answers: tuple[tuple[str, int], ...] | None, task: Task, where: str) -> None:
+    if answers == () and not task.no_answer:
+        raise InputError(f"{where}: no answer, which this task's questions must have; SQuAD 2.0 is --task squad2")
+
+
+def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise InputError(f"{where}: no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}")
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _record(values: Mapping[str, Any], name: str) -> list[SpanExample]:
+    """A record of TFDS's."""
+    question = _text(values["id"])
+    answers = _answers(values["answers"], bool(values.get("is_impossible")), f"tfds {name} {question}")
+    return [SpanExample(question, _text(values["question"]).strip(), _text(values["context"]), answers)]
+
+
+def _rows(version: str, no_answer: bool, **bert: float) -> BuiltIn:
+    task = Task(
+        name="squad2" if no_answer else "squad",
+        kind="span",
+        form="span",
+        metric="f1",
+        metrics=("f1", "exact_match"),
+        columns=COLUMNS,
+        papers={"bert": papers(**bert)["bert"]},
+        no_answer=no_answer,
+    )
+    files = {
+        part: tuple(itertools.chain.from_iterable((f"{part}{v}.json", f"{part}{v}.jsonl") for v in ("", f"-{version}")))
+        for part in ("train", "dev", "test")
+    }
+    copy = Catalogue(f"squad/{version}", splits={"train": "train", "dev": "validation"}, read=_record)
+    return BuiltIn(task, files, copy, read=read_questions)
+
+
+# Devlin et al. 2019, sections 4.2 and 4.3; the lengths are those of the original's code (run_squad.py:66-154).
+SQUAD = _rows("v1.1", False, length=384, batch_size=32, peak_lr=5e-5, num_epochs=3)
+SQUAD2 = _rows("v2.0", True, length=384, batch_size=48, peak_lr=5e-5, num_epochs=2)

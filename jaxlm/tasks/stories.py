@@ -1,0 +1,77 @@
+"""What happens next: SWAG (Zellers et al. 2018) and the Story Cloze Test (Mostafazadeh et al. 2016).
+
+Both are CSV files with quoting. SWAG's second sentence is begun in its own column, and the endings complete it. The
+Story Cloze Test has no labelled training stories of this form: its validation part is trained on, a fifth of it held
+out as dev, as in GPT-1's code (1,497 and 374 of 1,871, there by its own seed); its right ending counts from 1.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.task import Columns, Example, Task
+
+_ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+_SENTENCES = tuple(f"InputSentence{number}" for number in range(1, 5))
+
+# BERT on SWAG: batch 16, 2e-5, three epochs (Devlin et al. 2019, section 4.4). The length is that of common ports.
+SWAG = BuiltIn(
+    Task(
+        name="swag",
+        kind="choice",
+        form="choice",
+        metric="accuracy",
+        metrics=("accuracy",),
+        labels=("0", "1", "2", "3"),
+        columns=Columns(
+            texts=(("sent1",), ("sent2",)),
+            choices=tuple((name,) for name in _ENDINGS),
+            choice_list=("endings", "choices"),
+            label=("label",),
+        ),
+        quoting="csv",
+        papers=papers(length=80, batch_size=16),
+        num_choices=4,
+        second="beginning",
+    ),
+    {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
+)
+
+
+def _story(values: Mapping[str, Any], name: str) -> list[Example]:
+    """A record of TFDS's, which passes the answer on unshifted (1 or 2; -1: none)."""
+    endings = tuple(_text(ending) for ending in values["endings"])
+    label = int(values["label"])
+    return [Example((_text(values["context"]),), endings, str(label) if label > 0 else None)]
+
+
+def _text(value: Any) -> str:
+    return (value.decode("utf-8") if isinstance(value, bytes) else str(value)).strip()
+
+
+STORY_CLOZE = BuiltIn(
+    Task(
+        name="story_cloze",
+        kind="choice",
+        form="choice",
+        metric="accuracy",
+        metrics=("accuracy",),
+        labels=("1", "2"),
+        columns=Columns(
+            texts=tuple((name,) for name in _SENTENCES),
+            whole=("context", "story"),
+            choices=(("RandomFifthSentenceQuiz1", "ending1"), ("RandomFifthSentenceQuiz2", "ending2")),
+            choice_list=("choices", "endings"),
+            label=("AnswerRightEnding", "label"),
+        ),
+        quoting="csv",
+        papers=papers(batch_size=16),
+        num_choices=2,
+    ),
+    {
+        "train": ("cloze_test_val__spring2016 - cloze_test_ALL_val.csv", "val.csv"),
+        "test": ("cloze_test_test__spring2016 - cloze_test_ALL_test.csv", "test.csv"),
+    },
+    Catalogue("story_cloze/2016", splits={"train": "validation", "test": "test"}, read=_story),
+    held_out_share=0.2,
+)

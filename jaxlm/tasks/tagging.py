@@ -1,0 +1,202 @@
+"""Sentences as rows whose tokens are tagged (Devlin et al. 2019, section 5.3), and tags from outputs.
+
+A word is tagged at its first piece; its other pieces, CLS, SEP and the words around the sentence have no label and no
+loss. Where documents are marked a sentence is read amid as many whole neighbours of its document as fit, with about as
+many tokens before it as after it. Every word gets a prediction: O where it has no piece (a variation selector alone) or
+stands past the limit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxlm.batch import ExampleBatch
+from jaxlm.tasks.encoded import filled_rows
+from jaxlm.tasks.encoder import special_ids
+from jaxlm.tasks.entities import entities, entity_figures, spell
+from jaxlm.tasks.examples import TaggedSentence
+from jaxlm.tasks.outcome import Predicted
+from jaxlm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from jaxlm.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class TaggedSplit:
+    """n sentences and their surroundings; a sentence is a row.
+
+    ids: int32 (pieces,), those of all sentences, end to end. words: int32 (pieces,), the word of its sentence that
+    begins with the piece, else -1. labels: int32 (pieces,), the tag of that word, -1 where there is none.
+    own: int64 (n, 2), a sentence's pieces, those past the limit left out; read: int64 (n, 2), the pieces of its row.
+    truncated: sentences that were cut. longest, length, pad: as in `EncodedSplit`.
+    """
+
+    examples: tuple[TaggedSentence, ...]
+    ids: np.ndarray
+    words: np.ndarray
+    labels: np.ndarray
+    own: np.ndarray
+    read: np.ndarray
+    labelled: bool
+    truncated: int
+    longest: np.ndarray
+    length: int
+    pad: int
+    cls: int
+    sep: int
+    part: str = ""
+    num_sequences: int = 1
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.examples)
+
+    def sequences(self, row: int) -> list[np.ndarray]:
+        """The one sequence of a row."""
+        low, high = self.read[row]
+        return [np.concatenate([[self.cls], self.ids[low:high], [self.sep]])]
+
+    def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
+        """These rows padded to `length`, and rows of weight 0 up to `batch_size`."""
+        ids = np.full((batch_size, 1, length), self.pad, np.int32)
+        lengths = np.zeros((batch_size, 1), np.int32)
+        labels = np.full((batch_size, length), -1, np.int32)
+        for place, row in enumerate(examples):
+            (sequence,) = self.sequences(int(row))
+            ids[place, 0, : len(sequence)] = sequence
+            lengths[place, 0] = len(sequence)
+            own_low, own_high = self.own[row]
+            begin = 1 + own_low - self.read[row, 0]
+            labels[place, begin : begin + own_high - own_low] = self.labels[own_low:own_high]
+        weights, index = filled_rows(examples, batch_size)
+        return ExampleBatch(
+            ids=ids,
+            lengths=lengths,
+            extract=np.zeros_like(lengths),
+            second=lengths,
+            labels=labels,
+            weights=weights,
+            index=index,
+        )
+
+
+def encode_sentences(
+    task: Task, examples: tuple[TaggedSentence, ...], tokenizer: "Tokenizer", length: int, *, part: str = ""
+) -> TaggedSplit:
+    """Rows of at most `length` pieces for these sentences; `task.options.context` says what is read around them."""
+    cls, sep = special_ids(tokenizer.specials, length)
+    encoded = tokenizer.encode_batch_with_offsets([" ".join(example.tokens) for example in examples])
+    labelled = bool(examples) and all(example.labelled for example in examples)
+    numbers = {label: number for number, label in enumerate(task.labels)}
+    ids, words, labels = [], [], []
+    for example, (pieces, offsets) in zip(examples, encoded, strict=True):
+        starting = first_pieces(example.tokens, offsets)
+        tags = np.full(len(example.tokens) + 1, -1, np.int32)  # the last one is that of no word
+        if labelled:
+            own_tags = spell(entities(example.tags or ()), len(example.tokens))
+            tags[:-1] = [numbers[tag] for tag in own_tags]
+        ids.append(np.array(pieces, np.int32))
+        words.append(starting)
+        labels.append(tags[starting])
+    ends = np.cumsum([0, *(len(pieces) for pieces in ids)])
+    room = length - 2
+    own = np.stack([ends[:-1], np.minimum(ends[1:], ends[:-1] + room)], axis=1).astype(np.int64)
+    read = own.copy()
+    if task.options.context == "document":
+        documents = [example.document for example in examples]
+        for row in np.flatnonzero(np.diff(ends) < room):
+            first, last = surroundings(documents, ends, int(row), room)
+            read[row] = ends[first], ends[last]
+    return TaggedSplit(
+        examples=examples,
+        ids=np.concatenate(ids) if ids else np.zeros(0, np.int32),
+        words=np.concatenate(words) if words else np.zeros(0, np.int32),
+        labels=np.concatenate(labels).astype(np.int32) if labels else np.zeros(0, np.int32),
+        own=own,
+        read=read,
+        labelled=labelled,
+        truncated=int((np.diff(ends) > room).sum()),
+        longest=(read[:, 1] - read[:, 0] + 2).astype(np.int32),
+        length=length,
+        pad=tokenizer.specials.get("pad", 0),
+        cls=cls,
+        sep=sep,
+        part=part,
+    )
+
+
+def first_pieces(tokens: Sequence[str], offsets: np.ndarray) -> np.ndarray:
+    """int32 (pieces,): the word that begins with a piece, else -1, for words that were joined by blanks.
+
+    offsets: int (pieces, 2), the places of the pieces in the joined text. A piece that is nothing but the blank before
+    a word begins none.
+    """
+    lengths = np.array([len(token) for token in tokens], np.int64)
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    word = np.searchsorted(starts, np.maximum(offsets[:, 1] - 1, 0), side="right") - 1
+    inside = (offsets[:, 1] > offsets[:, 0]) & (word >= 0)
+    inside &= offsets[:, 1] - 1 < (starts + lengths)[word] if len(tokens) else False
+    found = np.full(len(offsets), -1, np.int32)
+    pieces = np.flatnonzero(inside)
+    _, first = np.unique(word[pieces], return_index=True)
+    found[pieces[first]] = word[pieces[first]]
+    return found
+
+
+def surroundings(documents: Sequence[Any], ends: np.ndarray, row: int, room: int) -> tuple[int, int]:
+    """The sentences [first, last) that are read with sentence `row`: whole ones of its document, as many as fit.
+
+    One after the other is taken from the side that has fewer pieces so far, from the other where the next does not fit.
+    documents: of each sentence, None where it is not known. ends: (n + 1,), where the pieces of each begin and end.
+    """
+    first, last = row, row + 1
+    open_before = open_after = documents[row] is not None
+    while open_before or open_after:
+        left = room - (ends[last] - ends[first])
+        fewer_before = ends[row] - ends[first] <= ends[last] - ends[row + 1]
+        if open_before and (fewer_before or not open_after):
+            open_before = first > 0 and documents[first - 1] == documents[row] and ends[first] - ends[first - 1] <= left
+            first -= open_before
+        else:
+            open_after = (
+                last < len(documents) and documents[last] == documents[row] and ends[last + 1] - ends[last] <= left
+            )
+            last += open_after
+    return first, last
+
+
+def predict_tags(task: Task, encoded: TaggedSplit, outputs: Sequence[np.ndarray] | np.ndarray) -> Predicted:
+    """A tag for each word, and the figures. See `jaxlm.tasks.predictions.predictions`.
+
+    Scores are `probabilities`, that of each word's tag; None for words that the model did not see.
+    """
+    lines: list[tuple[Any, dict[str, Any]]] = []
+    predicted: list[list[str]] = []
+    for row, example in enumerate(encoded.examples):
+        low, high = encoded.own[row]
+        begin = 1 + low - encoded.read[row, 0]
+        words = encoded.words[low:high]
+        scores = np.asarray(outputs[row], np.float64)[begin : begin + high - low][words >= 0]
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
+        shares /= shares.sum(axis=1, keepdims=True)
+        tags, probabilities = ["O"] * len(example.tokens), _nothing(len(example.tokens))
+        for word, share in zip(words[words >= 0], shares, strict=True):
+            tags[word] = task.labels[int(share.argmax())]
+            probabilities[word] = float(share.max())
+        predicted.append(tags)
+        spelt = spell(entities(tags), len(tags), "iob1") if task.scheme == "iob1" else tags
+        lines.append((spelt, {"probabilities": probabilities}))
+    figures = {}
+    if encoded.labelled:
+        figures = entity_figures([example.tags or () for example in encoded.examples], predicted)
+    return Predicted(lines, figures, {})
+
+
+def _nothing(count: int) -> list[float | None]:
+    return [None] * count
