@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from toy import boxed_shapes, init_params
+from toy_pairs import bert_shapes, init_bert
 
-from jaxlm.heads import SequenceHead
+from jaxlm.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
+from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1
 from jaxlm.optim import decay_mask
 
 GOLDEN = Path(__file__).parent / "golden"
+CUT = 0.8796  # the deviation of a standard normal that is cut at two deviations
 
 
 def is_box(leaf) -> bool:
@@ -26,13 +29,17 @@ def is_box(leaf) -> bool:
 
 
 def measured_initialiser(values: np.ndarray, std: float) -> str:
-    """zeros, ones, normal or truncated normal by what was drawn; the declared deviation if the measured one fits it."""
+    """What was drawn: zeros, ones, uniform, normal or truncated normal; the declared deviation if the measured fits."""
     if not values.any():
         return "zeros"
     if np.all(values == 1):
         return "ones"
+    if set(np.unique(values)) == {0, 1}:
+        return f"ones from {values.argmax()} to {values.size - values[::-1].argmax()}, else zeros"
     x = values.ravel().astype(np.float64)
     assert abs(x.mean()) < 5 * x.std() / math.sqrt(x.size), "the mean is not 0"
+    if np.abs(x).max() < 1.8 * x.std():
+        return f"uniform {np.abs(x).max():.3f}"
     shape = "normal" if np.abs(x).max() > 2.5 * x.std() else "truncated normal"
     fits = abs(x.std() / std - 1) < 5 / math.sqrt(2 * x.size)
     return f"{shape} {std if fits else round(float(x.std()), 5)}"
@@ -83,6 +90,32 @@ def test_sequence_head(update_golden):
     compare("sequence_head.txt", table(boxed, nn.unbox(init(jax.random.key(0))), 0.02), update_golden)
 
 
+def test_bert(update_golden):
+    """Fails when a parameter of BERT or of its pretraining heads changes: the draw is cut at two sigma, unscaled."""
+    small = replace(BERT_BASE, vocab_size=2000, num_layers=2)
+    drawn = jax.jit(lambda key: nn.unbox(init_bert(small)(key)))(jax.random.key(0))
+    for leaf in jax.tree.leaves(drawn["backbone"]["blocks"]):
+        assert not leaf.any() or np.all(leaf == 1) or not np.array_equal(leaf[0], leaf[1]), "layers start alike"
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(drawn) if not np.all(leaf == 1)) < 0.04
+    compare("bert.txt", table(bert_shapes(BERT_BASE), drawn, round(0.02 * CUT, 4)), update_golden)
+
+
+def test_bert_heads(update_golden):
+    """Fails when a head of fine-tuning changes: kernels are decayed, biases, and the weights of layers, are not."""
+    states, lengths = np.zeros((5, 1, 1, 768), np.float32), np.ones((1, 1), np.int32)
+    heads = {
+        "classification": PooledHead("classification", 3, 0.1, 0.02),
+        "span": SpanHead(0.02),
+        "tagging": TaggingHead(9, 0.1, 0.02),
+    }
+    init = lambda head, *inputs: lambda key: head.init(key, *inputs, train=False)["params"]  # noqa: E731
+    makers = {name: init(head, states[0]) for name, head in heads.items()}
+    makers["feature_based"] = init(LSTMHead(heads["tagging"], "weighted_all"), states, lengths)
+    make = lambda key: {name: maker(key) for name, maker in makers.items()}  # noqa: E731
+    boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
+    compare("bert_heads.txt", table(boxed, drawn, round(0.02 * CUT, 4)), update_golden)
+
+
 @pytest.mark.parametrize("std", [0.02, 0.049])
 def test_the_table_can_tell(std):
     """Fails when the measurement would pass a deviation that is wrong by a few percent, or a truncated draw."""
@@ -91,4 +124,5 @@ def test_the_table_can_tell(std):
     assert measured_initialiser(std * x, std) == f"normal {std}"
     assert measured_initialiser(1.05 * std * x, std) != f"normal {std}"
     assert measured_initialiser(std * x[np.abs(x) < 2] / x[np.abs(x) < 2].std(), std) == f"truncated normal {std}"
+    assert measured_initialiser(rng.uniform(-std, std, 20_000), std) == f"uniform {std:.3f}"
     assert measured_initialiser(np.zeros(3), std) == "zeros" and measured_initialiser(np.ones(3), std) == "ones"

@@ -2,9 +2,10 @@
 
     B batch     L length (queries)    S length (keys)     D width          F feed-forward width
     H heads     K head width          V vocabulary        N layers         P positions
-    C choices   T tags                E examples
+    C choices   T tags                E examples         M masked places  Y segment types
+    G gates of an LSTM
 
 Logical axis names, mapped to mesh axes in one table (`jaxlm/sharding.py`):
-`layers`, `vocabulary`, `positions`, `width`, `heads`, `head_width`, `feed_forward`, `classes`; activations use
-`batch` and `length`; `gathered` is a width that is whole on every device.
+`layers`, `vocabulary`, `positions`, `types`, `width`, `heads`, `head_width`, `feed_forward`, `classes`, `pooled`,
+`transform`, `gates`; activations use `batch` and `length`; `gathered` is a width that is whole on every device.
 """

@@ -21,6 +21,11 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tu
     return jnp.where(keep, x * jnp.asarray(65536 / (65536 - threshold), x.dtype), jnp.zeros((), x.dtype))
 
 
+def fold(key: jax.Array | None, number: int) -> jax.Array | None:
+    """The key of one place among several that share `key`; None stays None."""
+    return None if key is None else jax.random.fold_in(key, number)
+
+
 def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Uniform uint16 of `shape`, two from each 32-bit draw where the last axis is even."""
     if not shape or shape[-1] % 2:

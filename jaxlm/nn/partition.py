@@ -17,8 +17,8 @@ _rules: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVa
 
 
 @contextlib.contextmanager
-def use_rules(rules: Mapping[str, Any]) -> Iterator[None]:
-    """Let `constrain` map logical axes by `rules` while a step is traced."""
+def use_rules(rules: Mapping[str, Any] | None) -> Iterator[None]:
+    """Let `constrain` map logical axes by `rules` while a step is traced; None: let it do nothing."""
     token = _rules.set(rules)
     try:
         yield

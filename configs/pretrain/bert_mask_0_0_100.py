@@ -1,0 +1,12 @@
+"""Table 8 (Devlin et al., 2019), mask 0 %, same 0, random 100."""
+
+from dataclasses import replace
+
+from jaxlm.config import load_config
+from jaxlm.masking import MaskingConfig
+from jaxlm.training.config import PretrainConfig
+
+
+def config() -> PretrainConfig:
+    base = load_config("pretrain/bert_base", PretrainConfig)
+    return replace(base, masking=MaskingConfig(share_mask=0.0, share_random=1.0))

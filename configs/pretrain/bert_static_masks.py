@@ -1,0 +1,11 @@
+"""BERT_BASE on ten fixed copies of pairs and masks, as google-research/bert's files have them (dupe_factor 10)."""
+
+from dataclasses import replace
+
+from jaxlm.config import load_config
+from jaxlm.training.config import PretrainConfig
+
+
+def config() -> PretrainConfig:
+    base = load_config("pretrain/bert_base", PretrainConfig)
+    return replace(base, data=replace(base.data, masks="static", mask_copies=10))

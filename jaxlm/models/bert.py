@@ -1,0 +1,287 @@
+"""BERT, an encoder of post-norm Transformer blocks over pairs of segments.
+
+Devlin, Chang, Lee and Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+2019 (google-research/bert, modeling.py). Unlike GPT-1 it sees both sides, adds an embedding of the segment's type,
+norms the embeddings' sum, starts from a truncated normal, and has a pooler over the first token. `attention="causal"`
+is the paper's left-to-right ablation: the same encoder under a causal mask (section 5.1).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxlm.errors import InputError
+from jaxlm.nn.activation import ActivationName, activate
+from jaxlm.nn.attention import attend
+from jaxlm.nn.dropout import dropout, fold
+from jaxlm.nn.execution import Execution
+from jaxlm.nn.linear import gathered, project
+from jaxlm.nn.norm import LayerNorm
+from jaxlm.nn.partition import constrain, with_axes
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """What the parameters and the mathematics of a BERT are."""
+
+    kind: Literal["bert"] = "bert"
+    vocab_size: int = 0
+    """Rows of the token table, special tokens included; 0: taken from the store's tokenizer."""
+    num_positions: int = 512
+    """Rows of the position table: the longest sequence possible."""
+    num_types: int = 2
+    """Rows of the segment-type table: A and B."""
+    num_layers: int = 12
+    width: int = 768
+    num_heads: int = 12
+    feed_forward_width: int = 3072
+    dropout_rate: float = 0.1
+    """Of each residual branch."""
+    embedding_dropout_rate: float = 0.1
+    """Of the embeddings' normed sum; the original has one rate for this and the branches."""
+    attention_dropout_rate: float = 0.1
+    activation: ActivationName = "gelu_tanh"
+    """gelu_tanh: google-research/bert's. gelu_erf: Hugging Face's, and that of most checkpoints made there."""
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+    """causal: a token sees what is left of it (the paper's left-to-right ablation)."""
+    init_std: float = 0.02
+    """Of the normal that is cut at two deviations, for all weights and tables: what is drawn has 0.88 of it. 0.02 is
+    the original's for width 768; narrow models want 0.02 sqrt(768 / D)."""
+    norm_eps: float = 1e-12
+
+    def check(self) -> None:
+        """Refuse sizes that do not fit together."""
+        for name in ("num_positions", "num_types", "num_layers", "width", "num_heads", "feed_forward_width"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name} {getattr(self, name)}: a number above 0")
+        if self.width % self.num_heads:
+            raise InputError(f"model.width {self.width} is not divisible by model.num_heads {self.num_heads}")
+        for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise InputError(f"model.{name} {getattr(self, name)}: a number from 0 up to, not including, 1")
+        if self.num_types < 2:
+            raise InputError(f"model.num_types {self.num_types}: at least 2, one for each segment of a pair")
+
+
+# Section 3; the published uncased vocabulary has 30,522 entries, the cased one 28,996.
+BERT_BASE = BertConfig(vocab_size=30_522)
+BERT_LARGE = replace(BERT_BASE, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
+
+# Table 6: layers x width x heads, the feed-forward four times as wide (section 3). Two of them are BASE and LARGE.
+TABLE_6 = {
+    f"{layers}x{width}x{heads}": replace(
+        BERT_BASE, num_layers=layers, width=width, num_heads=heads, feed_forward_width=4 * width
+    )
+    for layers, width, heads in [
+        (3, 768, 12),
+        (6, 768, 3),
+        (6, 768, 12),
+        (12, 768, 12),
+        (12, 1024, 16),
+        (24, 1024, 16),
+    ]
+}
+
+
+def model_flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:
+    """FLOPs of a training step per token, forward and backward.
+
+    predicted: the share of positions that meet the vocabulary; None: the original's, 15 % of `length` in whole tokens,
+    or all of them under a causal mask, where attention sees half of the keys.
+    """
+    causal = config.attention == "causal"
+    if predicted is None:
+        predicted = 1.0 if causal else max(1, round(0.15 * length)) / length
+    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
+    matrices = config.num_layers * per_layer + predicted * config.vocab_size * config.width
+    return 6 * matrices + 12 * config.num_layers * config.width * length * (0.5 if causal else 1.0)
+
+
+class Bert(nn.Module):
+    """The encoder. States come out, and the table that ties the output of the masked language model."""
+
+    config: BertConfig
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        """Submodules by name: what `pool` shares with a whole pass."""
+        config = self.config
+        self.embeddings = Embeddings(config, self.execution)
+        block = Block
+        if self.execution.remat != "none":
+            policy = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
+            block = nn.remat(Block, prevent_cse=False, policy=policy[self.execution.remat], static_argnums=(3, 4))
+        self.blocks = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
+            length=config.num_layers,
+            unroll=self.execution.layers_per_iteration(config.num_layers),
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(config, self.execution)
+        self.pooler = Pooler(config, self.execution)
+
+    def __call__(
+        self,
+        ids_BL: jax.Array,
+        positions_BL: jax.Array,
+        types_BL: jax.Array | None = None,
+        segments_BL: jax.Array | None = None,
+        *,
+        train: bool = False,
+    ) -> tuple[jax.Array, jax.Array]:
+        """States h_BLD in the compute dtype, and the token table (V, D) that scores the masked tokens.
+
+        types_BL: 0 for the first segment of a pair and 1 for the second; None: all first. segments_BL: sequences of a
+        packed row, numbered from 1 (0 is padding, which sees only itself); None: one a row, without padding.
+        """
+        h_BLD, table_VD, _ = self._run(ids_BL, positions_BL, types_BL, segments_BL, train, False)
+        if self.is_initializing():
+            self.pooler(h_BLD[:, 0])
+        return h_BLD, table_VD
+
+    def hidden_states(
+        self,
+        ids_BL: jax.Array,
+        positions_BL: jax.Array,
+        types_BL: jax.Array | None = None,
+        segments_BL: jax.Array | None = None,
+        *,
+        train: bool = False,
+    ) -> jax.Array:
+        """What each layer gives, (N + 1, B, L, D): 0 the embeddings after their norm, N the states of `__call__`."""
+        _, _, hidden_NBLD = self._run(ids_BL, positions_BL, types_BL, segments_BL, train, True)
+        return hidden_NBLD
+
+    def pool(self, first_BD: jax.Array) -> jax.Array:
+        """The pooled representation of sequences (…, D) from the states of their first tokens (…, D)."""
+        return self.pooler(first_BD)
+
+    def _run(self, ids_BL, positions_BL, types_BL, segments_BL, train: bool, keep: bool):
+        x_BLD, table_VD = self.embeddings(ids_BL, positions_BL, types_BL, train)
+        h_BLD, layers_NBLD = self.blocks(x_BLD, segments_BL, train, keep)
+        return h_BLD, table_VD, jnp.concatenate([x_BLD[None], layers_NBLD]) if keep else None
+
+
+class Embeddings(nn.Module):
+    """Token, position and type tables, summed, normed, dropped (modeling.py:428-521)."""
+
+    config: BertConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, ids_BL, positions_BL, types_BL, train: bool) -> tuple[jax.Array, jax.Array]:
+        config, dtype = self.config, self.execution.compute_dtype()
+        init, d = nn.initializers.truncated_normal(config.init_std), config.width
+
+        def table(name: str, axis: str, rows: int) -> jax.Array:
+            weight = self.param(name, with_axes(init, (axis, "width")), (rows, d))
+            return gathered(weight, dtype, (axis, "width"))
+
+        tokens_VD = table("tokens", "vocabulary", config.vocab_size)
+        positions_PD = table("positions", "positions", config.num_positions)
+        types_YD = table("types", "types", config.num_types)
+        x_BLD = jnp.take(tokens_VD, ids_BL, axis=0) + jnp.take(positions_PD, positions_BL, axis=0)
+        if types_BL is None:
+            x_BLD = x_BLD + types_YD[0]
+        else:  # a product: the gradient of a gather would add every token into two rows, one after the other
+            one_hot_BLY = jax.nn.one_hot(types_BL, config.num_types, dtype=dtype)
+            x_BLD = x_BLD + jnp.einsum("bly,yd->bld", one_hot_BLY, types_YD, precision="highest")
+        x_BLD = LayerNorm(config.norm_eps, name="norm")(x_BLD)
+        x_BLD = dropout(x_BLD, config.embedding_dropout_rate, self.make_rng("dropout") if train else None)
+        return constrain(x_BLD, ("batch", "length", "gathered")), tokens_VD
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each dropped, added to its input, and normed (modeling.py:857-881)."""
+
+    config: BertConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x_BLD, segments_BL, train: bool, keep: bool):
+        config = self.config
+        key = self.make_rng("dropout") if train else None
+        a_BLD = Attention(config, self.execution, name="attention")(x_BLD, segments_BL, fold(key, 0))
+        x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(
+            x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
+        )
+        m_BLD = FeedForward(config, self.execution, name="feed_forward")(x_BLD)
+        x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
+            x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
+        )
+        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
+        return x_BLD, x_BLD if keep else None
+
+
+class Attention(nn.Module):
+    """Self-attention. One kernel (D, 3, H, K) makes queries, keys and values, which the original keeps apart."""
+
+    config: BertConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x_BLD, segments_BL, key):
+        config, dtype = self.config, self.execution.compute_dtype()
+        d, h = config.width, config.num_heads
+        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
+        names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width", "width")
+        kernel_in = self.param("qkv_kernel", with_axes(init, names_in), (d, 3, h, d // h))
+        bias_in = self.param("qkv_bias", with_axes(zeros, names_in[1:]), (3, h, d // h))
+        kernel_out = self.param("out_kernel", with_axes(init, names_out), (h, d // h, d))
+        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
+
+        qkv = project(x_BLD, gathered(kernel_in, dtype, names_in), bias_in)  # (B, L, 3, H, K)
+        q_BHLK, k_BHLK, v_BHLK = jnp.moveaxis(qkv, (2, 3), (0, 2))
+        a_BHLK = attend(
+            q_BHLK,
+            k_BHLK,
+            v_BHLK,
+            causal=config.attention == "causal",
+            segments_BL=segments_BL,
+            dropout_rate=config.attention_dropout_rate,
+            dropout_key=key,
+            backend=self.execution.attention,
+        )
+        a_BLD = jnp.swapaxes(a_BHLK, 1, 2).reshape(*x_BLD.shape)
+        return project(a_BLD, gathered(kernel_out, dtype, names_out).reshape(d, d), bias_out)
+
+
+class FeedForward(nn.Module):
+    """Two layers with the config's activation between them."""
+
+    config: BertConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x_BLD):
+        config, dtype = self.config, self.execution.compute_dtype()
+        d, f = config.width, config.feed_forward_width
+        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
+        kernel_in = self.param("in_kernel", with_axes(init, ("width", "feed_forward")), (d, f))
+        bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
+        kernel_out = self.param("out_kernel", with_axes(init, ("feed_forward", "width")), (f, d))
+        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
+        h_BLF = activate(
+            project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in), config.activation
+        )
+        return project(h_BLF, gathered(kernel_out, dtype, ("feed_forward", "width")), bias_out)
+
+
+class Pooler(nn.Module):
+    """A dense layer with tanh over the state of the first token (modeling.py:224-232)."""
+
+    config: BertConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, first_BD: jax.Array) -> jax.Array:
+        config, dtype, names = self.config, self.execution.compute_dtype(), ("width", "pooled")
+        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
+        kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
+        bias = self.param("bias", with_axes(zeros, ("pooled",)), (config.width,))
+        return jnp.tanh(project(first_BD.astype(dtype), gathered(kernel, dtype, names), bias))

@@ -1,0 +1,79 @@
+"""BERT's pretraining configs say what the paper says, and each ablation differs from BERT_BASE's in one thing."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxlm.config import load_config, to_json
+from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6
+from jaxlm.training.config import PretrainConfig
+
+# What differs from pretrain/bert_base, in the JSON of the config.
+SIZES = {
+    name: {
+        f"model.{field}": getattr(TABLE_6[size], field)
+        for field in ("num_layers", "width", "num_heads", "feed_forward_width")
+        if getattr(TABLE_6[size], field) != getattr(BERT_BASE, field)
+    }
+    for name, size in {
+        "bert_3x768": "3x768x12",
+        "bert_6x768_3_heads": "6x768x3",
+        "bert_6x768": "6x768x12",
+        "bert_12x1024": "12x1024x16",
+        "bert_large": "24x1024x16",
+    }.items()
+}
+VARIANTS = SIZES | {
+    "bert_no_nsp": {"next_sentence_coefficient": 0.0},
+    "bert_left_to_right": {"next_sentence_coefficient": 0.0, "model.attention": "causal"},
+    "bert_whole_word": {"masking.whole_word": True},
+    "bert_static_masks": {"data.masks": "static"},
+    "bert_mask_100_0_0": {"masking.share_mask": 1.0, "masking.share_random": 0.0},
+    "bert_mask_80_0_20": {"masking.share_random": 0.2},
+    "bert_mask_80_20_0": {"masking.share_random": 0.0},
+    "bert_mask_0_20_80": {"masking.share_mask": 0.0, "masking.share_random": 0.8},
+    "bert_mask_0_0_100": {"masking.share_mask": 0.0, "masking.share_random": 1.0},
+}
+
+
+def flat(config: PretrainConfig) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in to_json(config).items():
+        found |= {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
+    return found
+
+
+def test_base_is_the_papers():
+    """Devlin et al. (2019), section 3, 3.1 and appendix A.2; google-research/bert optimization.py:59-74."""
+    config = load_config("pretrain/bert_base", PretrainConfig)
+    config.check()
+    assert replace(config.model, vocab_size=BERT_BASE.vocab_size) == BERT_BASE
+    assert (config.batch_size, config.length, config.num_steps) == (256, 512, 1_000_000)
+    assert (config.data.layout, config.data.short_length, config.data.short_share) == ("pairs", 128, 0.9)
+    assert (config.masking.rate, config.masking.share_mask, config.masking.share_random) == (0.15, 0.8, 0.1)
+    assert not config.masking.whole_word and config.next_sentence_coefficient == 1.0
+    optimizer = config.optimizer
+    assert (optimizer.kind, optimizer.peak_lr, optimizer.warmup, optimizer.decay) == (
+        "bert_adamw",
+        1e-4,
+        10_000,
+        "linear",
+    )
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.999, 1e-6)
+    assert (optimizer.weight_decay, optimizer.clip_norm) == (0.01, 1.0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_differs_in_what_it_says(name):
+    """Fails when an ablation changes something else too, or nothing."""
+    base, config = (load_config(f"pretrain/{which}", PretrainConfig) for which in ("bert_base", name))
+    config.check()
+    before, after = flat(base), flat(config)
+    assert {key: value for key, value in after.items() if before.get(key) != value} == VARIANTS[name]
+
+
+def test_the_large_one_is_the_papers_and_the_small_one_is_small():
+    assert replace(load_config("pretrain/bert_large", PretrainConfig).model, vocab_size=30_522) == BERT_LARGE
+    small = load_config("pretrain/bert_small", PretrainConfig)
+    small.check()
+    assert small.model.width <= 256 and small.model.init_std > 0.02 and small.data.layout == "pairs"
