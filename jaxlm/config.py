@@ -185,4 +185,7 @@ def _kind_of(option: Any) -> Any:
 def _spelt(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    options = [option for option in typing.get_args(kind) if dataclasses.is_dataclass(option)]
+    if len(options) > 1:
+        return "an object with the fields of " + " or ".join(_spelt(option) for option in options)
     return getattr(kind, "__name__", str(kind))

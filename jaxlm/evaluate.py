@@ -1,47 +1,51 @@
-"""Evaluate a run: `python -m jaxlm.evaluate perplexity|task|score --run RUN …`.
+"""Evaluate a run: `python -m jaxlm.evaluate perplexity|task|score|features|ensemble --run RUN …`.
 
 perplexity: how well a text that was prepared as a token store is predicted. task: how well a fine-tuned run labels
-another labelled file. score: the log-probability of each sentence of a file, or of each choice of its rows. A summary
-goes to standard output; its last line is one JSON object with the figures (nan and infinities as strings).
+another labelled file. score: the log-probability of each sentence of a file, or of each choice of its rows; of an
+encoder the pseudo-log-likelihood, or the best fillings of [MASK]. features: what an encoder's layers give for each
+token. ensemble: several fine-tuned runs as one. A summary goes to standard output; its last line is one JSON object
+with the figures (nan and infinities as strings).
 """
 
 import collections
 import contextlib
-import dataclasses
 import json
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, TextIO
 
 import jax
-import numpy as np
 import tyro
 
+from jaxlm.cloze import Answered, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.config import command_line
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.store import Store, open_store
 from jaxlm.decoding import left_context
 from jaxlm.devices import prepare_process
+from jaxlm.ensembles import averaged, check_agreement, opinion, parts_of
 from jaxlm.errors import InputError, run_command
-from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
+from jaxlm.features import token_features
+from jaxlm.labelling import default_batch_size, label_split, make_label_step
 from jaxlm.logs import Progress
+from jaxlm.models.bert import Bert
 from jaxlm.objectives import language_model
 from jaxlm.output import whole_file
-from jaxlm.scoring import Score, Scored, perplexity, sequence_log_probs, text_sequence
+from jaxlm.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
+from jaxlm.scoring import Scored, perplexity, sequence_log_probs, text_sequence
 from jaxlm.sharding import MeshConfig, check_batch, host_rows, make_mesh, to_devices, use_mesh
-from jaxlm.tasks import Columns, encode_examples, read_labelled
+from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, predictions, read_labelled
 from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.tasks.loading import standard_lengths
-from jaxlm.tasks.rows import JSON_SUFFIXES, RowReader
-from jaxlm.tasks.task import Quoting
-from jaxlm.text import Tokenizer
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.config import FinetuneConfig, check_sizes
-from jaxlm.training.loaded import LoadedRun, load_run
+from jaxlm.training.config import check_sizes
+from jaxlm.training.loaded import LoadedRun, load_run, split_run
+from jaxlm.training.members import write_files
 from jaxlm.training.processes import DistributedConfig, start_processes
+from jaxlm.training.run import RunDirectory
 from jaxlm.training.step import make_eval_step
 
 DEFAULT_BATCH_SIZE = 32
@@ -89,35 +93,54 @@ class OnTask(Evaluation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(Evaluation):
-    """The log-probability of each sentence or choice of a file, in nats, from the language model alone."""
+class Scoring(Evaluation, RowsToScore):
+    """The log-probability of each sentence or choice of a file, in nats, from the language model alone.
+
+    An encoder gives pseudo-log-likelihoods, each token being masked in turn; a sentence with [MASK] gets fillings.
+    """
+
+    top: int = 5
+    """Fillings of each [MASK]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesOf(Evaluation):
+    """What chosen layers of an encoder give for each token, as JSON lines like google-research/bert's."""
 
     input: str
-    """A text file with a sentence a line; or a JSONL, CSV or TSV file with --fields. - is standard input."""
-    fields: tuple[str, ...] = ()
-    """The field or column to score. Several are choices, of which the most likely is named."""
-    choice_list: str | None = None
-    """Of JSONL, a field that holds the choices as a list, in place of --fields; they are called 0, 1, …"""
-    context: str | None = None
-    """A field that stands before each, and is not scored itself."""
-    separator: str = " "
-    """What parts the context from what follows."""
-    label: str | None = None
-    """A field that says which choice is right; then accuracies are reported."""
-    label_names: tuple[str, ...] = ()
-    """How the label spells each choice, in their order; the names of the fields unless given."""
-    by: Literal["sum", "per-token"] = "sum"
-    """Which choice is the most likely: by the sum over its tokens, or by their mean."""
-    quoting: Quoting = "none"
-    """Of a TSV: fields are taken as they are, or may be wrapped in double quotes (csv)."""
+    """A text file with a sentence, or two parted by ` ||| `, a line; - is standard input."""
+    layers: tuple[int, ...] = (-1, -2, -3, -4)
+    """Which: -1 is the last, 0 are the embeddings."""
+    length: int | None = None
+    """Longest sequence; longer ones are cut and counted. The model's position table unless given."""
     errors: Errors = "strict"
     """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Fine-tuned runs of one task as one, by averaged probabilities (numbers for scores, logits for spans)."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Runs, RUN or RUN@STEP."""
+    input: Path | None = None
+    """A labelled file of the task; unless given the parts that the runs themselves were evaluated on."""
+    batch_size: int | None = None
+    """Sequences that run together; it does not change the figures."""
+    output: Path | None = None
+    """A directory for predictions.jsonl and what else the task writes."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8 in --input: stop and name them, or put U+FFFD in their place."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 Command = (
     Annotated[Perplexity, tyro.conf.subcommand("perplexity")]
     | Annotated[OnTask, tyro.conf.subcommand("task")]
     | Annotated[Scoring, tyro.conf.subcommand("score")]
+    | Annotated[FeaturesOf, tyro.conf.subcommand("features")]
+    | Annotated[Ensemble, tyro.conf.subcommand("ensemble")]
 )
 
 
@@ -131,7 +154,8 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     length = arguments.length or run.config.length or run.model.config.num_positions
     check_sizes(length, 1, run.model.config)
     batch_size = _batch_size(arguments, run, mesh)
-    objective = language_model(run.model, loss_chunks=0)
+    remedy = "score sentences with python -m jaxlm.evaluate score, or read validation_ figures in its metrics.jsonl"
+    objective = language_model(run.decoder("evaluate perplexity", remedy), loss_chunks=0)
     batches = validation_batches(stores, length=length, batch_size=batch_size, host_rows=host_rows(batch_size, mesh))
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), _progress("batches", len(batches)) as progress:
@@ -168,86 +192,85 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     """The task's metrics on another labelled file."""
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    if run.task is None or not isinstance(run.config, FinetuneConfig):
-        raise InputError(f"{run.path} is a pretraining run: evaluate task needs one that jaxlm.finetune made")
-    task, config = run.task, run.config
+    task, config, network = run.tuned("evaluate task")
     split = read_labelled(arguments.input, task, errors=arguments.errors)
     if not split.labelled:
         raise InputError(f"{arguments.input} has no labels: python -m jaxlm.predict labels new rows")
     limit = config.length or config.model.num_positions
-    encoded = encode_examples(task, split.examples, run.tokenizer, limit)
+    encoded = encode_examples(task, split.examples, run.tokenizer, limit, config.model.kind)
     lengths = standard_lengths(limit)
-    head = make_head(task, config.head_dropout_rate, config.model.init_std)
-    step = CompiledStep("evaluation", jax.jit(make_label_step(run.model, head)), expected_shapes=len(lengths))
+    step = CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
     with use_mesh(mesh):
         batch_size = _batch_size(arguments, run, mesh)
         labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
-    figures = labelled.metrics(task, encoded)
+    threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
+    predicted, figures = labelled.predicted(task, encoded, threshold)
     if arguments.output is not None:
         with _output(arguments.output) as file:
-            for index, (outputs, example) in enumerate(zip(labelled.outputs, split.examples, strict=True)):
-                prediction, scores = task.prediction(outputs)
-                line = {"index": index, "prediction": prediction, "label": example.label, "scores": scores}
+            for index, ((prediction, scores), example) in enumerate(zip(predicted.lines, split.examples, strict=True)):
+                line = {"index": index, "prediction": prediction, "label": label_of(example), "scores": scores}
                 file.write(json.dumps(line) + "\n")
-    counts = {"examples": len(encoded), "truncated": encoded.truncated, "dropped": len(split.dropped)}
+    counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
     _say(
-        f"{run.name} on {arguments.input}: {task.name}, {len(encoded):,} examples of {split.rows_read:,} rows read, "
-        f"{len(split.dropped)} dropped, {encoded.truncated} cut to {limit} tokens",
+        f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
+        f"read, {len(split.dropped)} dropped, {encoded.truncated} cut to {limit} tokens",
         *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
     )
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
     return found | figures | counts
 
 
-@dataclass(frozen=True)
-class ScoredRow:
-    """A row of a file: the sequences to score by name (one sentence, or its choices), and the right one's name."""
-
-    line: int
-    texts: tuple[str, ...]
-    names: tuple[str, ...]
-    sequences: tuple[Scored, ...]
-    label: str | None
+def label_of(example: Any) -> Any:
+    """What an example's file says is right: a label or score, the texts of the answers, the tags."""
+    if isinstance(example, SpanExample):
+        return [text for text, _ in example.answers or ()]
+    return list(example.tags or ()) if isinstance(example, TaggedSentence) else example.label
 
 
 def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     """Log-probabilities of sentences or choices, row by row."""
-    _check_scoring(arguments)
+    check_rows(arguments)
+    if arguments.top < 1:
+        raise InputError(f"--top {arguments.top}: a number above 0")
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    left = left_context(run.tokenizer, finetuned=run.task is not None)
+    batch_size = _batch_size(arguments, run, mesh)
+    encode, answer, given = _scorer(run, mesh, batch_size, arguments.top)
     pending: collections.deque[ScoredRow] = collections.deque()
 
-    def sequences() -> Iterator[Scored]:
-        for row in rows_to_score(arguments, run.tokenizer, left):
+    def sequences() -> Iterator[Any]:
+        for row in rows_to_score(arguments, encode):
             pending.append(row)
             yield from row.sequences
 
-    batch_size = _batch_size(arguments, run, mesh)
-    scores = sequence_log_probs(run.model, run.params, sequences(), mesh=mesh, batch_size=batch_size)
+    answered = answer(sequences())
     tally = Tally()
     total, tokens, index = 0.0, 0, 0
     several = len(arguments.fields) > 1 or arguments.choice_list is not None
     with _output(arguments.output) as file, _progress("rows", active=arguments.output is not None) as progress:
-        for score in scores:
+        for first in answered:
             row = pending.popleft()
-            found = [score, *(next(scores) for _ in row.sequences[1:])]
-            total += sum(score.log_probability for score in found)
-            tokens += sum(score.tokens for score in found)
-            line = row_result(index, row, found, arguments.by, several)
+            found = [first, *(next(answered) for _ in row.sequences[1:])]
+            scores = [one.score for one in found]
+            total += sum(score.log_probability for score in scores)
+            tokens += sum(score.tokens for score in scores)
+            if first.fillings and not several:
+                line: dict[str, Any] = {"index": index, "fillings": named_fillings(run.tokenizer, first.fillings)}
+                text = fillings_text(row.texts[0], line["fillings"])
+            else:
+                line = row_result(index, row, scores, arguments.by, several)
+                text = row_text(line, row, scores, several)
             if row.label is not None:
-                tally.add(row, found)
+                tally.add(row, scores)
             if arguments.output is not None:
                 file.write(json.dumps({k: _finite(v) for k, v in line.items()}, ensure_ascii=False) + "\n")
             else:
-                _say(_row_text(line, row, found, several))
+                _say(text)
             index += 1
             progress.count(None)
     mean = total / tokens if tokens else math.nan
     what = "rows of choices" if several else "sentences"
-    given = (
-        "their context" if arguments.context else f"{run.tokenizer.pieces(left)[0]}" if left else "their first token"
-    )
+    given = "their context" if arguments.context and not isinstance(run.model, Bert) else given
     _say(
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
         f"  log-probability {mean:.4f} nats a token, {total:.2f} in all",
@@ -260,112 +283,107 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     return {"run": run.name, "input": arguments.input} | figures
 
 
-def rows_to_score(arguments: Scoring, tokenizer: Tokenizer, left: list[int]) -> Iterator[ScoredRow]:
-    """The rows of the input, as they come. Blank lines of a text file are left out."""
-    if not arguments.fields and arguments.choice_list is None:
-        name = "standard input" if arguments.input == "-" else arguments.input
-        with open_input(arguments.input) as stream:
-            for number, text in numbered_lines(stream, name, arguments.errors):
-                if text.strip():
-                    yield ScoredRow(number, (text,), ("text",), (text_sequence(tokenizer, text, left=left),), None)
-        return
-    one = len(arguments.fields) == 1
-    context = ((arguments.context,),) if arguments.context else ()
-    columns = Columns(
-        texts=(*context, (arguments.fields[0],)) if one else context,
-        choices=() if one else tuple((name,) for name in arguments.fields),
-        choice_list=(arguments.choice_list,) if arguments.choice_list else (),
-        label=(arguments.label,) if arguments.label else (),
-    )
-    rule: Literal["required", "ignored"] = "required" if arguments.label else "ignored"
-    reader = RowReader(
-        arguments.input, columns, label=rule, quoting=arguments.quoting, errors=arguments.errors, blank_lines="refuse"
-    )
-    for number, example in reader:
-        texts = (example.texts[-1],) if one else example.choices
-        names = arguments.label_names or arguments.fields or tuple(str(k) for k in range(len(texts)))
-        label = None if example.label is None else str(example.label)
-        if len(names) != len(texts) or (label is not None and label not in names):
-            raise InputError(
-                f"{reader.name} line {number}: the label {label!r} is none of the {len(texts)} choices, "
-                f"{', '.join(names)}; say how the label spells them, in their order, with --label-names"
-            )
-        before = example.texts[0] if arguments.context else ""
-        sequences = tuple(
-            text_sequence(tokenizer, text, left=left, context=before, separator=arguments.separator) for text in texts
+def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int) -> tuple[Any, Any, str]:
+    """How a text becomes what is scored, how many of these are answered in order, and what each token is given."""
+    if isinstance(run.model, Bert):
+        model = check_cloze(run.model, run.params, run.tokenizer, run.name)
+        return (
+            lambda text, context, separator: text_cloze(run.tokenizer, text, context=context, separator=separator),
+            lambda clozes: answers(model, run.params, clozes, run.tokenizer, mesh=mesh, batch_size=batch_size, top=top),
+            "all others of their sentence",
         )
-        if texts:
-            yield ScoredRow(number, texts, names, sequences, label)
+    left = left_context(run.tokenizer, finetuned=run.task is not None)
+    decoder = run.model
+
+    def answer(sequences: Iterator[Scored]) -> Iterator[Answered]:
+        for score in sequence_log_probs(decoder, run.params, sequences, mesh=mesh, batch_size=batch_size):
+            yield Answered(score, [])
+
+    return (
+        lambda text, context, separator: text_sequence(
+            run.tokenizer, text, left=left, context=context, separator=separator
+        ),
+        answer,
+        run.tokenizer.pieces(left)[0] if left else "their first token",
+    )
 
 
-def row_result(index: int, row: ScoredRow, found: list[Score], by: str, several: bool) -> dict[str, Any]:
-    """A line of the output: log-probability and tokens of the sentence, or of each choice by its name."""
-    if not several:
-        return {"index": index, "log_probability": found[0].log_probability, "tokens": found[0].tokens}
-    best = int(np.argmax([_merit(score, by) for score in found]))
-    line: dict[str, Any] = {
-        "index": index,
-        "log_probability": {name: score.log_probability for name, score in zip(row.names, found, strict=True)},
-        "tokens": {name: score.tokens for name, score in zip(row.names, found, strict=True)},
-        "most_likely": row.names[best],
-    }
-    return line if row.label is None else line | {"label": row.label}
+def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
+    """The states of chosen layers, a line of JSON a sentence."""
+    if arguments.output is None:
+        raise InputError("--output is not given: features are many numbers; name a file for them")
+    mesh = make_mesh(arguments.mesh)
+    run = load_run(arguments.run, mesh=mesh)
+    if not isinstance(run.model, Bert):
+        raise InputError(f"{run.path} is a decoder (gpt): evaluate features needs an encoder (bert)")
+    length = arguments.length or run.model.config.num_positions
+    check_sizes(length, 1, run.model.config)
+    batch_size = _batch_size(arguments, run, mesh)
+    name = "standard input" if arguments.input == "-" else arguments.input
+    count = tokens = cut = 0
+    with open_input(arguments.input) as stream, _output(arguments.output) as file, _progress("rows") as progress:
+        texts = (text for _, text in numbered_lines(stream, name, arguments.errors))
+        for found in token_features(
+            run.model,
+            run.params,
+            run.tokenizer,
+            texts,
+            arguments.layers,
+            mesh=mesh,
+            batch_size=batch_size,
+            length=length,
+        ):
+            file.write(json.dumps(found.to_json(count, arguments.layers), ensure_ascii=False) + "\n")
+            count, tokens, cut = count + 1, tokens + len(found.pieces), cut + found.cut
+            progress.count(None)
+    _say(f"{run.name} on {name}: {count:,} lines, {tokens:,} tokens, {cut} lines cut to {length} tokens")
+    figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(arguments.layers)}
+    return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures
 
 
-@dataclass
-class Tally:
-    """How often the right choice was the most likely; where n are equally likely it counts 1/n."""
-
-    rows: int = 0
-    right: dict[str, float] = dataclasses.field(default_factory=lambda: {"sum": 0.0, "per-token": 0.0})
-
-    def add(self, row: ScoredRow, found: list[Score]) -> None:
-        """Count one labelled row."""
-        self.rows += 1
-        for by in self.right:
-            merits = [_merit(score, by) for score in found]
-            first = [name for name, merit in zip(row.names, merits, strict=True) if merit == max(merits)]
-            self.right[by] += (row.label in first) / len(first)
-
-    @property
-    def by_sum(self) -> float:
-        """Accuracy by the sum over tokens."""
-        return self.right["sum"] / self.rows
-
-    @property
-    def by_mean(self) -> float:
-        """Accuracy by the mean over tokens."""
-        return self.right["per-token"] / self.rows
-
-
-def _merit(score: Score, by: str) -> float:
-    value = score.log_probability if by == "sum" else score.per_token
-    return value if score.tokens else -math.inf
-
-
-def _row_text(line: dict[str, Any], row: ScoredRow, found: list[Score], several: bool) -> str:
-    if not several:
-        return f"{found[0].log_probability:12.4f} {found[0].per_token:9.4f} a token  {row.texts[0]}"
-    parts = (f"{name} {score.log_probability:.4f}" for name, score in zip(row.names, found, strict=True))
-    return f"{line['index']:6d}  {line['most_likely']}  ({', '.join(parts)})"
-
-
-def _check_scoring(arguments: Scoring) -> None:
-    suffix = Path(arguments.input).suffix.lower()
-    if arguments.fields and arguments.choice_list:
-        raise InputError("--fields and --choice-list: give one of them")
-    rows = bool(arguments.fields or arguments.choice_list)
-    if not rows and suffix in (*JSON_SUFFIXES, ".csv", ".tsv"):
-        raise InputError(f"{arguments.input} has fields: name the one to score with --fields, or several as choices")
-    if not rows and (arguments.label or arguments.context):
-        raise InputError("--label and --context name fields: give --fields too, the field or fields to score")
-    if arguments.label and len(arguments.fields) == 1:
-        raise InputError("--label says which of several choices is right: give two --fields or more")
-    if len(set(arguments.fields)) < len(arguments.fields):
-        raise InputError(f"--fields {' '.join(arguments.fields)}: a field is named twice")
+def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
+    """Figures of the averaged outputs, beside those of each run."""
+    if len(arguments.runs) < 2:
+        raise InputError(f"{' '.join(arguments.runs) or 'no runs'}: an ensemble has two runs or more")
+    mesh = make_mesh(arguments.mesh)
+    first = load_run(arguments.runs[0], mesh=mesh)
+    task, _, _ = first.tuned("evaluate ensemble")
+    if arguments.input is not None:
+        parts = {"": read_labelled(arguments.input, task, errors=arguments.errors)}
+    else:
+        parts = parts_of([RunDirectory(split_run(name)[0]) for name in arguments.runs])
+    opinions = []
+    with use_mesh(mesh):
+        for number, name in enumerate(arguments.runs):  # one after the other: their parameters need not fit together
+            run = first if number == 0 else load_run(name, mesh=mesh)
+            opinions.append(opinion(run, parts, mesh=mesh, batch_size=_batch_size(arguments, run, mesh)))
+    check_agreement(opinions)
+    said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
+    threshold, lines = (task.threshold or 0.0) if arguments.input is not None and task.no_answer else None, []
+    for part in sorted(parts, key=lambda part: part != task.selects):
+        rows = opinions[0].encoded[part]
+        outputs = averaged(task.kind, [one.labelled[part].outputs for one in opinions])
+        predicted = predictions(task, rows, outputs, threshold=threshold)
+        threshold = predicted.figures.get("threshold", threshold)
+        alone = [one.labelled[part].predicted(task, one.encoded[part])[0].figures for one in opinions]
+        if predicted.figures:
+            said[part or "input"] = predicted.figures | {"alone": [figures[task.metric] for figures in alone]}
+            _say(
+                f"{part or arguments.input}: {task.metric} {predicted.figures[task.metric]:.4f} of the ensemble; alone "
+                + ", ".join(f"{figures[task.metric]:.4f}" for figures in alone)
+            )
+        for index, (prediction, scores) in enumerate(predicted.lines):
+            lines.append({"split": part, "index": index, "prediction": prediction, "scores": scores})
+        if arguments.output is not None and jax.process_index() == 0:
+            write_files(arguments.output, predicted)
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        with _output(arguments.output / "predictions.jsonl") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return said
 
 
-def _batch_size(arguments: Evaluation, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:
+def _batch_size(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:
     if arguments.batch_size is not None:
         check_batch(arguments.batch_size, 1, mesh)
         return arguments.batch_size
@@ -435,6 +453,8 @@ def main() -> None:
         Perplexity: evaluate_perplexity,
         OnTask: evaluate_task,
         Scoring: evaluate_score,
+        FeaturesOf: evaluate_features,
+        Ensemble: evaluate_ensemble,
     }
     _say(_json(commands[type(arguments)](arguments)))
 

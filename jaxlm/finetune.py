@@ -21,8 +21,7 @@ from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.output import write_json
 from jaxlm.sharding import make_mesh, use_mesh
-from jaxlm.tasks import CustomConfig, Task, TaskData, encode_split, read_task, train_batches
-from jaxlm.tasks.inputs import ROLES
+from jaxlm.tasks import ROLES, CustomConfig, Task, TaskData, TaskOptions, encode_split, read_task, train_batches
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
     FinetuneConfig,
@@ -36,8 +35,9 @@ from jaxlm.training.config import (
     resolved_json,
     run_fields,
 )
+from jaxlm.training.groups import run_members
 from jaxlm.training.loop import explain_failure
-from jaxlm.training.members import Work, make_programs, member_directory, run_member
+from jaxlm.training.members import Work, make_programs, member_directory
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
@@ -50,7 +50,7 @@ class Arguments:
     """Fine-tune on a labelled task."""
 
     config: tyro.conf.Positional[str]
-    """A config file, or its name: finetune/gpt1."""
+    """A config file, or its name: finetune/gpt1, finetune/bert."""
     run: Path
     """The run directory: made anew, or continued."""
     task: str
@@ -58,10 +58,13 @@ class Arguments:
     task_dir: str | None = None
     """Where the task's files are; tfds or tfds:DATA_DIR for TFDS's copy."""
     custom: CustomConfig = field(default_factory=CustomConfig)
+    options: TaskOptions = field(default_factory=TaskOptions)
+    strict: bool = False
+    """Refuse and list answers that do not stand at their offsets, which are counted otherwise."""
     start: str | None = None
     """A run to start from (RUN or RUN@STEP); from scratch unless given."""
     tokenizer: str | None = None
-    """For a run from scratch: sentencepiece:FILE, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
+    """For a run from scratch: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
     seeds: int = 1
     """Runs with one seed after the other, from `seed` on."""
     learning_rates: tuple[float, ...] = ()
@@ -103,23 +106,31 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     else:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
     config.check()
+    if source is None and (config.transfer_layers is not None or config.reinit_layers):
+        name = "transfer_layers" if config.transfer_layers is not None else "reinit_layers"
+        raise InputError(f"{name}: there is nothing to transfer without --start")
     check_positive(arguments, "seeds")
     check_seed(f"the last of {arguments.seeds} seeds,", config.seed + arguments.seeds - 1)
-    rates = arguments.learning_rates or (config.optimizer.peak_lr,)
+    arguments.options.check()
+    task, data = read_task(
+        arguments.task,
+        arguments.task_dir,
+        arguments.custom,
+        seed=arguments.held_out_seed,
+        options=arguments.options,
+        strict=arguments.strict,
+    )
+    if config.model.kind == "gpt":
+        tokenizer = tokenizer.with_specials(ROLES)
+    config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
+    config, length, batch_size = filled(config, task.paper_for(config.model.kind))
+    rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
     for rate in rates:
         check_finite(rate, "learning_rates")
         replace(config.optimizer, peak_lr=rate).check()
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates {' '.join(map(str, rates))}: one of them is given twice; leave it out")
-    task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
-    tokenizer = tokenizer.with_specials(ROLES)
-    config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
-    config, length, batch_size = filled(config, task.paper)
     check_sizes(length, 1, config.model)
-    if config.transfer_layers is not None and not 0 <= config.transfer_layers <= config.model.num_layers:
-        raise InputError(f"transfer_layers {config.transfer_layers}: from 0 to the model's {config.model.num_layers}")
-    if config.transfer_layers is not None and source is None:
-        raise InputError("transfer_layers: there is nothing to transfer without --start")
     return Plan(config, length, batch_size, task, data, tokenizer, source, rates)
 
 
@@ -133,7 +144,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     mesh = make_mesh(config.mesh)
     check_batches(config, mesh)
     encoded = {
-        part: encode_split(task, planned.data, part, planned.tokenizer, planned.length) for part in planned.data.splits
+        part: encode_split(task, planned.data, part, planned.tokenizer, planned.length, config.model.kind)
+        for part in planned.data.splits
     }
     num_steps = config.num_steps
     if num_steps is None:
@@ -158,12 +170,14 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         "task_dir": arguments.task_dir,
         "custom": to_json(arguments.custom) if task.name == "custom" else None,
         "start": None if source is None else source.name,
+        "options": to_json(arguments.options),
         "held_out_seed": arguments.held_out_seed,
         "seeds": arguments.seeds,
         "learning_rates": list(planned.rates),
     }
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # held by the fingerprints
-    changed = run.open(resolved, run_fields=(*run_fields(config.optimizer), *moved))
+    free = (*run_fields(config.optimizer), "members_per_group", *moved)
+    changed = run.open(resolved, run_fields=free)
     with quiet_failures(), run, use_mesh(mesh):
         if (run.path / "results.json").exists():
             if jax.process_index() == 0:
@@ -179,28 +193,24 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         say(f"cut to {planned.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
         for change in changed:
             say(f"changed since the last start: {change}")
-        work = Work(run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop)
-        results, programs = [], None
-        for number, (seed, rate) in enumerate(members):
-            if programs is None or rate != members[number - 1][1]:
-                programs = make_programs(work, rate)
-            origin = "from scratch" if source is None else f"from {source.name}"
-            title = f"run {number + 1} of {len(members)}: {task.name} {origin}, seed {seed}, rate {rate:g}"
-            results.append(run_member(work, programs, seed, rate, title))
+        work = Work(run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop, arguments.keep)
+        programs = make_programs(work)
+        origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"
+        results = run_members(work, programs, members, origin)
         summary = summarise(task, results)
         _keep_best(work, programs, summary)
         first_process_decides(lambda: _write_results(work, summary, arguments.keep))
-        for line in _table(summary):
+        for line in _table(task, summary):
             say(line)
 
 
 def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What results.json holds; `dev` and `test` are over the seeds at the rate whose mean on dev is best."""
+    """What results.json holds; its parts are over the seeds at the rate whose mean on the part that selects is best."""
     by_rate: dict[float, list[dict]] = {}
     for result in results:
         by_rate.setdefault(result["learning_rate"], []).append(result)
-    mean_of = lambda runs: float(np.mean([run["dev"][task.metric] for run in runs]))  # noqa: E731
-    rate = max(by_rate, key=lambda rate: mean_of(by_rate[rate]))
+    merit = lambda run: run[task.selects][task.metric]  # noqa: E731
+    rate = max(by_rate, key=lambda rate: float(np.mean([merit(run) for run in by_rate[rate]])))
     summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
     parts = [part for part, value in results[0].items() if isinstance(value, dict)]
     for part in parts:
@@ -210,7 +220,7 @@ def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
             name: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0}
             for name, v in values.items()
         }
-    best = max(by_rate[rate], key=lambda run: run["dev"][task.metric])
+    best = max(by_rate[rate], key=merit)
     summary["best"] = {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}
     return summary
 
@@ -227,28 +237,41 @@ def _keep_best(work: Work, programs: Any, summary: dict[str, Any]) -> None:
 
 
 def _write_results(work: Work, summary: dict[str, Any], keep: str) -> None:
-    """All predictions in one file, then results.json, with which the run is complete; the members go last."""
+    """All predictions in one file, the best's files, then results.json, with which the run is complete.
+
+    The threshold that was tuned for the best goes into task.json, for predict. The members go last.
+    """
     fresh = work.run.path / "predictions.jsonl.tmp"
     with fresh.open("wb") as file:
         for run in summary["runs"]:
             directory = member_directory(work.run, run["seed"], run["learning_rate"])
             file.write((directory / "predictions.jsonl").read_bytes())
     fresh.replace(work.run.path / "predictions.jsonl")
+    best = summary["best"]
+    files = member_directory(work.run, best["seed"], best["learning_rate"]) / "files"
+    if files.is_dir():
+        shutil.copytree(files, work.run.path, dirs_exist_ok=True)
+    (chosen,) = (run for run in summary["runs"] if all(run[name] == best[name] for name in ("seed", "learning_rate")))
+    if "threshold" in chosen[work.task.selects]:
+        task = replace(work.task, threshold=chosen[work.task.selects]["threshold"])
+        write_json(work.run.path / "task.json", task.to_json())
     write_json(work.run.path / "results.json", summary)
     if keep == "best":
         shutil.rmtree(work.run.path / "members")
 
 
-def _table(summary: dict[str, Any]) -> list[str]:
+def _table(task: Task, summary: dict[str, Any]) -> list[str]:
     count = sum(run["learning_rate"] == summary["learning_rate"] for run in summary["runs"])
     lines = [
-        f"{summary['task']}: {count} seed(s), rate {summary['learning_rate']:g}, selected by {summary['metric']} on dev"
+        f"{summary['task']}: {count} seed(s), rate {summary['learning_rate']:g}, selected by {summary['metric']} on "
+        f"{task.selects}"
     ]
-    for part in ("dev", "test"):
-        if part in summary:
-            names = sorted(summary[part], key=lambda name: (name != summary["metric"], name == "loss"))
-            figures = (f"{name} {summary[part][name]['mean']:.4f} ± {summary[part][name]['std']:.4f}" for name in names)
-            lines.append(f"  {part:<5}" + "  ".join(figures))
+    parts = [part for part in summary["runs"][0] if part in summary and isinstance(summary[part], dict)]
+    width = max(5, *(len(part) for part in parts))
+    for part in parts:
+        names = sorted(summary[part], key=lambda name: (name != summary["metric"], name == "loss"))
+        figures = (f"{name} {summary[part][name]['mean']:.4f} ± {summary[part][name]['std']:.4f}" for name in names)
+        lines.append(f"  {part:<{width}}" + "  ".join(figures))
     return lines
 
 

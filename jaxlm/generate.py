@@ -1,5 +1,6 @@
 """Continue a prompt with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
 
+An encoder fills the blanks of its prompt instead: `--prompt 'It was a [MASK] day.'` gives the best pieces for each.
 One sample is written as it is made, several once all are done. The text begins with the prompt as the tokenizer gives
 it back. Without --prompt each line of standard input is a prompt (blank ones are skipped); --prompt "" begins a text.
 """
@@ -13,10 +14,13 @@ from typing import Annotated, Any, TextIO
 
 import tyro
 
+from jaxlm.cloze import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.config import command_line
 from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, left_context
 from jaxlm.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
+from jaxlm.labelling import default_batch_size
+from jaxlm.models.bert import Bert
 from jaxlm.tasks.files import numbered_lines
 from jaxlm.training.loaded import LoadedRun, load_run
 
@@ -35,6 +39,8 @@ class Arguments:
     """New tokens at most; 100, or what the model's position table leaves, unless given."""
     samples: int = 1
     """Continuations of each prompt."""
+    top: int = 5
+    """An encoder's fillings of each blank."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     seed: int = 0
     """The same seed, prompt and settings give the same text."""
@@ -44,12 +50,15 @@ class Arguments:
 
 def generate(arguments: Arguments) -> None:
     """Load the run and continue every prompt."""
-    for name in ("length", "samples"):
+    for name in ("length", "samples", "top"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: a number above 0")
     arguments.sampling.check()
     run = load_run(arguments.run)
+    if isinstance(run.model, Bert):
+        fill(run, arguments)
+        return
     specials = run.tokenizer.specials
     decoder = Decoder(
         run.model,
@@ -66,6 +75,28 @@ def generate(arguments: Arguments) -> None:
                 if output is not None:
                     output.write(json.dumps(sample, ensure_ascii=False) + "\n")
                     output.flush()
+    finally:
+        if output is not None:
+            output.close()
+
+
+def fill(run: LoadedRun, arguments: Arguments) -> None:
+    """Fill the blanks of every prompt with an encoder."""
+    model = check_cloze(run.model, run.params, run.tokenizer, run.name)
+    output = _open(arguments.output)
+    try:
+        for prompt in prompts(arguments.prompt):
+            cloze = text_cloze(run.tokenizer, prompt)
+            if not cloze.is_blank:
+                raise InputError(f"{run.path} is an encoder (bert), which fills blanks: put {BLANK} into the prompt")
+            size = default_batch_size(len(cloze.where), run.mesh)
+            (answer,) = answers(
+                model, run.params, [cloze], run.tokenizer, mesh=run.mesh, batch_size=size, top=arguments.top
+            )
+            named = named_fillings(run.tokenizer, answer.fillings)
+            print(fillings_text(prompt, named), flush=True)
+            if output is not None:
+                output.write(json.dumps({"prompt": prompt, "fillings": named}, ensure_ascii=False) + "\n")
     finally:
         if output is not None:
             output.close()

@@ -145,27 +145,35 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """Speed over a stretch of training: tokens and steps a second, the share of time waiting for data, seconds left."""
+    """Speed over a stretch of training: what was done a second, the share of time waiting for data, seconds left."""
 
     tokens_per_second: float
+    flops_per_second: float
     steps_per_second: float
     waiting: float
     eta: float
+
+
+Work = Callable[[int], tuple[float, float]]
+
+
+def even_work(tokens: float, flops_per_token: float) -> Work:
+    """The work of a run whose steps all have `tokens` tokens."""
+    return lambda step: (step * tokens, step * tokens * flops_per_token)
 
 
 class Meter:
     """Times training, leaving out what is not: `with meter.pause("evaluation")` and `pause("compilation")`.
 
     `with meter.waiting()` marks the time that the step waits for data, which counts as training.
-    total: the step at which training ends. clock: seconds, for tests.
+    total: the step at which training ends. work: step -> (tokens, FLOPs) of a whole run up to it; steps may differ, and
+    the time left goes by tokens. clock: seconds, for tests.
     """
 
-    def __init__(
-        self, *, start: int, total: int, tokens_per_step: float, clock: Callable[[], float] = time.perf_counter
-    ):
+    def __init__(self, *, start: int, total: int, work: Work, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
         self._total = total
-        self._tokens_per_step = tokens_per_step
+        self._work = work
         self._begin = self._mark = clock()
         self._start = self._mark_step = self._step = start
         self._paused = 0.0  # since the mark
@@ -204,15 +212,16 @@ class Meter:
     def read(self) -> Reading:
         """The speed since the last reading, and the time left at the pace since the beginning."""
         now = self._clock()
-        steps = self._step - self._mark_step
         active = max(now - self._mark - self._paused, 1e-9)
-        done = self._step - self._start
+        (tokens, flops), (old_tokens, old_flops) = self._work(self._step), self._work(self._mark_step)
+        done = tokens - self._work(self._start)[0]
         pace = (now - self._begin - self._compiled) / done if done else math.nan
         reading = Reading(
-            tokens_per_second=steps * self._tokens_per_step / active,
-            steps_per_second=steps / active,
+            tokens_per_second=(tokens - old_tokens) / active,
+            flops_per_second=(flops - old_flops) / active,
+            steps_per_second=(self._step - self._mark_step) / active,
             waiting=min(self._waited / active, 1.0),
-            eta=max(self._total - self._step, 0) * pace,
+            eta=max(self._work(self._total)[0] - tokens, 0) * pace,
         )
         self._mark, self._mark_step, self._paused, self._waited = now, self._step, 0.0, 0.0
         return reading

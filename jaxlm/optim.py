@@ -26,7 +26,8 @@ class OptimizerConfig:
     kind: Literal["adamw", "openai_adam", "bert_adamw"] = "adamw"
     """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, whose first
     update has rate 0; BERT's does not correct the bias."""
-    peak_lr: float = 2.5e-4
+    peak_lr: float | None = 2.5e-4
+    """None: the one of the task's row, in fine-tuning."""
     warmup: float = 2000.0
     """Linear warmup: steps from 1 on, below 1 a share of the run. adamw rounds it up to whole steps, bert_adamw
     down."""
@@ -41,7 +42,7 @@ class OptimizerConfig:
 
     def check(self) -> None:
         """Refuse values that cannot be meant."""
-        if not self.peak_lr >= 0.0:
+        if self.peak_lr is None or not self.peak_lr >= 0.0:
             raise InputError(f"optimizer.peak_lr {self.peak_lr}: a number from 0 on")
         if self.warmup < 0:
             raise InputError(f"optimizer.warmup {self.warmup}: steps from 1 on, or a share of the run below 1")
@@ -67,18 +68,19 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     bert_adamw: peak t / w before step w, and from there on what the decay from step 0 on has left (optimization.py:31),
     so that the rate falls by a share w / T of the peak where the warmup ends.
     """
-    total, warmup = max(1, num_steps), config.warmup_steps(num_steps)
+    total, warmup, peak = max(1, num_steps), config.warmup_steps(num_steps), config.peak_lr
+    assert peak is not None
 
     def bert_rate(t):
         t = jnp.asarray(t, jnp.float32)
         fall = _fall(config.decay, jnp.clip(t / total, 0.0, 1.0))
-        return config.peak_lr * jnp.where(t < warmup, t / max(1.0, warmup), fall)
+        return peak * jnp.where(t < warmup, t / max(1.0, warmup), fall)
 
     def adamw_rate(t):
         t = jnp.asarray(t, jnp.float32)
         rise = jnp.minimum(1.0, (t + 1) / max(1.0, warmup))
         x = jnp.clip((t - warmup) / max(1.0, total - warmup), 0.0, 1.0)
-        return config.peak_lr * jnp.where(t < warmup, rise, _fall(config.decay, x))
+        return peak * jnp.where(t < warmup, rise, _fall(config.decay, x))
 
     def openai_rate(t):
         x = jnp.asarray(t, jnp.float32) / total
@@ -88,7 +90,7 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
         fall = _fall(config.decay, x)
         if config.decay == "cosine":
             fall = jnp.where(warming, 1.0, fall)
-        return config.peak_lr * rise * fall
+        return peak * rise * fall
 
     return {"adamw": adamw_rate, "openai_adam": openai_rate, "bert_adamw": bert_rate}[config.kind]
 

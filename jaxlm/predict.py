@@ -1,7 +1,9 @@
 """Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.tsv|new.jsonl|- [--output F]`.
 
 Rows are read as they come, any number of them, and answered in order: one JSON object a line with `index` (0-based),
-`prediction` (spelt as in the task's files) and `scores` (a probability for each label; empty for a score).
+`prediction` and `scores`. The prediction is spelt as in the task's files: a label, a score, the text of an answer (""
+if there is none), or a list of tags, and then the `tokens` stand there too. scores: a probability for each label; of an
+answer its probability; of tags theirs; empty for a score.
 """
 
 import contextlib
@@ -9,23 +11,21 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
 from jaxlm.config import command_line
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
-from jaxlm.labelling import default_batch_size, label_split, make_head, make_label_step
+from jaxlm.labelling import default_batch_size, in_pieces, label_split, make_label_step
 from jaxlm.logs import Progress
 from jaxlm.output import whole_file
 from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 from jaxlm.tasks import encode_examples, read_rows
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.loaded import load_run
 
 log = logging.getLogger("jaxlm.predict")
@@ -56,24 +56,25 @@ def predict(arguments: Arguments) -> int:
         raise InputError(f"--batch-size {arguments.batch_size}: a number above 0")
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    if run.task is None or not isinstance(run.config, FinetuneConfig):
-        raise InputError(f"{run.path} is a pretraining run: predict needs one that jaxlm.finetune made")
-    task, config = run.task, run.config
-    head = make_head(task, config.head_dropout_rate, config.model.init_std)
+    task, config, network = run.tuned("predict")
     limit = config.length or config.model.num_positions
     lengths = standard_lengths(limit)
-    step = CompiledStep("labelling", jax.jit(make_label_step(run.model, head)), expected_shapes=len(lengths))
+    step = CompiledStep("labelling", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
     batch_size = default_batch_size(arguments.batch_size, mesh)
     at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
     rows, done, cut = read_rows(arguments.input, task, errors=arguments.errors), 0, 0
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else whole_file(path) as out:
-        while examples := list(islice(rows, at_a_time)):
-            encoded = encode_examples(task, examples, run.tokenizer, limit)
+        for examples in in_pieces(rows, at_a_time):
+            encoded = encode_examples(task, examples, run.tokenizer, limit, config.model.kind)
             labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
-            for number, outputs in enumerate(labelled.outputs):
-                out.write(json.dumps(_line(task, done + number, outputs)) + "\n")
+            predicted, _ = labelled.predicted(task, encoded)
+            for number, (example, (prediction, scores)) in enumerate(zip(examples, predicted.lines, strict=True)):
+                line = {"index": done + number, "prediction": prediction, "scores": scores}
+                if task.kind == "tagging":
+                    line["tokens"] = list(example.tokens)
+                out.write(json.dumps(line) + "\n")
             out.flush()
             done, cut = done + len(examples), cut + encoded.truncated
             progress.update(done)
@@ -82,11 +83,6 @@ def predict(arguments: Arguments) -> int:
     if cut:
         log.warning("%d of %d rows were cut to %d tokens", cut, done, limit)
     return done
-
-
-def _line(task: Any, index: int, outputs: Any) -> dict[str, Any]:
-    prediction, scores = task.prediction(outputs)
-    return {"index": index, "prediction": prediction, "scores": scores}
 
 
 def main() -> None:

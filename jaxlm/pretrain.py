@@ -1,36 +1,37 @@
-"""Pretrain a language model on a token store: `python -m jaxlm.pretrain CONFIG --run RUN --data.store STORE`.
+"""Pretrain a GPT or a BERT on a token store: `python -m jaxlm.pretrain CONFIG --run RUN --data.store STORE`.
 
 The same command resumes a run that was stopped, and says so when the run is complete.
 """
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
-import jax.numpy as jnp
 import tyro
 
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.storage import quiet_failures
 from jaxlm.config import command_line, load_config
-from jaxlm.data.loader import batches, describe_rows, validation_batches
-from jaxlm.data.rows import ORDER_VERSION, rows_per_epoch, training_rows
+from jaxlm.data.chunks import CHUNKS_VERSION
+from jaxlm.data.config import DataConfig
+from jaxlm.data.loader import batch_at, batches, describe_rows, validation_batches, validation_pairs
+from jaxlm.data.pairs import PAIRS_VERSION, Pairs, pair_figures
+from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases
+from jaxlm.data.rows import ORDER_VERSION, rows_per_epoch
 from jaxlm.data.store import Store, open_store
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import MetricsLog
-from jaxlm.models.gpt import GPT, model_flops_per_token
-from jaxlm.objectives import Objective, language_model
 from jaxlm.optim import decay_mask, make_optimizer
-from jaxlm.scoring import perplexity
 from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
+from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
@@ -38,6 +39,7 @@ from jaxlm.training.start import (
     Source,
     check_tokenizer,
     continue_state,
+    fresh_parts,
     model_of_source,
     open_source,
     resume,
@@ -78,7 +80,9 @@ class Plan:
     stores: tuple[Store, ...]
     validation: tuple[Store, ...]
     source: Source | None
-    rows_an_epoch: int
+    phases: tuple[Phase, ...]
+    rows_an_epoch: tuple[int, ...]
+    """Of each phase."""
 
 
 def plan(arguments: Arguments, given: set[str]) -> Plan:
@@ -105,22 +109,36 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         if arguments.verify_stores:
             store.verify()
     config.check()
-    rows = sum(rows_per_epoch(stores, config.data, config.length))
     num_steps = config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
             raise InputError("neither num_steps nor num_epochs is given: give one of them")
-        num_steps = max(1, math.ceil(config.num_epochs * rows / config.batch_size))
+        num_steps = _steps_of(config, stores)
         config = replace(config, num_steps=num_steps)
-    return Plan(config, num_steps, stores, validation, source, rows)
+    found = phases(config.data, length=config.length, num_steps=num_steps)
+    rows = tuple(sum(rows_per_epoch(stores, config.data, phase.length)) for phase in found)
+    if config.data.layout == "pairs":  # refused now, if there is nothing to make pairs of, not after a run has begun
+        validation_pairs(validation, config.data, length=config.length, batch_size=1)
+    return Plan(config, num_steps, stores, validation, source, found, rows)
+
+
+def _steps_of(config: PretrainConfig, stores: tuple[Store, ...]) -> int:
+    """The steps of num_epochs passes; where the length changes on the way, the passes of its phases together."""
+    assert config.num_epochs is not None
+    passes = 0.0  # of one step
+    for phase in phases(config.data, length=config.length, num_steps=1_000_000):
+        share = (phase.end_step - phase.first_step) / 1_000_000
+        passes += share * config.batch_size / sum(rows_per_epoch(stores, config.data, phase.length))
+    return max(1, math.ceil(config.num_epochs / passes - 1e-9))
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:
     """What the run's data is, wherever it lies."""
+    pairs = plan.config.data.layout == "pairs"
     return {
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],
-        "data_order": ORDER_VERSION,
+        "data_order": [ORDER_VERSION, CHUNKS_VERSION, PAIRS_VERSION] if pairs else ORDER_VERSION,
     }
 
 
@@ -136,7 +154,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
 
     run = RunDirectory(arguments.run)
     resolved = resolved_json(config, fingerprints(planned))
-    changed = run.open(resolved, run_fields=run_fields(config.optimizer))
+    changed = run.open(resolved, run_fields=run_fields(config.optimizer, fixed_steps=_changes_length(config.data)))
     run.save_tokenizer(planned.stores[0].tokenizer())
     checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
     steps = checkpoints.steps()
@@ -147,11 +165,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             print(f"{run.path} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
         return
 
-    model = GPT(config.model, config.execution)
-
-    def init_params(key: jax.Array) -> Any:
-        example = jnp.zeros((1, 1), jnp.int32)
-        return {"backbone": model.init(key, example, example)["params"]}
+    pretraining = make_pretraining(config, planned.stores[0].tokenizer())
+    init_params = pretraining.init_params
 
     with quiet_failures(), use_mesh(mesh), run, checkpoints:
         mask = decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
@@ -165,7 +180,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             state, notes = continue_state(source, abstract, config.seed)
             origin = f"state of {source.name}"
         elif source is not None:
-            state, notes = with_parameters(fresh_state(init_params, optimizer, abstract, config.seed), source)
+            fresh = fresh_state(init_params, optimizer, abstract, config.seed)
+            state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh))
             origin = f"parameters of {source.name}"
         else:
             state, notes = fresh_state(init_params, optimizer, abstract, config.seed), []
@@ -176,16 +192,28 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         started_from = None if origin == "from scratch" else origin
         run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
 
-        objective = language_model(model, loss_chunks=config.execution.loss_chunks)
         step = CompiledStep(
             "training",
             jax.jit(
-                make_train_step(objective, optimizer, micro_batches=config.micro_batches, norms_every=config.log_every),
+                make_train_step(
+                    pretraining.objective,
+                    optimizer,
+                    micro_batches=config.micro_batches,
+                    norms_every=config.log_every,
+                ),
                 donate_argnums=0,
                 out_shardings=(shardings, None),
             ),
+            expected_shapes=len(planned.phases),
         )
-        rows = training_rows(planned.stores, config.data, length=config.length, seed=config.seed)
+        rows = phased_rows(
+            planned.stores,
+            config.data,
+            length=config.length,
+            seed=config.seed,
+            num_steps=num_steps,
+            batch_size=config.batch_size,
+        )
         my_rows = host_rows(config.batch_size, mesh)
         host_batches = batches(rows, batch_size=config.batch_size, host_rows=my_rows, first_step=first_step)
         metrics = MetricsLog(run.path, first_step if steps else None)
@@ -194,26 +222,31 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             metrics,
             start=first_step,
             total=num_steps,
-            tokens_per_step=config.batch_size * config.length,
+            work=pretraining.work(planned.phases, config.batch_size),
             log_every=config.log_every,
-            flops_per_token=model_flops_per_token(config.model, config.length),
             unigram_entropy=None if source is not None else _unigram_entropy(planned.stores),
+            gate_metric=pretraining.language_loss,
         )
         step.on_compile = lambda: recorder.meter.pause("compilation")
         count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         for sentence in (
-            f"{run.path}: {origin}; {count:,} parameters, {num_steps:,} steps of {config.batch_size} x "
-            f"{config.length} tokens, {num_steps * config.batch_size / planned.rows_an_epoch:.3g} epochs; "
+            f"{run.path}: {origin}; {count:,} parameters, {_length_of(planned)}; "
             f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
             f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
+            *pretraining.says,
+            *_of_pairs(rows),
             *(f"changed since the last start: {change}" for change in changed),
             *notes,
         ):
             recorder.note(sentence)
         evaluate = None
         if planned.validation:
-            evaluate = _evaluator(planned, objective, mesh, eval_batch_size, recorder)
+            evaluate = _evaluator(planned, pretraining, mesh, eval_batch_size, recorder)
         try:
+            for phase in planned.phases:
+                if phase.end_step > first_step and len(planned.phases) > 1:  # all of them ahead: no surprise at night
+                    example = batch_at(rows, phase.first_step, config.batch_size, my_rows)
+                    step.prepare(state, to_devices(example, mesh, config.batch_size))
             if evaluate is not None and first_step == 0:
                 with recorder.meter.pause("evaluation"):
                     evaluate(0, state.params)
@@ -237,26 +270,62 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             metrics.close()
 
 
-def _evaluator(planned: Plan, objective: Objective, mesh: jax.sharding.Mesh, batch_size: int, recorder: Recorder):
-    step = CompiledStep("evaluation", jax.jit(make_eval_step(objective)))
-    rows = host_rows(batch_size, mesh)
-    words = sum(store.words for store in planned.validation)
-    size = sum(store.bytes for store in planned.validation)
+def _evaluator(
+    planned: Plan, pretraining: Pretraining, mesh: jax.sharding.Mesh, batch_size: int, recorder: Recorder
+) -> Callable[[int, Any], None]:
+    step = CompiledStep("evaluation", jax.jit(make_eval_step(pretraining.objective)))
+    config, rows, stores = planned.config, host_rows(batch_size, mesh), planned.validation
+    held_out: Sequence[Any]
+    if config.data.layout == "pairs":
+        held_out = validation_pairs(stores, config.data, length=config.length, batch_size=batch_size, host_rows=rows)
+    else:
+        held_out = validation_batches(stores, length=config.length, batch_size=batch_size, host_rows=rows)
 
     def evaluate(number: int, params: Any) -> None:
-        held_out = validation_batches(
-            planned.validation, length=planned.config.length, batch_size=batch_size, host_rows=rows
-        )
         on_devices: Iterator = (to_devices(batch, mesh, batch_size) for batch in held_out)
-        figures = perplexity(step, params, on_devices, words=words, bytes=size)
-        said = (
-            f"validation loss {figures['validation_loss']:.4f}, perplexity {figures['perplexity']:.2f} a token, "
-            f"{figures['word_perplexity']:.2f} a word, {figures['bits_per_byte']:.4f} bits a byte"
-        )
-        figures["validation_accuracy"] = figures.pop("accuracy")  # training lines have an accuracy of their own
-        recorder.validation(number, figures, said=said)
+        figures = pretraining.figures(step, params, on_devices, stores)
+        recorder.validation(number, figures, said=_said(figures))
 
     return evaluate
+
+
+def _said(figures: dict[str, float]) -> str:
+    """An evaluation for people."""
+    said = f"validation loss {figures['validation_loss']:.4f}"
+    if "perplexity" in figures:
+        return (
+            f"{said}, perplexity {figures['perplexity']:.2f} a token, {figures['word_perplexity']:.2f} a word, "
+            f"{figures['bits_per_byte']:.4f} bits a byte"
+        )
+    names = (name for name in figures if name != "validation_loss")
+    others = (f"{name.removeprefix('validation_').replace('_', ' ')} {figures[name]:.4f}" for name in names)
+    return f"{said}: {', '.join(others)}"
+
+
+def _length_of(planned: Plan) -> str:
+    """How much the run is, for people."""
+    config, several = planned.config, len(planned.phases) > 1
+    parts = []
+    for phase, rows in zip(planned.phases, planned.rows_an_epoch, strict=True):
+        steps = phase.end_step - phase.first_step
+        size = f"{steps:,} {'' if several else 'steps '}of {config.batch_size} x {phase.length} tokens"
+        parts.append(f"{size}, {steps * config.batch_size / rows:.3g} epochs")
+    return f"{planned.num_steps:,} steps: {' and '.join(parts)}" if several else parts[0]
+
+
+def _changes_length(data: DataConfig) -> bool:
+    """Whether the step at which rows get longer depends on how many there are, also where it is no step of this run."""
+    return data.short_length > 0 and 0 < data.short_share < 1
+
+
+def _of_pairs(rows: PhasedRows) -> list[str]:
+    """What pairs there are in the rows of each phase; nothing where rows are no pairs."""
+    found = []
+    for phase, part in zip(rows.phases, rows.rows, strict=True):
+        sources = [source for source in part.sources if isinstance(source, Pairs)]
+        if sources:
+            found.append(f"pairs at length {phase.length}: {pair_figures(sources)}")
+    return found
 
 
 def _unigram_entropy(stores: tuple[Store, ...]) -> float:

@@ -41,30 +41,38 @@ def perplexity(
     word), bits_per_byte, accuracy (share of tokens that had the highest score), tokens. Tokens that end documents are
     predicted and count like others. A figure over nothing is nan, one over the range of a float inf.
     """
-    totals: dict[str, list[float]] = {"nll": [0.0, 0.0], "accuracy": [0.0, 0.0]}
-
-    def add(found: dict[str, tuple[Any, Any]]) -> None:
-        for name, total in totals.items():
-            for k in range(2):
-                total[k] += float(found[name][k])
-
-    late = None
-    for batch in batches:
-        found = eval_step(params, batch)
-        if late is not None:  # fetched a batch late, so that the devices never wait
-            add(late)
-        late = found
-    if late is not None:
-        add(late)
-    nll, tokens = totals["nll"]
+    sums = totals(eval_step, params, batches)
+    nll, tokens = sums["nll"]
     return {
         "validation_loss": _divide(nll, tokens),
         "perplexity": _exp(_divide(nll, tokens)),
         "word_perplexity": _exp(_divide(nll, words)),
         "bits_per_byte": _divide(nll, bytes * math.log(2)),
-        "accuracy": _divide(*totals["accuracy"]),
+        "accuracy": _divide(*sums["accuracy"]),
         "tokens": int(tokens),
     }
+
+
+def totals(
+    eval_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]], params: Any, batches: Iterable[Any]
+) -> dict[str, tuple[float, float]]:
+    """name -> (sum, weight) over all batches, of what eval_step gives for each."""
+    found: dict[str, tuple[float, float]] = {}
+
+    def add(sums: dict[str, tuple[Any, Any]]) -> None:
+        for name, (total, weight) in sums.items():
+            before = found.get(name, (0.0, 0.0))
+            found[name] = before[0] + float(total), before[1] + float(weight)
+
+    late = None
+    for batch in batches:
+        sums = eval_step(params, batch)
+        if late is not None:  # fetched a batch late, so that the devices never wait
+            add(late)
+        late = sums
+    if late is not None:
+        add(late)
+    return found
 
 
 class Scored(NamedTuple):

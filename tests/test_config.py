@@ -103,7 +103,7 @@ def changed(config, path: str, value) -> dict:
         (CONFIG, "optimizer.kind", "sgd", 'config.optimizer.kind: "sgd" is not one of adamw, openai_adam, bert_adamw'),
         (CONFIG, "data.weights", [1.0, "x"], r'config.data.weights\[1\]: "x" is not float'),
         (CONFIG, "data.store", "one", "config.data.store: "),
-        (CONFIG, "model", [], r"config.model: \[\] is not an object with the fields of GPTConfig"),
+        (CONFIG, "model", [], r"config.model: \[\] is not an object with the fields of GPTConfig or BertConfig"),
         (Drawing(), "dashed", 1, "config.dashed: 1 is not bool"),
         (Drawing(), "corners", [1, 2, 3], "config.corners"),
         (Drawing(), "shape", {"kind": "star"}, "config.shape.kind 'star': must be one of circle, square"),

@@ -7,14 +7,25 @@ import json
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import linen as nn
-from toy_runs import REPOSITORY, finetune_arguments, make_stores, make_task, metrics, pretrain_arguments, run_here
+from toy_runs import (
+    REPOSITORY,
+    bert_arguments,
+    finetune_arguments,
+    make_pair_stores,
+    make_stores,
+    make_task,
+    metrics,
+    pretrain_arguments,
+    run_here,
+)
 
 from jaxlm.config import find_config, from_json, load_config, to_json
-from jaxlm.models.gpt import GPT, GPT1
+from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
+from jaxlm.models.gpt import GPT1
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.network import empty_model
 
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
@@ -28,8 +39,19 @@ def stores(tmp_path_factory):
     return make_stores(tmp_path_factory.mktemp("stores"))
 
 
+@pytest.fixture(scope="module")
+def pair_stores(tmp_path_factory):
+    return make_pair_stores(tmp_path_factory.mktemp("pairs"))
+
+
+def is_encoder(name: str) -> bool:
+    return isinstance(load_config(name, KINDS[name]).model, BertConfig)
+
+
 def test_the_configs_that_the_contract_names_are_there():
     assert {"pretrain/gpt1", "pretrain/gpt_small", "finetune/gpt1", "debug/gpt"} <= set(NAMES)
+    assert {"pretrain/bert_base", "pretrain/bert_large", "pretrain/bert_small"} <= set(NAMES)
+    assert {"finetune/bert", "debug/bert"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,29 +69,42 @@ def test_a_config_is_found_by_name_and_by_path(name, tmp_path, monkeypatch):
 def test_a_config_is_sound_at_full_size(name):
     config = load_config(name, KINDS[name])
     config = replace(config, model=replace(config.model, vocab_size=40_478))
-    config.check()
-    ids = jnp.zeros((1, 1), jnp.int32)
-    shapes = nn.unbox(jax.eval_shape(lambda: GPT(config.model).init(jax.random.key(0), ids, ids)["params"]))
-    model, count = config.model, sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    if config.optimizer.peak_lr is not None:  # None: a task's own
+        config.check()
+    ids = jax.ShapeDtypeStruct((1, 1), "int32")
+    init = empty_model(config.model).init
+    model, shapes = config.model, nn.unbox(jax.eval_shape(init, jax.random.key(0), ids, ids)["params"])
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
-    assert count == (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
+    expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
+    if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
+        expected += model.num_types * model.width + 2 * model.width + model.width**2 + model.width
+    assert count == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name] is PretrainConfig])
-def test_a_pretraining_config_takes_a_step(name, stores, tmp_path):
-    arguments = pretrain_arguments(tmp_path / "run", stores, *TOY_MODEL, "--num-steps", 1)
+def test_a_pretraining_config_takes_a_step(name, stores, pair_stores, tmp_path):
+    if is_encoder(name):
+        arguments = bert_arguments(
+            tmp_path / "run", pair_stores, *TOY_MODEL, "--num-steps", 1, "--data.short-length", 0
+        )
+    else:
+        arguments = pretrain_arguments(tmp_path / "run", stores, *TOY_MODEL, "--num-steps", 1)
     ended = run_here("pretrain", name, *arguments[1:])
     assert ended.code == 0, ended.errors
-    assert 5 < metrics(tmp_path / "run")[1] < 7  # near ln 320
+    assert 5 < metrics(tmp_path / "run")[1] < 7  # near ln 320, and ln 2 more where there is a second term
     assert metrics(tmp_path / "run", "validation_loss")[1] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name] is FinetuneConfig])
-def test_a_fine_tuning_config_takes_a_step(name, stores, tmp_path):
+def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, tmp_path):
     task = make_task(tmp_path / "task")
-    toy = [*TOY_MODEL, "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{stores[0]}"]
+    store = (pair_stores if is_encoder(name) else stores)[0]
+    toy = [*TOY_MODEL, "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{store}"]
+    if is_encoder(name):
+        toy += ["--auxiliary-lm", 0]
     ended = run_here("finetune", name, *finetune_arguments(tmp_path / "run", task, *toy)[1:])
     assert ended.code == 0, ended.errors
     assert metrics(tmp_path / "run", "task_loss").keys() == {1} and (tmp_path / "run" / "results.json").exists()
@@ -100,6 +135,26 @@ def test_the_published_configs_say_what_the_paper_says():
     assert (optimizer.peak_lr, optimizer.warmup, optimizer.decay) == (6.25e-5, 0.002, "linear")
 
 
-def test_the_toy_config_is_as_scripts_rely_on_it():
-    toy = load_config("debug/gpt", PretrainConfig)
+def test_berts_configs_say_what_the_paper_says():
+    """Devlin et al. (2019), section 3 and appendix A.2 and A.3; google-research/bert where the paper is silent."""
+    for name, sizes in (("bert_base", BERT_BASE), ("bert_large", BERT_LARGE)):
+        pretrain = load_config(f"pretrain/{name}", PretrainConfig)
+        assert replace(pretrain.model, vocab_size=sizes.vocab_size) == sizes
+        assert (pretrain.batch_size, pretrain.length, pretrain.num_steps) == (256, 512, 1_000_000)
+        assert (pretrain.data.short_length, pretrain.data.short_share) == (128, 0.9)
+        optimizer = pretrain.optimizer
+        assert (optimizer.peak_lr, optimizer.warmup, optimizer.decay) == (1e-4, 10_000, "linear")
+        assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.01)
+        masking = pretrain.masking
+        assert (masking.rate, masking.share_mask, masking.share_random) == (0.15, 0.8, 0.1)
+    assert (BERT_BASE.num_layers, BERT_BASE.width, BERT_BASE.num_heads) == (12, 768, 12)
+    assert (BERT_LARGE.num_layers, BERT_LARGE.width, BERT_LARGE.num_heads) == (24, 1024, 16)
+    finetune = load_config("finetune/bert", FinetuneConfig)
+    assert (finetune.optimizer.warmup, finetune.optimizer.decay) == (0.1, "linear")
+    assert finetune.optimizer.peak_lr is None  # a task's own
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert"])
+def test_the_toy_config_is_as_scripts_rely_on_it(kind):
+    toy = load_config(f"debug/{kind}", PretrainConfig)
     assert toy.model.num_positions == 512 and toy.batch_size % 8 == 0 and toy.model.num_heads % 4 == 0

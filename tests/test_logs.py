@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import RunError
-from jaxlm.logs import LiveLine, Meter, MetricsLog, Progress, duration, read_metrics
+from jaxlm.logs import LiveLine, Meter, MetricsLog, Progress, duration, even_work, read_metrics
 
 
 def steps(directory) -> list[int]:
@@ -209,7 +209,7 @@ class Clock:
 
 def test_speed_leaves_out_evaluation_and_compilation():
     clock = Clock()
-    meter = Meter(start=1000, total=1100, tokens_per_step=512, clock=clock)
+    meter = Meter(start=1000, total=1100, work=even_work(512, 2), clock=clock)
     with meter.pause("compilation"):
         clock.now += 60
     for step in range(1001, 1011):
@@ -230,6 +230,19 @@ def test_speed_leaves_out_evaluation_and_compilation():
     meter.advance(1100)
     clock.now += 1
     assert meter.read().eta == 0
+
+
+def test_time_left_goes_by_tokens_where_steps_differ():
+    """Fails when a run of short rows promises that the long ones at its end will take no longer."""
+    clock = Clock()
+    meter = Meter(start=0, total=100, work=lambda step: (10 * step + 30 * max(0, step - 90), 0), clock=clock)
+    clock.now += 45
+    meter.advance(45)
+    assert meter.read().eta == pytest.approx(45 + 10 * 4)
+    clock.now += 45 + 5 * 4
+    meter.advance(95)
+    reading = meter.read()
+    assert reading.eta == pytest.approx(5 * 4) and reading.steps_per_second == pytest.approx(50 / 65)
 
 
 def test_progress_tells_rate_and_time_left():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, packed, random_params
+from toy_pairs import STILL_BERT, TOY_BERT, bert_shapes, init_bert, pair_rows, pretraining, random_bert
 
 from jaxlm.errors import InputError
 from jaxlm.models.gpt import GPT
@@ -28,7 +29,7 @@ from jaxlm.sharding import (
     use_mesh,
 )
 from jaxlm.training.state import abstract_state, fresh_state, new_state
-from jaxlm.training.step import make_train_step
+from jaxlm.training.step import make_eval_step, make_train_step
 
 pytestmark = pytest.mark.skipif(
     len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them"
@@ -213,3 +214,114 @@ def test_rows_go_to_devices_in_order():
         np.testing.assert_array_equal(found.ids, batch.ids)
         assert found.ids.sharding == batch_sharding(mesh)
         assert found.ids.addressable_shards[0].data.shape[0] == ROWS // (sizes[0] * sizes[1])
+
+
+# BERT
+
+BERT_STEPS = 20
+QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+BERT_LAYOUT = {
+    "backbone/embeddings/tokens": ("tensor", "fsdp"),
+    "backbone/embeddings/positions": (None, "fsdp"),
+    "backbone/embeddings/types": (None, "fsdp"),
+    "backbone/embeddings/norm/scale": (None,),
+    "backbone/embeddings/norm/bias": (None,),
+    "backbone/blocks/attention/qkv_kernel": (None, "fsdp", None, "tensor", None),
+    "backbone/blocks/attention/qkv_bias": (None, None, "tensor", None),
+    "backbone/blocks/attention/out_kernel": (None, "tensor", None, "fsdp"),
+    "backbone/blocks/attention/out_bias": (None, None),
+    "backbone/blocks/attention_norm/scale": (None, None),
+    "backbone/blocks/attention_norm/bias": (None, None),
+    "backbone/blocks/feed_forward/in_kernel": (None, "fsdp", "tensor"),
+    "backbone/blocks/feed_forward/in_bias": (None, "tensor"),
+    "backbone/blocks/feed_forward/out_kernel": (None, "tensor", "fsdp"),
+    "backbone/blocks/feed_forward/out_bias": (None, None),
+    "backbone/blocks/feed_forward_norm/scale": (None, None),
+    "backbone/blocks/feed_forward_norm/bias": (None, None),
+    "backbone/pooler/kernel": ("fsdp", None),
+    "backbone/pooler/bias": (None,),
+    "head/masked_lm/kernel": ("fsdp", None),
+    "head/masked_lm/bias": (None,),
+    "head/masked_lm/norm/scale": (None,),
+    "head/masked_lm/norm/bias": (None,),
+    "head/masked_lm/output_bias": ("tensor",),
+    "head/next_sentence/kernel": ("fsdp", None),
+    "head/next_sentence/bias": (None,),
+}
+
+
+def run_bert(sizes, micro_batches=1):
+    """The losses of twenty steps of MLM + NSP by name, (20,), and the state at the end."""
+    mesh, config = mesh_of(sizes), replace(STILL_BERT, num_layers=1)
+    settings = OptimizerConfig(kind="bert_adamw", peak_lr=1e-3, warmup=2, eps=1e-6)
+    optimizer = make_optimizer(settings, BERT_STEPS, decay_mask(bert_shapes(config)))
+    with use_mesh(mesh):
+        abstract = abstract_state(init_bert(config), optimizer, mesh)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        state = jax.device_put(new_state(random_bert(config), optimizer, 4), shardings)
+        step = make_train_step(pretraining(config), optimizer, micro_batches=micro_batches)
+        out = (shardings, None)
+        step = jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=QUICKLY_COMPILED)
+        found = []
+        for t in range(BERT_STEPS):
+            state, metrics = step(state, to_devices(pair_rows(ROWS, seed=t), mesh, ROWS))
+            found.append({name: float(metrics[name]) for name in ("loss", "masked_lm_loss", "next_sentence_loss")})
+    return {name: np.array([metrics[name] for metrics in found]) for name in found[0]}, state
+
+
+@pytest.fixture(scope="module")
+def bert_on_one_device():
+    found, _ = run_bert((1, 1, 1))
+    assert abs(found["loss"][-1] - found["loss"][0]) > 1e-3 * found["loss"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    "sizes, micro_batches",
+    [((8, 1, 1), 1), ((2, 4, 1), 1), ((2, 2, 2), 4)],
+    ids=lambda x: "x".join(map(str, x)) if isinstance(x, tuple) else f"{x} pieces",
+)
+def test_berts_losses_are_those_of_one_device_and_shards_lie_where_declared(bert_on_one_device, sizes, micro_batches):
+    """Fails when masks differ with the mesh, a mean is taken over the masked words or pairs of a device or of a
+    micro-batch, or a leaf of backbone, head or moments lies elsewhere.
+    """
+    found, state = run_bert(sizes, micro_batches)
+    for name, values in found.items():
+        np.testing.assert_allclose(values, bert_on_one_device[name], rtol=1e-5, err_msg=name)
+    for tree in (state.params, state.opt_state.mu, state.opt_state.nu):
+        leaves = {slashes(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        assert leaves.keys() == BERT_LAYOUT.keys()
+        for name, leaf in leaves.items():
+            assert leaf.sharding.spec == P(*BERT_LAYOUT[name]), name
+            axes = [axis for axis in BERT_LAYOUT[name] if axis]
+            pieces = np.prod([dict(zip(AXES, sizes, strict=True))[axis] for axis in axes], dtype=int)
+            assert leaf.addressable_shards[0].data.size * pieces == leaf.size, name
+
+
+def test_berts_masks_and_dropout_are_those_of_one_device():
+    """Fails when an evaluation depends on where in which batch a row lies, or a training pass on the mesh."""
+    rows, evaluations, passes = pair_rows(24), [], []
+    objective = pretraining(TOY_BERT, SCANNED)
+
+    def both(params, batch):
+        return make_eval_step(objective)(params, batch), objective.sums(params, batch, jax.random.key(3))
+
+    for sizes, batch_size in (((1, 1, 1), 24), ((8, 1, 1), 8), ((2, 2, 2), 24)):
+        mesh, sums = mesh_of(sizes), {}
+        with use_mesh(mesh):
+            step = jax.jit(both, compiler_options=QUICKLY_COMPILED)
+            params = jax.device_put(random_bert(TOY_BERT), jax.sharding.NamedSharding(mesh, P()))
+            for first in range(0, len(rows.ids), batch_size):
+                batch = jax.tree.map(lambda x, at=slice(first, first + batch_size): x[at], rows)
+                evaluation, dropped = step(params, to_devices(batch, mesh, batch_size))
+                for name, pair in evaluation.items():
+                    sums[name] = sums.get(name, 0.0) + np.array([float(x) for x in pair])
+        evaluations.append(sums)
+        if batch_size == len(rows.ids):
+            passes.append({name: float(x) for name, x in dropped.items()})
+    for name, pair in evaluations[0].items():
+        for other in evaluations[1:]:
+            np.testing.assert_allclose(other[name], pair, rtol=1e-6, err_msg=name)
+    assert evaluations[0]["next_sentence_loss"][1] == rows.pair_weights.sum()
+    assert passes[1] == pytest.approx(passes[0], rel=1e-5)
+    assert abs(passes[0]["masked_lm_loss"] - evaluations[0]["masked_lm_loss"][0]) > 1.0

@@ -13,7 +13,7 @@ from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.data.store import Store
 from jaxlm.data.writer import write_store
-from jaxlm.labelling import make_head
+from jaxlm.training.network import make_head
 from jaxlm.logs import MetricsLog
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.output import write_json

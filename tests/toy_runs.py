@@ -21,7 +21,7 @@ from jaxlm.checkpoints import Checkpoints
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
 from jaxlm.logs import read_metrics
-from jaxlm.text import Tokenizer, train_sentencepiece
+from jaxlm.text import Tokenizer, train_sentencepiece, train_wordpiece
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SECONDS = 300  # after which a process that should have ended is killed; machines may be busy
@@ -201,6 +201,35 @@ def pretrain_arguments(run: Path, stores: Sequence[Path], *more: Any) -> list[An
     store, valid = stores
     toy = "--length 32 --log-every 1 --optimizer.warmup 10 --optimizer.peak-lr 3e-3".split()
     return ["debug/gpt", "--run", run, "--data.store", store, "--data.validation", valid, *toy, *more]
+
+
+def lined(texts: Sequence[str], seed: int = 1) -> list[str]:
+    """The texts with line breaks in them: sentences of 3 to 12 words."""
+    rng = random.Random(seed)
+
+    def lines(words: list[str]) -> Iterator[str]:
+        at = 0
+        while at < len(words):
+            count = rng.randint(3, 12)
+            yield " ".join(words[at : at + count])
+            at += count
+
+    return ["\n".join(lines(text.split())) for text in texts]
+
+
+def make_pair_stores(directory: Path) -> tuple[Path, Path]:
+    """A store of sentences to train on (about 16,000 tokens, 320 WordPieces) and one to be held against (1,000)."""
+    texts = lined(sentences(140))
+    tokenizer = train_wordpiece(texts, 320)
+    for name, part in (("store", texts[:130]), ("valid", texts[130:])):
+        write_store(directory / name, {"toy": part}, tokenizer, sentences="lines")
+    return directory / "store", directory / "valid"
+
+
+def bert_arguments(run: Path, stores: Sequence[Path], *more: Any) -> list[Any]:
+    """A toy BERT's run: 2 x 32, dropout on, batch 8 x 64, a metrics line a step. What comes last counts."""
+    store, valid = stores
+    return ["debug/bert", "--run", run, "--data.store", store, "--data.validation", valid, *more]
 
 
 def make_task(directory: Path, kind: str = "classification", *, train: int = 40, dev: int = 13, test: int = 7) -> Path:

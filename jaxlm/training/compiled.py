@@ -24,6 +24,10 @@ class CompiledStep:
         self.on_compile: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
     def __call__(self, state: Any, batch: Any) -> Any:
+        return self.prepare(state, batch)(state, batch)
+
+    def prepare(self, state: Any, batch: Any) -> Compiled:
+        """The program for batches of this shape, compiled if it is not."""
         shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(batch))
         program = self.programs.get(shapes)
         if program is None:
@@ -35,4 +39,4 @@ class CompiledStep:
                 log.warning("the %s step compiled again, for batch %s, in %.1f s", self.name, shapes[0][0], taken)
             else:
                 log.info("compiled the %s step for batch %s in %.1f s", self.name, shapes[0][0], taken)
-        return program(state, batch)
+        return program

@@ -4,17 +4,24 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 from jax.sharding import Mesh
 
 from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError
+from jaxlm.heads import Features
+from jaxlm.masking import MaskingConfig
+from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
 from jaxlm.sharding import MeshConfig, check_batch
+
+# The config file decides which model it is; the command line offers that one's fields.
+ModelConfig = Annotated[GPTConfig | BertConfig, tyro.conf.AvoidSubcommands]
 
 # Fields that may change when a run resumes: how it runs, what it writes, what it is held against. Stores may move: what
 # is in them is held by `fingerprints`, which `config.json` has beside the fields.
@@ -35,9 +42,13 @@ RUN_FIELDS = (
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """A pretraining run."""
+    """A pretraining run: of a GPT on rows of text, of a BERT on rows of sentence pairs (data.layout pairs)."""
 
-    model: GPTConfig = field(default_factory=GPTConfig)
+    model: ModelConfig = field(default_factory=GPTConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """What a bidirectional encoder has to predict; a causal model does not use it."""
+    next_sentence_coefficient: float = 1.0
+    """Weight of an encoder's next-sentence loss beside its language model's; 0: there is no such head."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
@@ -68,21 +79,39 @@ class PretrainConfig:
         """Refuse what cannot run."""
         check_fields(self)
         self.data.check()
-        check_sizes(self.length, self.execution.loss_chunks, self.model)
+        encoder, pairs = isinstance(self.model, BertConfig), self.data.layout == "pairs"
+        if encoder != pairs:
+            name, wanted = ("a BERT", "pairs") if encoder else ("a GPT", "windows or packed")
+            raise InputError(f"data.layout {self.data.layout}: {name} is trained on rows of {wanted}")
+        if encoder:
+            self.masking.check()
+            if not self.next_sentence_coefficient >= 0:
+                raise InputError(f"next_sentence_coefficient {self.next_sentence_coefficient}: a number from 0 on")
+        # An encoder's loss is over the masked tokens, whose number its pieces need not divide.
+        check_sizes(self.length, 0 if encoder else self.execution.loss_chunks, self.model)
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
     """A fine-tuning run: a pretrained (or fresh) model, a head, a labelled task. Fields that are None: the task's."""
 
-    model: GPTConfig = field(default_factory=GPTConfig)
+    model: ModelConfig = field(default_factory=GPTConfig)
     """Sizes for a run from scratch; with --start they come from there."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    auxiliary_lm: float = 0.5
-    """Weight of the language-model loss beside the task's (GPT-1's lambda, L3 = L2 + lambda L1); 0 switches it off."""
+    auxiliary_lm: float = 0.0
+    """Weight of a decoder's language-model loss beside the task's (GPT-1's lambda, L3 = L2 + lambda L1); 0: none."""
+    head: Literal["linear", "bilstm"] = "linear"
+    """What stands on the model. bilstm: of an encoder, two layers of 768 units a direction on `features`, and then
+    what linear has (BERT's tables 5 and 7)."""
+    features: Features = "last"
+    """Layers that a bilstm head reads, the rows of BERT's table 7."""
+    frozen: bool = False
+    """Whether the pretrained model stays as it is and only the head learns."""
     head_dropout_rate: float = 0.1
     transfer_layers: int | None = None
-    """Pretrained layers kept, from the first; the rest start fresh (the paper's figure 2). None: all."""
+    """Pretrained layers kept, from the first; the rest start fresh (GPT-1's figure 2). None: all."""
+    reinit_layers: int = 0
+    """Pretrained layers, from the last, that start fresh, and an encoder's pooler with them (Zhang et al., 2021)."""
     select: Literal["best", "last"] = "best"
     """Parameters that count at the end. best: of the evaluation that did best on dev. last: of the last step."""
     num_steps: int | None = None
@@ -101,12 +130,36 @@ class FinetuneConfig:
     checkpoint_every: int = 1000
     keep_newest: int = 1
     keep_every: int | None = None
+    members_per_group: int = 0
+    """Seeds and rates that train side by side in one program; 0: as many as fit an accelerator, one on a CPU, which
+    gains nothing."""
 
     def check(self) -> None:
         """Refuse what cannot run."""
-        check_fields(self)
+        rate = self.optimizer.peak_lr
+        check_fields(replace(self, optimizer=replace(self.optimizer, peak_lr=0.0 if rate is None else rate)))
         if self.auxiliary_lm < 0:
             raise InputError(f"auxiliary_lm {self.auxiliary_lm}: a number from 0 on")
+        encoder = isinstance(self.model, BertConfig)
+        if self.auxiliary_lm and (encoder or self.frozen):
+            raise InputError(
+                f"auxiliary_lm {self.auxiliary_lm}: "
+                + ("an encoder has" if encoder else "a frozen model learns")
+                + " no language-model loss beside the task's; give 0"
+            )
+        if self.head == "bilstm" and not encoder:
+            raise InputError("head bilstm: it stands on an encoder's layers; a decoder has head linear")
+        if self.features != "last" and self.head != "bilstm":
+            raise InputError(f"features {self.features}: only head bilstm reads them; give --head bilstm too")
+        if self.members_per_group < 0:
+            raise InputError(f"members_per_group {self.members_per_group}: a number above 0, or 0 to have it chosen")
+        layers = self.model.num_layers
+        if self.transfer_layers is not None and not 0 <= self.transfer_layers <= layers:
+            raise InputError(f"transfer_layers {self.transfer_layers}: from 0 to the model's {layers}")
+        if not 0 <= self.reinit_layers <= layers:
+            raise InputError(f"reinit_layers {self.reinit_layers}: from 0 to the model's {layers}")
+        if self.reinit_layers and self.transfer_layers is not None:
+            raise InputError("transfer_layers and reinit_layers are both given: give one of them")
         if not 0.0 <= self.head_dropout_rate < 1.0:
             raise InputError(f"head_dropout_rate {self.head_dropout_rate}: a number from 0 up to, not including, 1")
 
@@ -171,7 +224,7 @@ def check_batches(config: Any, mesh: Mesh) -> int:
     return config.eval_batch_size or config.batch_size
 
 
-def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:
+def check_sizes(length: int, loss_chunks: int, model: GPTConfig | BertConfig) -> None:
     """Refuse a length over the position table, or one that its loss chunks do not divide."""
     if not 1 <= length <= model.num_positions:
         raise InputError(f"length {length}: from 1 to model.num_positions, which is {model.num_positions}")
@@ -179,15 +232,20 @@ def check_sizes(length: int, loss_chunks: int, model: GPTConfig) -> None:
         raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it (0: chosen)")
 
 
-DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32  # GPT-1's fine-tuning, section 4.1
+# GPT-1's fine-tuning, section 4.1; BERT's, section 4.1, with the rate of its README's example. All but the rates agree.
+DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
+DEFAULT_RATES = {"gpt": 6.25e-5, "bert": 2e-5}
 
 
 def filled(config: FinetuneConfig, paper: Mapping[str, float]) -> tuple[FinetuneConfig, int, int]:
-    """What neither the config nor the command line says, from the task's paper: length, batch size, epochs.
+    """What neither the config nor the command line says, from the task's paper: length, batch size, epochs, rate.
 
     Returns the config with these, and once more its length and its batch size, which are never None.
     """
     longest = config.model.num_positions
+    if config.optimizer.peak_lr is None:
+        rate = float(paper.get("peak_lr", DEFAULT_RATES[config.model.kind]))
+        config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))
     if config.num_steps is None and config.num_epochs is None:
         config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
     length = config.length or min(int(paper.get("length", longest)), longest)
@@ -205,9 +263,9 @@ def one_duration(config: Any, before: Any) -> Any:
     return config
 
 
-def run_fields(optimizer: OptimizerConfig) -> tuple[str, ...]:
-    """The fields that may change on resume; the length of a run is one where no rate depends on it."""
-    return RUN_FIELDS + (() if optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
+def run_fields(optimizer: OptimizerConfig, *, fixed_steps: bool = False) -> tuple[str, ...]:
+    """The fields that may change on resume; the length of a run is one where no rate and no phase depends on it."""
+    return RUN_FIELDS + (() if fixed_steps or optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
 
 
 def resolved_json(config: Any, fingerprints: dict[str, Any]) -> dict:

@@ -15,12 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import from_json
 from jaxlm.errors import InputError
+from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.sharding import MeshConfig, make_mesh, state_shardings
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.network import Network, empty_model, make_network
 from jaxlm.training.run import RunDirectory, split_start
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ class LoadedRun:
     """
 
     config: PretrainConfig | FinetuneConfig
-    model: GPT
+    model: GPT | Bert
     params: Any
     tokenizer: Tokenizer
     step: int
@@ -48,6 +50,19 @@ class LoadedRun:
     def name(self) -> str:
         """RUN@STEP."""
         return f"{self.path}@{self.step}"
+
+    def tuned(self, command: str) -> tuple[Task, FinetuneConfig, Network]:
+        """The task, config and network of a fine-tuned run. InputError, which names the command, for another run."""
+        if self.task is None or not isinstance(self.config, FinetuneConfig):
+            raise InputError(f"{self.path} is a pretraining run: {command} needs one that jaxlm.finetune made")
+        network = make_network(self.config, self.task, for_reading(self.config.execution))
+        return self.task, self.config, network
+
+    def decoder(self, command: str, remedy: str) -> GPT:
+        """The model of a run that predicts the next token. InputError, with a remedy, for an encoder's."""
+        if not isinstance(self.model, GPT):
+            raise InputError(f"{self.path} is an encoder (bert): {command} needs a decoder (gpt); {remedy}")
+        return self.model
 
 
 def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
@@ -73,7 +88,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
             "put the run's own tokenizer directory back"
         )
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
-    model = GPT(config.model, dataclasses.replace(config.execution, remat="none", unroll=Execution.unroll))
+    model = empty_model(config.model, for_reading(config.execution))
     saved = checkpoints.metadata(step).tree["params"]
     restored = checkpoints.restore_partial({"params": abstract_params(config.model, saved, mesh)}, step=step)
     for note in restored.notes:
@@ -111,10 +126,15 @@ def saved_task(run: RunDirectory) -> Task:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 
 
-def abstract_params(config: GPTConfig, saved: dict, mesh: Mesh) -> dict:
+def for_reading(execution: Execution) -> Execution:
+    """How a run's model is applied where nothing is learnt."""
+    return dataclasses.replace(execution, remat="none", unroll=Execution.unroll)
+
+
+def abstract_params(config: GPTConfig | BertConfig, saved: dict, mesh: Mesh) -> dict:
     """Shapes, dtypes and shardings of a run's parameters: the model's own, and whatever heads were saved beside it."""
     ids = jnp.zeros((1, 1), jnp.int32)
-    boxed = jax.eval_shape(lambda: GPT(config).init(jax.random.key(0), ids, ids)["params"])
+    boxed = jax.eval_shape(lambda: empty_model(config).init(jax.random.key(0), ids, ids)["params"])
     place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # noqa: E731
     whole = NamedSharding(mesh, PartitionSpec())
     heads = {name: part for name, part in saved.items() if name != "backbone"}

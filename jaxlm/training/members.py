@@ -9,28 +9,25 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.labelling import Labelled, label_split, make_head, make_label_step
-from jaxlm.logs import MetricsLog
-from jaxlm.models.gpt import GPT, model_flops_per_token
-from jaxlm.objectives import sequence_task
-from jaxlm.optim import decay_mask, make_optimizer
+from jaxlm.labelling import label_split, make_label_step
+from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json
 from jaxlm.sharding import host_rows, to_devices
-from jaxlm.tasks import Task, train_batches
-from jaxlm.tasks.loading import EncodedSplit
+from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.loop import Intervals, train
+from jaxlm.training.network import Network, make_network
 from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
@@ -51,19 +48,33 @@ class Work:
     num_steps: int
     batch_size: int
     task: Task
-    encoded: dict[str, EncodedSplit]
+    encoded: dict[str, Encoded]
     source: Source | None
     mesh: Mesh
     stop: StopSignal
+    keep: Literal["best", "all"] = "best"
+
+    def merit(self, result: dict[str, Any]) -> float:
+        """The figure of a member's result that selects."""
+        return result[self.task.selects][self.task.metric]
+
+    def batches(self, seed: int) -> TrainBatches:
+        """The training batches of a seed."""
+        return train_batches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled steps of a run; the members of one learning rate share them, as the seed is not part of them."""
+    """The compiled steps of a run, which all its members share: seed and learning rate are data.
 
+    step: (state, (batch, rate)) -> (state, metrics), not compiled; train: the same, compiled.
+    """
+
+    network: Network
+    step: Callable[[TrainState, Any], tuple[TrainState, dict]]
     train: CompiledStep
     label: CompiledStep
-    init: Callable[[int], Any]
+    init: Callable[[int], TrainState]
     abstract: TrainState
 
 
@@ -72,50 +83,48 @@ def member_directory(run: RunDirectory, seed: int, rate: float) -> Path:
     return run.path / "members" / f"seed-{seed}-rate-{rate!r}"
 
 
-def make_programs(work: Work, rate: float) -> Programs:
-    """The model, its head and its optimizer at one learning rate, as compiled steps."""
-    config, mesh = work.config, work.mesh
-    model = GPT(config.model, config.execution)
-    head = make_head(work.task, config.head_dropout_rate, config.model.init_std)
+def make_programs(work: Work) -> Programs:
+    """The model, its head and its optimizer, as compiled steps."""
+    config = work.config
+    network = make_network(config, work.task)
+    objective = network.objective()
 
-    def init_params(key: jax.Array) -> Any:
-        body_key, head_key = jax.random.split(key)
-        example = jnp.zeros((1, 1), jnp.int32)
-        states = jnp.zeros((1, 1, config.model.width))
-        return {
-            "backbone": model.init(body_key, example, example)["params"],
-            "head": head.init(head_key, states, train=False)["params"],
-        }
+    def step(state: TrainState, inputs: Any) -> tuple[TrainState, dict]:
+        batch, rate = inputs
+        optimizer = network.optimizer(dataclasses.replace(config.optimizer, peak_lr=rate), work.num_steps)
+        one = make_train_step(objective, optimizer, micro_batches=config.micro_batches, norms_every=config.log_every)
+        return one(state, batch)
 
-    optimizer_config = dataclasses.replace(config.optimizer, peak_lr=rate)
-    boxed = jax.eval_shape(init_params, jax.random.key(0))
-    optimizer = make_optimizer(optimizer_config, work.num_steps, decay_mask(boxed))
-    abstract = abstract_state(init_params, optimizer, mesh)
-    objective = sequence_task(model, head, auxiliary_lm=config.auxiliary_lm, loss_chunks=config.execution.loss_chunks)
-    step = make_train_step(objective, optimizer, micro_batches=config.micro_batches, norms_every=config.log_every)
+    optimizer = network.optimizer(config.optimizer, work.num_steps)
+    abstract = abstract_state(network.init, optimizer, work.mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    lengths = len(train_batches(work.encoded["train"], batch_size=work.batch_size, seed=0, num_steps=1).lengths)
+    lengths = len(work.batches(0).lengths)
     return Programs(
+        network=network,
+        step=step,
         train=CompiledStep(
             "training", jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), expected_shapes=lengths
         ),
-        label=CompiledStep("evaluation", jax.jit(make_label_step(model, head)), expected_shapes=lengths + 1),
-        init=lambda seed: fresh_state(init_params, optimizer, abstract, seed),
+        label=CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=lengths + 1),
+        init=lambda seed: fresh_state(network.init, optimizer, abstract, seed),
         abstract=abstract,
     )
 
 
 def run_member(work: Work, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
     """Train one member up to its result, or go on with it; returns what `result.json` holds."""
-    config, task = work.config, work.task
+    config = work.config
     directory = member_directory(work.run, seed, rate)
     if (directory / "result.json").exists():
         return json.loads((directory / "result.json").read_text(encoding="utf-8"))
-    data = train_batches(work.encoded["train"], batch_size=work.batch_size, seed=seed, num_steps=work.num_steps)
+    data = work.batches(seed)
     kept = Checkpoints(directory / "kept", keep_newest=1)
     checkpoints = Checkpoints(directory / "checkpoints", keep_newest=config.keep_newest)
     with kept, checkpoints:
-        state, notes, resumed = _start(work, programs, checkpoints, seed)
+        if resumed := bool(checkpoints.steps()):
+            state, notes = resume(checkpoints, programs.abstract, seed)
+        else:
+            state, notes = started_state(work, programs, seed)
         first_step = int(state.step)
         scope = {"seed": seed, "peak_lr": rate}
         metrics = MetricsLog(work.run.path, first_step if resumed else None, scope=scope)
@@ -124,22 +133,21 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             metrics,
             start=first_step,
             total=work.num_steps,
-            tokens_per_step=work.batch_size * work.encoded["train"].longest.mean() * task.num_sequences,
+            work=member_work(work, programs),
             log_every=config.log_every,
-            flops_per_token=model_flops_per_token(config.model, int(work.encoded["train"].longest.mean())),
         )
         programs.train.on_compile = lambda: recorder.meter.pause("compilation")
         for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
             recorder.note(note)
-        best = _Best(task, kept, select=config.select, last_step=work.num_steps)
+        part = work.task.selects
+        best = _Best(work.task, kept, select=config.select, last_step=work.num_steps)
 
         def evaluate(number: int, params: Any) -> None:
-            labelled, figures = _label(work, programs, params, "dev", data.lengths)
-            del labelled
+            _, figures = label_part(work, programs, params, work.task.selects, data.lengths)
             recorder.validation(
                 number,
-                {f"dev_{name}": value for name, value in figures.items()},
-                said="dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
+                {f"{part}_{name}": value for name, value in figures.items()},
+                said=f"{part} " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
             )
             if best.is_better(number, figures):
                 best.keep(number, params, figures, work.resolved | {"seed": seed})
@@ -153,10 +161,11 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             to_devices(jax.tree.map(lambda x: x[rows], data[number]), work.mesh, work.batch_size)
             for number in itertools.count(first_step)
         )
+        rate_on_devices = whole(work.mesh, np.float32(rate))
         try:
             train(
                 state,
-                programs.train,
+                lambda state, batch: programs.train(state, (batch, rate_on_devices)),
                 batches,
                 num_steps=work.num_steps,
                 intervals=Intervals(config.eval_every or data.steps_per_epoch, config.checkpoint_every),
@@ -172,26 +181,36 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             recorder.close()
             metrics.close()
         kept.wait()
-        result = _write_result(work, programs, kept, directory, seed, rate, data.lengths)
+        restored = kept.restore_partial({"params": programs.abstract.params})
+        result = write_result(work, programs, restored.state["params"], restored.step, seed, rate)
     shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     return result
 
 
-def _start(work: Work, programs: Programs, checkpoints: Checkpoints, seed: int) -> tuple[TrainState, list[str], bool]:
-    if checkpoints.steps():
-        state, notes = resume(checkpoints, programs.abstract, seed)
-        return state, notes, True
-    fresh = programs.init(seed)
+def member_work(work: Work, programs: Programs) -> Callable[[int], tuple[float, float]]:
+    """Tokens and FLOPs of a member up to a step, as the meter wants them."""
+    encoded = work.encoded["train"]
+    length = encoded.longest.mean()
+    tokens = work.batch_size * length * encoded.num_sequences
+    return even_work(tokens, programs.network.flops_per_token(int(length)))
+
+
+def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:
+    """The state of a member that begins: fresh, or with the source's parameters; sentences about it."""
+    fresh, config = programs.init(seed), work.config
     if work.source is None:
-        return fresh, [], False
-    state, notes = with_parameters(
+        return fresh, []
+    layers, fresh_names = config.transfer_layers, ["head/.*"]
+    if config.reinit_layers:
+        layers = config.model.num_layers - config.reinit_layers
+        fresh_names.append("backbone/pooler/.*")
+    return with_parameters(
         fresh,
         work.source,
-        allow_fresh=("head/.*",),
-        grow={"backbone/embeddings/tokens": 0},
-        transfer_layers=work.config.transfer_layers,
+        allow_fresh=fresh_names,
+        grow={} if programs.network.is_encoder else {"backbone/embeddings/tokens": 0},
+        transfer_layers=layers,
     )
-    return state, notes, False
 
 
 class _Best:
@@ -215,36 +234,81 @@ class _Best:
             self.kept.save(step, {"params": params}, config=config, extra={"dev": figures, "step": step})
 
 
-def _label(
-    work: Work, programs: Programs, params: Any, part: str, lengths: tuple[int, ...]
-) -> tuple[Labelled, dict[str, float]]:
+def label_part(
+    work: Work,
+    programs: Programs,
+    params: Any,
+    part: str,
+    lengths: tuple[int, ...],
+    threshold: float | None = None,
+) -> tuple[Predicted, dict[str, float]]:
+    """Predictions for a part, and its figures (none where it has no labels)."""
     encoded = work.encoded[part]
     size = work.config.eval_batch_size or work.batch_size
     labelled = label_split(programs.label, params, encoded, work.mesh, batch_size=size, lengths=lengths)
-    return labelled, labelled.metrics(work.task, encoded) if encoded.labelled else {}
+    return labelled.predicted(work.task, encoded, threshold)
 
 
-def _write_result(
-    work: Work, programs: Programs, kept: Checkpoints, directory: Path, seed: int, rate: float, lengths: tuple[int, ...]
-) -> dict[str, Any]:
-    restored = kept.restore_partial({"params": programs.abstract.params})
-    result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": restored.step}
+def write_result(work: Work, programs: Programs, params: Any, step: int, seed: int, rate: float) -> dict[str, Any]:
+    """Label every part with the parameters that count and write what the member came to; what `result.json` holds.
+
+    The part that selects comes first: what is tuned on it, the threshold of unanswerable questions, is then used.
+    """
+    selects, lengths = work.task.selects, work.batches(seed).lengths
+    parts = [part for part in work.encoded if part != "train"]
+    found: dict[str, tuple[Predicted, dict[str, float]]] = {}
+    threshold = None
+    for part in sorted(parts, key=lambda part: part != selects):
+        found[part] = label_part(work, programs, params, part, lengths, threshold)
+        threshold = found[selects][1].get("threshold")
+    result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": step}
+    result |= {part: found[part][1] for part in parts if found[part][1]}
     lines: list[str] = []
-    for part in work.encoded:
-        if part == "train":
-            continue
-        labelled, figures = _label(work, programs, restored.state["params"], part, lengths)
-        if figures:
-            result[part] = figures
-        for index, outputs in enumerate(labelled.outputs):
-            prediction, scores = work.task.prediction(outputs)
+    for part in parts:
+        for index, (prediction, scores) in enumerate(found[part][0].lines):
             line = {"split": part, "index": index, "seed": seed, "learning_rate": rate}
             lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}))
 
     def write() -> None:
+        directory = member_directory(work.run, seed, rate)
+        directory.mkdir(parents=True, exist_ok=True)
         text = "".join(line + "\n" for line in lines)
         (directory / "predictions.jsonl").write_text(text, encoding="utf-8")
+        for part in parts:
+            write_files(directory / "files", found[part][0])
         write_json(directory / "result.json", result)
 
     first_process_decides(write)
     return result
+
+
+def drop_beaten(work: Work, results: Sequence[dict[str, Any]]) -> None:
+    """Remove the parameters of members that another seed at their rate has beaten: they cannot be the best."""
+    if work.keep == "all":
+        return
+
+    def drop() -> None:
+        for rate in {result["learning_rate"] for result in results}:
+            at_rate = [result for result in results if result["learning_rate"] == rate]
+            best = max(at_rate, key=work.merit)
+            for result in at_rate:
+                if result is not best:
+                    shutil.rmtree(member_directory(work.run, result["seed"], rate) / "kept", ignore_errors=True)
+
+    first_process_decides(drop)
+
+
+def write_files(directory: Path, predicted: Predicted) -> None:
+    """The files that others read (a submission server, SQuAD's script), below `directory`."""
+    for name, content in predicted.files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content, indent=4, ensure_ascii=False) + "\n"
+        path.write_text(text, encoding="utf-8")
+
+
+def whole(mesh: Mesh, value: Any) -> jax.Array:
+    """`value` on every device."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxlm.devices import peak_tflops
 from jaxlm.errors import LOGGERS
-from jaxlm.logs import LiveLine, Meter, MetricsLog
+from jaxlm.logs import LiveLine, Meter, MetricsLog, Work
 from jaxlm.training.run import RunDirectory
 
 GATE_SHARE = 0.25  # of the run, after which the loss should have left the unigram entropy
@@ -28,8 +28,9 @@ class NotFinite(Exception):
 class Recorder:
     """Writes the metrics of steps and evaluations, and looks at them.
 
-    start, total: the steps at which training begins and ends. flops_per_token: for MFU. unigram_entropy: nats a token
-    of the store; a loss that is still there after a quarter of the run is warned about.
+    start, total: the steps at which training begins and ends. work: step -> (tokens, FLOPs) of a whole run up to it.
+    unigram_entropy: nats a token of the store; a language model's loss, the metric `gate_metric`, that is still there
+    after a quarter of the run is warned about.
     """
 
     def __init__(
@@ -39,20 +40,19 @@ class Recorder:
         *,
         start: int,
         total: int,
-        tokens_per_step: float,
+        work: Work,
         log_every: int,
-        flops_per_token: float | None = None,
         unigram_entropy: float | None = None,
+        gate_metric: str = "loss",
     ) -> None:
         self.run = run
         self.metrics = metrics
         self.total = total
         self.log_every = log_every
-        self.flops_per_token = flops_per_token
-        self.unigram_entropy = unigram_entropy
+        self.unigram_entropy, self.gate_metric = unigram_entropy, gate_metric
         self.gate: float = max(100, min(GATE_STEPS, int(GATE_SHARE * total)))
         self.recent: list[float] = []
-        self.meter = Meter(start=start, total=total, tokens_per_step=tokens_per_step)
+        self.meter = Meter(start=start, total=total, work=work)
         self.live = LiveLine(total, every=log_every, active=jax.process_index() == 0)
         self.handler = _LiveHandler(self.live)
         self.before = {name: logging.getLogger(name).handlers for name in LOGGERS}
@@ -72,9 +72,7 @@ class Recorder:
         norms = values.pop("update_norm")
         reading = self.meter.read()
         peak = peak_tflops()
-        mfu = None
-        if peak is not None and self.flops_per_token is not None:
-            mfu = reading.tokens_per_second * self.flops_per_token / (peak * 1e12 * jax.device_count())
+        mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
         line: dict[str, Any] = {name: float(value) for name, value in values.items()}
         line |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
         if step % self.log_every == 0:  # the steps that make them, of which the last need not be one
@@ -91,7 +89,7 @@ class Recorder:
             eta=reading.eta,
         )
         if self.unigram_entropy is not None:
-            self._look_at_gate(step, line["loss"], self.unigram_entropy)
+            self._look_at_gate(step, line[self.gate_metric], self.unigram_entropy)
 
     def validation(self, step: int, figures: dict[str, float], *, said: str) -> None:
         """Write the figures of an evaluation and say them."""

@@ -6,15 +6,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from jaxlm.checkpoints import Checkpoints, merge_parameters
 from jaxlm.config import from_json
 from jaxlm.errors import InputError
+from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.training.config import ModelConfig
 from jaxlm.training.run import RunDirectory, split_start
 from jaxlm.training.state import TrainState, from_saved, saved_part
 
@@ -31,7 +33,7 @@ class Source:
     """RUN@STEP, as it stands in starts.jsonl."""
     checkpoints: Checkpoints
     step: int
-    model: GPTConfig
+    model: GPTConfig | BertConfig
     tokenizer: Tokenizer
     fingerprint: str
     """SHA-256 over the checksums of the parameters: the run's place may change, they do not."""
@@ -46,7 +48,7 @@ def open_source(start: str) -> Source:
     config = run.config
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     metadata = checkpoints.metadata(step)
-    model = from_json(GPTConfig, config["model"], "model")
+    model = from_json(ModelConfig, config["model"], "model")
     checksums = {name: value for name, value in metadata.checksums.items() if name.startswith("params/backbone/")}
     fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
     tokenizer = load_tokenizer(run.tokenizer)
@@ -64,14 +66,26 @@ def pinned_start(run: Path, start: str) -> str:
     return saved
 
 
-def model_of_source(source: Source, asked: GPTConfig, given: set[str]) -> GPTConfig:
+FREE_FIELDS = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "embedding_dropout")
+_CALLED = {"gpt": "a decoder (gpt)", "bert": "an encoder (bert)"}
+
+
+Sizes = TypeVar("Sizes", GPTConfig, BertConfig)
+
+
+def model_of_source(source: Source, asked: Sizes, given: set[str]) -> Sizes:
     """The source's sizes with the dropout rates that were asked for; another size on the command line is refused."""
-    free = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "embedding_dropout")
-    for field in fields(GPTConfig):
-        if f"model.{field.name}" in given and field.name not in free:
-            raise InputError(f"--model.{field.name.replace('_', '-')}: with --start the sizes come from {source.name}")
-    values = {field.name: getattr(source.model, field.name) for field in fields(GPTConfig)}
-    return GPTConfig(**values | {name: getattr(asked, name) for name in free})
+    if source.model.kind != asked.kind:
+        raise InputError(
+            f"--start {source.name}: it is {_CALLED[source.model.kind]} and the config is for {_CALLED[asked.kind]}; "
+            "give the other's config, or another start"
+        )
+    names = [field.name for field in fields(asked)]
+    for name in names:
+        if f"model.{name}" in given and name not in FREE_FIELDS:
+            raise InputError(f"--model.{name.replace('_', '-')}: with --start the sizes come from {source.name}")
+    values = {name: getattr(asked if name in FREE_FIELDS else source.model, name) for name in names}
+    return type(asked)(**values)
 
 
 def with_parameters(
@@ -82,11 +96,16 @@ def with_parameters(
     grow: Mapping[str, int] | None = None,
     transfer_layers: int | None = None,
 ) -> tuple[TrainState, list[str]]:
-    """`state` with the source's parameters, and sentences about what is fresh or grown.
+    """`state` with the source's parameters, of its head too where that need not be fresh; and sentences about it.
 
-    transfer_layers: only the first n layers are taken; those above stay as they are in `state`.
+    allow_fresh, grow: as in `merge_parameters`. transfer_layers: only the first n layers are taken; those above stay as
+    they are in `state`.
     """
-    wanted = {"params": {"backbone": source.checkpoints.metadata(source.step).tree["params"]["backbone"]}}
+    saved = source.checkpoints.metadata(source.step).tree["params"]
+    parts = [part for part in ("backbone", "head") if part in state.params and f"{part}/.*" not in allow_fresh]
+    wanted = {"params": {part: dict(saved[part]) for part in parts if part in saved}}
+    if "head" in wanted["params"]:  # a head that this run has not is left behind
+        wanted["params"]["head"] = {name: saved["head"][name] for name in saved["head"] if name in state.params["head"]}
     replicated = state.step.sharding  # the step is whole on every device
 
     def place(path, leaf):
@@ -107,6 +126,14 @@ def with_parameters(
     notes = list(restored.notes)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
     return replace(state, params=params), notes
+
+
+def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
+    """What a pretraining run cannot take from `source`: the heads that it has not."""
+    saved = source.checkpoints.metadata(source.step).tree["params"].get("head", {})
+    heads = state.params.get("head", {})
+    missing = [name for name in heads if name not in saved]
+    return ("head/.*",) if len(missing) == len(heads) else tuple(f"head/{name}/.*" for name in missing)
 
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:

@@ -1,0 +1,121 @@
+"""Features: what chosen layers of an encoder give for each token (google-research/bert, `extract_features.py`).
+
+A line of the output is the original's: {"linex_index": n, "features": [{"token": PIECE, "layers": [{"index": LAYER,
+"values": [...]}, ...]}, ...]}, values rounded to six decimals. Layer -1 is the last, 0 are the embeddings after their
+norm (the original counts its layers from 0 and has no embeddings).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxlm.decoding import length_bucket
+from jaxlm.errors import InputError
+from jaxlm.models.bert import Bert
+from jaxlm.scoring import SMALLEST_BUCKET
+from jaxlm.sharding import check_batch, host_rows, to_devices, use_mesh
+from jaxlm.tasks.encoder import arrange_segments
+from jaxlm.text import Tokenizer
+
+PARTED = " ||| "  # between the two texts of a line, as in the original
+DECIMALS = 6
+
+
+class TokenFeatures(NamedTuple):
+    """A text's pieces, CLS and SEP among them, and float32 (pieces, layers, D). cut: whether it was too long."""
+
+    pieces: list[str]
+    values: np.ndarray
+    cut: bool
+
+    def to_json(self, index: int, layers: Sequence[int]) -> dict[str, Any]:
+        """The original's line."""
+        rounded = np.round(self.values.astype(np.float64), DECIMALS).tolist()
+        features = [
+            {
+                "token": piece,
+                "layers": [{"index": k, "values": values} for k, values in zip(layers, of_token, strict=True)],
+            }
+            for piece, of_token in zip(self.pieces, rounded, strict=True)
+        ]
+        return {"linex_index": index, "features": features}
+
+
+@struct.dataclass
+class _Rows:
+    """ids, positions, types, segments: int32 (B, L)."""
+
+    ids: Any
+    positions: Any
+    types: Any
+    segments: Any
+
+
+def check_layers(model: Bert, layers: Sequence[int]) -> None:
+    """Refuse layers that the model has not."""
+    most = model.config.num_layers
+    for layer in layers:
+        if not -most - 1 <= layer <= most:
+            raise InputError(
+                f"--layers {layer}: from {-most - 1} to {most}; 0 are the embeddings, -1 is the last layer"
+            )
+
+
+def token_features(
+    model: Bert,
+    params: Any,
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    layers: Sequence[int],
+    *,
+    mesh: Mesh,
+    batch_size: int,
+    length: int,
+) -> Iterator[TokenFeatures]:
+    """The features of each text (two where ` ||| ` parts them), in order, a batch at a time.
+
+    Every process must call this with the same texts. InputError for a layer that is not there.
+    """
+    check_batch(batch_size, 1, mesh)
+    check_layers(model, layers)
+    whole = NamedSharding(mesh, PartitionSpec())
+    chosen = np.array(layers)
+
+    def states(params: Any, rows: _Rows) -> jax.Array:
+        inputs = (rows.ids, rows.positions, rows.types, rows.segments)
+        hidden_NBLD = model.apply({"params": params["backbone"]}, *inputs, method=Bert.hidden_states)
+        return jnp.asarray(hidden_NBLD)[chosen].astype(jnp.float32)
+
+    step, own, source = jax.jit(states, out_shardings=whole), host_rows(batch_size, mesh), iter(texts)
+    while some := list(islice(source, batch_size)):
+        sequences, seconds, cuts = zip(*(_arranged(tokenizer, text, length) for text in some), strict=True)
+        bucket = length_bucket(max(map(len, sequences)), length, smallest=min(SMALLEST_BUCKET, length))
+        rows = _padded(sequences, seconds, batch_size, bucket)
+        with use_mesh(mesh):
+            batch = to_devices(jax.tree.map(lambda x: x[own], rows), mesh, batch_size)
+            found = np.asarray(step(params, batch))
+        for row, (ids, cut) in enumerate(zip(sequences, cuts, strict=True)):
+            yield TokenFeatures(tokenizer.pieces(ids), np.swapaxes(found[:, row, : len(ids)], 0, 1), cut)
+
+
+def _arranged(tokenizer: Tokenizer, text: str, length: int) -> tuple[list[int], int, bool]:
+    parts = [tokenizer.encode(part) for part in text.split(PARTED, 1)]
+    form: Any = "single" if len(parts) == 1 else "entailment"
+    (ids,), (second,), cut = arrange_segments(parts, [], form, tokenizer.specials, length)
+    return list(ids), int(second), cut
+
+
+def _padded(sequences: Sequence[list[int]], seconds: Sequence[int], batch_size: int, length: int) -> _Rows:
+    ids, types = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
+    segments = np.zeros((batch_size, length), np.int32)
+    for row, (sequence, second) in enumerate(zip(sequences, seconds, strict=True)):
+        ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
+        types[row, second : len(sequence)] = 1
+    positions = np.ascontiguousarray(np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape))
+    return _Rows(ids, positions, types, segments)

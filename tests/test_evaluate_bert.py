@@ -1,0 +1,228 @@
+"""What trained encoders are asked: pseudo-log-likelihoods, fillings, features, ensembles; on random parameters.
+
+Fails when a figure differs from the definition spelt out with the bare model, or depends on neighbours and batches.
+"""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+import toy_encoder
+from sklearn.metrics import accuracy_score
+from toy_encoder import lines, make_files, softmax, write_lines
+
+from jaxlm import evaluate, generate
+from jaxlm.errors import InputError
+from jaxlm.heads import MaskedLMHead
+from jaxlm.models.bert import Bert
+from jaxlm.training.loaded import load_run
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return toy_encoder.write_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, vocabulary):
+    return toy_encoder.pretrained(tmp_path_factory.mktemp("pretrained") / "run", vocabulary)
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+    return load_run(run)
+
+
+@pytest.fixture(autouse=True)
+def no_compilation_cache(monkeypatch):
+    """Nothing is written to the user's cache folder."""
+    for module in (evaluate, generate):
+        monkeypatch.setattr(module, "prepare_process", lambda: None)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run_it(main, *words):
+        monkeypatch.setattr("sys.argv", ["program", *map(str, words)])
+        main()
+        text = capsys.readouterr().out
+        last = text.splitlines()[-1]
+        return text, json.loads(last) if last.startswith("{") else None
+
+    return run_it
+
+
+def log_probabilities(loaded, ids: list[int]) -> np.ndarray:
+    """(places, V): of every piece at each place of CLS … SEP while that place is masked, with the bare modules."""
+    copies = np.array([ids] * len(ids))
+    np.fill_diagonal(copies, loaded.tokenizer.specials["mask"])
+    diagonal = np.arange(len(ids))
+    logits = np.asarray(all_logits(loaded.model)(loaded.params, copies), np.float64)
+    return np.log(softmax(logits[diagonal, diagonal]))
+
+
+@functools.cache
+def all_logits(model):
+    """Jitted (params, ids) -> scores of every piece at every place (B, L, V)."""
+
+    @jax.jit
+    def logits(params, ids):
+        positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        h, table = model.apply({"params": params["backbone"]}, ids, positions)
+        states, bias = MaskedLMHead(model.config).apply({"params": params["head"]["masked_lm"]}, h)
+        return states @ table.T + bias
+
+    return logits
+
+
+def with_ends(loaded, ids) -> list[int]:
+    specials = loaded.tokenizer.specials
+    return [specials["cls"], *ids, specials["sep"]]
+
+
+def test_a_sentence_scores_the_sum_of_its_tokens_each_masked_in_turn(loaded, run, tmp_path, command):
+    texts = ["ba be bi", "fo", "ka ke ki ko la le li lo ma me", "nobabe."]
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(texts) + "\n")
+    out = tmp_path / "out.jsonl"
+    text, figures = command(evaluate.main, "score", "--run", run, "--input", file, "--output", out)
+    found = lines(out)
+    for line, sentence in zip(found, texts, strict=True):
+        ids = with_ends(loaded, loaded.tokenizer.encode(sentence))
+        said = log_probabilities(loaded, ids)
+        expected = sum(said[place, ids[place]] for place in range(1, len(ids) - 1))
+        assert line["log_probability"] == pytest.approx(expected, rel=1e-4) and line["tokens"] == len(ids) - 2
+    assert figures["tokens"] == sum(line["tokens"] for line in found) and "all others" in text
+    _, other = command(evaluate.main, "score", "--run", run, "--input", file, "--output", out, "--batch-size", 3 * 8)
+    assert other["log_probability"] == pytest.approx(figures["log_probability"], rel=1e-5)
+
+
+def test_a_long_text_is_scored_amid_what_fits(loaded, run, tmp_path, command):
+    ids = list(np.random.default_rng(0).integers(5, 37, size=41))
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(loaded.tokenizer.pieces(ids)) + "\n")
+    _, figures = command(evaluate.main, "score", "--run", run, "--input", file, "--output", tmp_path / "o")
+    expected, room = 0.0, 30
+    said = [log_probabilities(loaded, with_ends(loaded, ids[first : first + room])) for first in range(41 - room + 1)]
+    for place in range(41):
+        first = max(0, min(place - room // 2, 41 - room))
+        expected += said[first][place - first + 1, ids[place]]
+    assert figures["tokens"] == 41 and figures["log_probability"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_choices_are_scored_given_their_context(loaded, run, tmp_path, command):
+    rows = [{"t": "ba be", "a": "bi bo", "b": "da", "right": "a"}, {"t": "fa", "a": "fe", "b": "fi", "right": "b"}]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    words = ["--fields", "a", "b", "--context", "t", "--label", "right", "--output", tmp_path / "out.jsonl"]
+    _, figures = command(evaluate.main, "score", "--run", run, "--input", file, *words)
+    best = []
+    for row, line in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
+        for name in "ab":
+            before, own = (loaded.tokenizer.encode(row[field]) for field in ("t", name))
+            ids = with_ends(loaded, [*before, *own])
+            places = range(1 + len(before), len(ids) - 1)
+            said = log_probabilities(loaded, ids)
+            expected = sum(said[place, ids[place]] for place in places)
+            assert line["log_probability"][name] == pytest.approx(expected, rel=1e-4)
+        best.append(max("ab", key=line["log_probability"].get))
+    assert figures["accuracy"] == accuracy_score([row["right"] for row in rows], best)
+
+
+def test_blanks_are_filled_with_the_likeliest_pieces(loaded, run, tmp_path, command):
+    mask = loaded.tokenizer.specials["mask"]
+    encode = loaded.tokenizer.encode
+    ids = with_ends(loaded, [*encode("ba"), mask, *encode("bi bo"), mask, *encode(".")])
+    file = tmp_path / "text.txt"
+    file.write_text("ba [MASK] bi bo [MASK].\n")
+    words = ["--run", run, "--input", file, "--output", tmp_path / "out.jsonl", "--top", 3]
+    command(evaluate.main, "score", *words)
+    (line,) = lines(tmp_path / "out.jsonl")
+    hidden = set(loaded.tokenizer.specials.values())
+    for place, listed in zip((2, 5), line["fillings"], strict=True):
+        shares = np.exp(log_probabilities(loaded, ids)[place])
+        best = [int(i) for i in np.argsort(-shares) if i not in hidden][:3]
+        assert [one["piece"] for one in listed] == loaded.tokenizer.pieces(best)
+        assert [one["probability"] for one in listed] == pytest.approx(shares[best].tolist(), rel=1e-4)
+    text, _ = command(generate.main, "--run", run, "--prompt", "ba [MASK] bi bo [MASK].", "--top", 3)
+    assert text.splitlines()[0] == "ba [MASK] bi bo [MASK]." and len(text.splitlines()) == 3
+    for listed, said in zip(line["fillings"], text.splitlines()[1:], strict=True):
+        assert said.split()[::2] == [one["piece"] for one in listed]
+
+
+def test_features_are_the_layers_states(loaded, run, tmp_path, command):
+    texts = ["ba be bi", "fo fa ||| ka ke ki", "la"]
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(texts) + "\n")
+    out = tmp_path / "features.jsonl"
+    words = ["--run", run, "--input", file, "--output", out, "--layers", -1, 0]
+    _, figures = command(evaluate.main, "features", *words)
+    found = lines(out)
+    assert figures["lines"] == 3 and [line["linex_index"] for line in found] == [0, 1, 2]
+    encode, specials = loaded.tokenizer.encode, loaded.tokenizer.specials
+    ids = [specials["cls"], *encode("fo fa"), specials["sep"], *encode("ka ke ki"), specials["sep"]]
+    types = np.array([[0] * 4 + [1] * 4])
+    hidden = loaded.model.apply(
+        {"params": loaded.params["backbone"]},
+        np.array([ids]),
+        np.arange(8)[None],
+        types,
+        method=Bert.hidden_states,
+    )
+    assert [token["token"] for token in found[1]["features"]] == loaded.tokenizer.pieces(ids)
+    for place, token in enumerate(found[1]["features"]):
+        assert [layer["index"] for layer in token["layers"]] == [-1, 0]
+        for layer in token["layers"]:
+            np.testing.assert_allclose(layer["values"], hidden[layer["index"], 0, place], atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", toy_encoder.KINDS)
+def test_an_ensemble_averages_what_its_runs_say(tmp_path, vocabulary, command, kind):
+    files = make_files(tmp_path / "files", kind)
+    runs = [toy_encoder.finetuned(tmp_path / str(seed), vocabulary, files, kind, seed=seed) for seed in (0, 1)]
+    out = tmp_path / "out"
+    text, figures = command(evaluate.main, "ensemble", *runs, "--output", out)
+    assert "of the ensemble; alone" in text and len(figures["dev"]["alone"]) == 2
+    found = lines(out / "predictions.jsonl")
+    assert [(line["split"], line["index"]) for line in found] == [
+        (part, index) for part, count in (("dev", 13), ("test", 7)) for index in range(count)
+    ]
+    singles = []
+    for run in runs:
+        file = tmp_path / "single.jsonl"
+        _, alone = command(evaluate.main, "task", "--run", run, "--input", files / "dev.jsonl", "--output", file)
+        singles.append(lines(file))
+        if kind != "span":  # whose threshold is tuned in an ensemble, and in task is the run's own
+            assert figures["dev"]["alone"][len(singles) - 1] == pytest.approx(alone[figures["metric"]])
+    dev = [line for line in found if line["split"] == "dev"]
+    for line, *others in zip(dev, *singles, strict=True):
+        if kind in ("classification", "choice"):
+            mean = {name: np.mean([one["scores"][name] for one in others]) for name in line["scores"]}
+            assert line["scores"] == pytest.approx(mean, rel=1e-4)
+        elif kind == "regression":
+            assert line["prediction"] == pytest.approx(np.mean([one["prediction"] for one in others]), rel=1e-4)
+    if kind == "span":
+        assert figures["test"]["threshold"] == figures["dev"]["threshold"]
+        assert (out / "predictions.json").exists() and (out / "test" / "null_odds.json").exists()
+
+
+def test_what_an_encoder_cannot_do_is_one_line(tmp_path, vocabulary, run, command):
+    files = make_files(tmp_path / "files", "classification")
+    tuned = toy_encoder.finetuned(tmp_path / "tuned", vocabulary, files, "classification")
+    other = toy_encoder.finetuned(tmp_path / "other", vocabulary, make_files(tmp_path / "s", "span"), "span")
+    (tmp_path / "t.txt").write_text("ba\n")
+    text = tmp_path / "t.txt"
+    causal = toy_encoder.pretrained(tmp_path / "causal", vocabulary, attention="causal")
+    with pytest.raises(InputError, match="no masked language model's head"):
+        command(evaluate.main, "score", "--run", tuned, "--input", text)
+    with pytest.raises(InputError, match="from left to right"):
+        command(evaluate.main, "score", "--run", causal, "--input", text)
+    with pytest.raises(InputError, match=r"put \[MASK\] into the prompt"):
+        command(generate.main, "--run", run, "--prompt", "ba")
+    with pytest.raises(InputError, match="an ensemble has two runs or more"):
+        command(evaluate.main, "ensemble", tuned)
+    with pytest.raises(InputError, match="was not trained on the rows|is not of the same task"):
+        command(evaluate.main, "ensemble", tuned, other)
+    with pytest.raises(InputError, match=r"--layers 3: from -2 to 1"):
+        command(evaluate.main, "features", "--run", run, "--input", text, "--output", tmp_path / "o", "--layers", 3)
