@@ -148,14 +148,15 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     """Perplexity and its kin over whole stores."""
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
+    remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation figures in its metrics.jsonl"
+    model = run.decoder("evaluate perplexity", remedy)
     stores = tuple(open_store(Path(path)) for path in arguments.data.store)
     for store in stores:
         check_store(store, run)
     length = arguments.length or run.config.length or run.model.config.num_positions
     check_sizes(length, 1, run.model.config)
     batch_size = _batch_size(arguments, run, mesh)
-    remedy = "score sentences with python -m jaxlm.evaluate score, or read validation_ figures in its metrics.jsonl"
-    objective = language_model(run.decoder("evaluate perplexity", remedy), loss_chunks=0)
+    objective = language_model(model, loss_chunks=0)
     batches = validation_batches(stores, length=length, batch_size=batch_size, host_rows=host_rows(batch_size, mesh))
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), _progress("batches", len(batches)) as progress:

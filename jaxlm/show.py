@@ -27,7 +27,19 @@ from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import DESCRIPTION, Store, open_store
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import read_metrics
-from jaxlm.tasks import ROLES, CustomConfig, Example, Task, encode_split, gpt1_sequences, read_task, train_batches
+from jaxlm.tasks import (
+    ROLES,
+    CustomConfig,
+    SpanExample,
+    TaggedSentence,
+    Task,
+    TaskOptions,
+    encode_examples,
+    encode_split,
+    read_task,
+    train_batches,
+)
+from jaxlm.tasks.spans import SpanSplit
 from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled, one_duration
 from jaxlm.training.loaded import run_config, split_run
@@ -323,9 +335,10 @@ def finetune_lines(
     config: FinetuneConfig, task: Task, data: Any, tokenizer: Tokenizer, step: int, count: int
 ) -> Iterator[str]:
     """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut."""
-    tokenizer = tokenizer.with_specials(ROLES)
-    config, length, batch_size = filled(config, task.paper)
-    encoded = encode_split(task, data, "train", tokenizer, length)
+    kind = config.model.kind
+    tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt" else tokenizer
+    config, length, batch_size = filled(config, task.paper_for(kind))
+    encoded = encode_split(task, data, "train", tokenizer, length, kind)
     batches = train_batches(
         encoded,
         batch_size=batch_size,
@@ -336,7 +349,7 @@ def finetune_lines(
     if step >= len(batches):
         raise InputError(f"--step {step}: the run has {len(batches)} steps, counted from 0")
     batch = batches[step]
-    yield f"task {task.name}: {task.kind}, input form {task.form}, labels {', '.join(task.labels) or 'scores'}"
+    yield f"task {task.name}: {task.kind}, input form {task.form}, labels {', '.join(task.labels) or 'none'}"
     for line in data.report():
         yield f"  {line}"
     buckets = ", ".join(map(str, batches.lengths))
@@ -346,25 +359,46 @@ def finetune_lines(
         f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} slots are tokens, seed {config.seed}"
     )
     for row in range(min(count, int(batch.weights.sum()))):
+        number = int(batch.index[row])
+        if isinstance(encoded, SpanSplit):  # a row is a window of a question
+            number = int(encoded.question_of[number])
+        example = data.splits["train"].examples[number]
+        cut = ", cut" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
         yield ""
-        yield from example_lines(
-            batch, row, data.splits["train"].examples[int(batch.index[row])], task, tokenizer, length
-        )
+        yield f"example {number} of train, {label_of(batch, row, example)}{cut}"
+        yield from example_lines(batch, row, example, tokenizer)
 
 
-def example_lines(
-    batch: ExampleBatch, row: int, example: Example, task: Task, tokenizer: Tokenizer, length: int
-) -> Iterator[str]:
-    """An example as the file has it, and as the model reads it."""
-    cut = ", cut" if gpt1_sequences(example, task, tokenizer, length)[1] else ""
-    yield f"example {int(batch.index[row])} of train, label {example.label!r}, as a number {batch.labels[row]:g}{cut}"
-    for text in (*example.texts, *example.choices):
+def label_of(batch: ExampleBatch, row: int, example: Any) -> str:
+    """A row's label as the file has it, and as the loss sees it."""
+    labels = np.asarray(batch.labels[row])
+    if isinstance(example, SpanExample):
+        answers = ", ".join(repr(text) for text, _ in example.answers or ()) or "none"
+        return f"answers {answers}, in this window tokens {labels[0]} to {labels[1]}"
+    if isinstance(example, TaggedSentence):
+        return f"{int((labels >= 0).sum())} tags"
+    return f"label {example.label!r}, as a number {labels:g}"
+
+
+def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
+    """An example as the file has it, and as the model reads it; tags stand behind the pieces that have one."""
+    texts = (" ".join(example.tokens),) if isinstance(example, TaggedSentence) else example.parts
+    for text in texts:
         yield from _indented(_cut(text))
     for number in range(batch.ids.shape[1]):
         tokens, extract = int(batch.lengths[row, number]), int(batch.extract[row, number])
         pieces = [repr(piece) for piece in tokenizer.pieces(batch.ids[row, number, :tokens].tolist())]
+        reads = f"the head reads position {extract}"
+        if isinstance(example, SpanExample):
+            reads = "the head reads all of them"
+        if isinstance(example, TaggedSentence):
+            reads = "the head reads those with a number, their tag"
+            pieces = [
+                piece if tag < 0 else f"{piece}/{tag}"
+                for piece, tag in zip(pieces, batch.labels[row, :tokens], strict=True)
+            ]
         shown = " ".join("…" if k is None else pieces[k] for k in _ends(list(range(tokens)), head=40, tail=10))
-        yield f"    sequence {number}: {tokens} tokens, the head reads position {extract}: {shown}"
+        yield f"    sequence {number}: {tokens} tokens, {reads}: {shown}"
 
 
 def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
@@ -378,7 +412,9 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
         yield from pretrain_lines(config, step, count)
         return
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
-    task, data = read_task(saved["task"], saved.get("task_dir"), custom, seed=saved.get("held_out_seed", 0))
+    options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
+    seed = saved.get("held_out_seed", 0)
+    task, data = read_task(saved["task"], saved.get("task_dir"), custom, seed=seed, options=options)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(
             f"{run.path}: the files of {saved['task']} are not those it was trained on, or split otherwise"

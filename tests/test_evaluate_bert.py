@@ -216,6 +216,8 @@ def test_what_an_encoder_cannot_do_is_one_line(tmp_path, vocabulary, run, comman
     causal = toy_encoder.pretrained(tmp_path / "causal", vocabulary, attention="causal")
     with pytest.raises(InputError, match="no masked language model's head"):
         command(evaluate.main, "score", "--run", tuned, "--input", text)
+    with pytest.raises(InputError, match="evaluate perplexity needs a decoder"):
+        command(evaluate.main, "perplexity", "--run", run, "--data.store", tmp_path)
     with pytest.raises(InputError, match="from left to right"):
         command(evaluate.main, "score", "--run", causal, "--input", text)
     with pytest.raises(InputError, match=r"put \[MASK\] into the prompt"):

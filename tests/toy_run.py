@@ -13,13 +13,13 @@ from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.data.store import Store
 from jaxlm.data.writer import write_store
-from jaxlm.training.network import make_head
 from jaxlm.logs import MetricsLog
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.output import write_json
 from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
 from jaxlm.text import Tokenizer, train_sentencepiece
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
+from jaxlm.training.network import make_head
 from jaxlm.training.run import RunDirectory
 
 DOCUMENTS = [
