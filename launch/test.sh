@@ -18,4 +18,5 @@ fi
 
 launch/setup.sh cpu test
 export JAX_PLATFORMS=cpu
-exec .venv/bin/python -m pytest "$@"
+# Two processes, a file to one of them: most of the time is one thread that compiles.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"

@@ -8,10 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pair_store import pair_store, word_tokenizer
 from toy_runs import (
     assert_one_line,
+    bert_arguments,
     finetune_arguments,
     flip_bytes,
+    lined,
+    make_pair_stores,
     make_stores,
     make_task,
     pretrain_arguments,
@@ -20,6 +24,8 @@ from toy_runs import (
     sentences,
 )
 
+from jaxlm.data.store import open_store
+from jaxlm.data.writer import write_store
 from jaxlm.text import train_sentencepiece
 
 
@@ -85,6 +91,78 @@ def test_pretraining_refuses(stores, tmp_path, flags, fragments):
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *flags.split()))
     assert_one_line(ended, 2, *fragments)
     assert ended.output == "" and not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def pair_stores(tmp_path_factory):
+    return make_pair_stores(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.mark.parametrize(
+    "flags, fragments",
+    [
+        ("--data.layout windows", ["data.layout windows", "a BERT", "pairs"]),
+        ("--data.layout packed", ["data.layout packed", "a BERT", "pairs"]),
+        ("--data.short-length 64", ["data.short_length 64", "below the length 64"]),
+        ("--data.short-length -1", ["data.short_length -1"]),
+        ("--data.short-length 4", ["rows of 4 are too short", "5 slots"]),
+        ("--data.short-length 32 --data.short-share 1.5", ["data.short_share 1.5"]),
+        ("--length 4", ["rows of 4 are too short"]),
+        ("--length 513", ["length 513", "model.num_positions", "512"]),
+        ("--model.num-positions 32", ["length 64", "model.num_positions", "32"]),
+        ("--batch-size 12", ["batch_size 12", "data 8"]),
+        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["batch_size 16", "data 4 x fsdp 2 = 32"]),
+        ("--data.random-share 2", ["data.random_share 2"]),
+        ("--data.mask-copies 0", ["data.mask_copies 0"]),
+        ("--data.pairs-per-row -1", ["data.pairs_per_row -1"]),
+        ("--masking.rate 0", ["masking.rate 0"]),
+        ("--masking.rate nan", ["masking.rate nan"]),
+        ("--masking.share-mask 0.8 --masking.share-random 0.3", ["masking.share_random 0.3", "over 1 together"]),
+        ("--next-sentence-coefficient -1", ["next_sentence_coefficient -1"]),
+        ("--model.num-types 1", ["model.num_types 1"]),
+        ("--model.width 30", ["model.width 30", "model.num_heads 4"]),
+        ("--model.vocab-size 99", ["model.vocab_size 99", "320 ids", "leave it 0"]),
+        ("--start START", ["@2", "a decoder (gpt)", "an encoder (bert)"]),
+    ],
+)
+def test_pretraining_a_bert_refuses(pair_stores, pretrained, tmp_path, flags, fragments):
+    flags = flags.replace("START", str(pretrained))
+    ended = run_here("pretrain", *bert_arguments(tmp_path / "run", pair_stores, *flags.split()))
+    assert_one_line(ended, 2, *fragments)
+    assert ended.output == "" and not (tmp_path / "run").exists()
+
+
+def test_stores_that_give_no_pairs(pair_stores, tmp_path):
+    """Held-out ones too, before the run has begun."""
+    texts, tokenizer = lined(sentences(8)), open_store(pair_stores[0]).tokenizer()
+    plain = write_store(tmp_path / "plain", {"toy": texts}, tokenizer).path
+    single = write_store(tmp_path / "single", {"toy": texts[:1]}, tokenizer, sentences="lines").path
+    short = write_store(tmp_path / "short", {"toy": sentences(8)}, tokenizer, sentences="lines").path
+    no_mask = word_tokenizer(90, ("[PAD]", "[UNK]", "[CLS]", "[SEP]"))
+    bare = pair_store(tmp_path / "bare", [[9, 9], [9, 9, 9], [9, 9]], tokenizer=no_mask).path
+
+    def refused(stores, *fragments):
+        ended = run_here("pretrain", *bert_arguments(tmp_path / "run", stores))
+        assert_one_line(ended, 2, *fragments)
+        assert ended.output == "" and not (tmp_path / "run").exists()
+
+    store = pair_stores[0]
+    for some in (lambda path: (path, store), lambda path: (store, path)):
+        refused(some(plain), str(plain), "keeps no sentences", "--sentences split")
+        refused(some(single), str(single), "is one document", "data.random_share 0")
+        refused(some(short), str(short), "each of its 8 documents is one sentence", "data.random_share 0")
+    refused((bare, bare), str(bare), "has no MASK", "train-wordpiece:SIZE")
+
+
+def test_a_gpt_is_not_trained_on_pairs(stores, pair_stores, tmp_path):
+    for flags, fragments in (
+        (("--data.layout", "pairs"), ["data.layout pairs", "a GPT", "windows or packed"]),
+        (("--data.short-length", 16), ["data.short_length 16", "only rows of pairs"]),
+    ):
+        for some in (stores, pair_stores):
+            ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", some, *flags))
+            assert_one_line(ended, 2, *fragments)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

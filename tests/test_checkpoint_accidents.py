@@ -118,7 +118,7 @@ def start(program: str, *arguments: object, devices: int = 1, prefix: Sequence[s
     """Run a program text; after a prefix, the program is its last argument instead."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
         "PYTHONPATH": str(REPOSITORY),
     }
     command = [*(prefix or (sys.executable, "-c")), program, *map(str, arguments)]

@@ -14,9 +14,11 @@ from toy_runs import (
     Ended,
     Process,
     assert_one_line,
+    bert_arguments,
     checkpoints,
     copy_at,
     finetune_arguments,
+    make_pair_stores,
     make_stores,
     make_task,
     metrics,
@@ -90,6 +92,22 @@ def test_two_processes_train_as_one(one, two):
     assert_near(metrics(run, "validation_loss"), metrics(one, "validation_loss"), 1e-6)
     assert metrics(run, "tokens") == metrics(one, "tokens")
     assert checkpoints(run) == [10, 20]
+
+
+def test_two_processes_train_a_bert_as_one(tmp_path):
+    """Fails when a process feeds other pairs, masks of its own, or another share of the held-out ones."""
+    stores = make_pair_stores(tmp_path)
+    assert run_here("pretrain", *bert_arguments(tmp_path / "one", stores, *STEPS)).code == 0
+    ends = run_two("pretrain", *bert_arguments(tmp_path / "two", stores, *STEPS), log=tmp_path / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    one, two = tmp_path / "one", tmp_path / "two"
+    for name in ("loss", "masked_lm_loss", "next_sentence_loss"):
+        assert list(metrics(two, name)) == list(range(1, 21))
+        assert_near(metrics(two, name), metrics(one, name))
+    for name in ("masked_lm_loss", "next_sentence_loss", "next_sentence_accuracy"):
+        found, expected = metrics(two, f"validation_{name}"), metrics(one, f"validation_{name}")
+        assert found[0] == pytest.approx(expected[0], rel=1e-6)
+        assert found[20] == pytest.approx(expected[20], rel=1e-5)
 
 
 def test_only_the_first_process_logs(two):

@@ -67,7 +67,7 @@ class Process:
         self.output, self.errors = log.with_suffix(".out"), log.with_suffix(".err")
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
             "PYTHONPATH": str(REPOSITORY),
         }
         with self.output.open("w") as output, self.errors.open("w") as errors:
