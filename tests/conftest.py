@@ -5,8 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 
 from pathlib import Path
