@@ -41,7 +41,7 @@ def perplexity(
     word), bits_per_byte, accuracy (share of tokens that had the highest score), tokens. Tokens that end documents are
     predicted and count like others. A figure over nothing is nan, one over the range of a float inf.
     """
-    sums = totals(eval_step, params, batches)
+    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches)
     nll, tokens = sums["nll"]
     return {
         "validation_loss": _divide(nll, tokens),
