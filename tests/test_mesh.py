@@ -219,7 +219,6 @@ def test_rows_go_to_devices_in_order():
 # BERT
 
 BERT_STEPS = 20
-QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 BERT_LAYOUT = {
     "backbone/embeddings/tokens": ("tensor", "fsdp"),
     "backbone/embeddings/positions": (None, "fsdp"),
@@ -260,8 +259,7 @@ def run_bert(sizes, micro_batches=1):
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         state = jax.device_put(new_state(random_bert(config), optimizer, 4), shardings)
         step = make_train_step(pretraining(config), optimizer, micro_batches=micro_batches)
-        out = (shardings, None)
-        step = jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=QUICKLY_COMPILED)
+        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
         found = []
         for t in range(BERT_STEPS):
             state, metrics = step(state, to_devices(pair_rows(ROWS, seed=t), mesh, ROWS))
@@ -309,7 +307,7 @@ def test_berts_masks_and_dropout_are_those_of_one_device():
     for sizes, batch_size in (((1, 1, 1), 24), ((8, 1, 1), 8), ((2, 2, 2), 24)):
         mesh, sums = mesh_of(sizes), {}
         with use_mesh(mesh):
-            step = jax.jit(both, compiler_options=QUICKLY_COMPILED)
+            step = jax.jit(both)
             params = jax.device_put(random_bert(TOY_BERT), jax.sharding.NamedSharding(mesh, P()))
             for first in range(0, len(rows.ids), batch_size):
                 batch = jax.tree.map(lambda x, at=slice(first, first + batch_size): x[at], rows)

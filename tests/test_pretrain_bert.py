@@ -80,16 +80,6 @@ def before(step, act):
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quickly_compiled():
-    """Programs that compile in half of the time, in other processes too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     return make_pair_stores(tmp_path_factory.mktemp("stores"))
