@@ -3,7 +3,7 @@
 BERT's recipe at a size a laptop trains: nine tenths of the steps at 128 tokens, the rest at 512, so that all positions
 are learnt. There is no dropout, as it sees its text less than once. Weights start at 0.046 = 0.04 / 0.88, where
 0.04 = 0.02 sqrt(768 / 192) and 0.88 is what the cut at two deviations leaves: with the paper's 0.02 so narrow a
-post-norm model stays at the unigram entropy.
+post-norm model stays at the unigram entropy. It leaves it after about 300 steps, at rates of 0.8e-3 to 1.5e-3 alike.
 """
 
 from jaxlm.data.config import DataConfig
@@ -26,8 +26,8 @@ def config() -> PretrainConfig:
             attention_dropout_rate=0.0,
         ),
         data=DataConfig(layout="pairs", short_length=128, short_share=0.9),
-        optimizer=OptimizerConfig(kind="adamw", peak_lr=1.5e-3, warmup=0.05, decay="linear", eps=1e-6),
-        num_steps=3000,
+        optimizer=OptimizerConfig(kind="adamw", peak_lr=1e-3, warmup=0.05, decay="linear", eps=1e-6),
+        num_steps=2200,
         batch_size=16,
         length=512,
         log_every=20,
