@@ -1,35 +1,39 @@
 """Measure one training step: `python -m jaxlm.bench --model gpt1 --batch 4 --length 256`.
 
 The step is the one that pretraining runs: forward, backward, global-norm clip at 1, AdamW; dropout is 0 unless asked
-for. BERT's makes its masks too (15 % of the positions, gathered before the vocabulary projection), and NSP, of one pair
-a row. FLOPs are counted as 6 x (non-embedding + output-projection parameters used per token) + 12 x layers x width x
-length per token, halved for causal attention. The last line of standard output is one JSON object.
+for. BERT's makes its masks too (15 % of the positions, gathered before the vocabulary projection), and NSP. Rows are
+full ones of random ids, a pair each for BERT; with --store those of a token store as a run reads them, packed pairs
+for BERT, and the tokens that are no padding are counted beside. FLOPs are counted as 6 x (non-embedding +
+output-projection parameters used per token) + 12 x layers x width x length per slot of a row, halved for causal
+attention. The last line of standard output is one JSON object.
 """
 
 import json
 import statistics
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.batch import Batch, PairBatch
 from jaxlm.config import command_line
+from jaxlm.data.config import DataConfig
+from jaxlm.data.loader import batch_at
+from jaxlm.data.phases import phased_rows
+from jaxlm.data.store import open_store
 from jaxlm.devices import peak_memory_gib, peak_tflops, prepare_process
 from jaxlm.errors import InputError, run_command
-from jaxlm.heads import MaskedLMHead, NextSentenceHead
-from jaxlm.masking import MaskingConfig, Specials, predictions_of
-from jaxlm.models import bert, gpt
-from jaxlm.models.bert import BERT_BASE, BERT_LARGE, Bert, BertConfig
-from jaxlm.models.gpt import GPT, GPT1, GPTConfig
+from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
+from jaxlm.models.gpt import GPT1, GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import Objective, language_model, masked_language_model
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.sharding import MeshConfig, check_batch, make_mesh, to_devices, use_mesh
-from jaxlm.training.state import InitParams, abstract_state, fresh_state
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.state import abstract_state, fresh_state
 from jaxlm.training.step import make_train_step
 
 MODELS: dict[str, GPTConfig | BertConfig] = {"gpt1": GPT1, "bert-base": BERT_BASE, "bert-large": BERT_LARGE}
@@ -61,6 +65,10 @@ class Arguments:
     """Layers per iteration of the layer loop; 0: all on the CPU, one elsewhere."""
     loss_chunks: int = 0
     """Pieces of the length in which the loss is made; 0: chosen."""
+    store: Path | None = None
+    """A token store whose rows are trained on, and whose vocabulary the model has."""
+    pairs_per_row: int = 0
+    """Of BERT, with --store: the most pairs in a row; 1 is a pair and padding, 0 one for every 16 slots."""
     mesh: MeshConfig = MeshConfig()
 
 
@@ -89,33 +97,44 @@ def measure(arguments: Arguments) -> dict:
         raise InputError(f"--loss-chunks {arguments.loss_chunks}: --length {arguments.length} must be divisible by it")
     mesh = make_mesh(arguments.mesh)
     check_batch(arguments.batch, arguments.micro_batches, mesh)
-    work = _encoder if isinstance(config, BertConfig) else _decoder
-    init_params, objective, batch, flops_per_token = work(config, execution, arguments)
+    data = DataConfig(
+        store=() if arguments.store is None else (str(arguments.store),),
+        layout="pairs" if isinstance(config, BertConfig) else "windows",
+        pairs_per_row=arguments.pairs_per_row,
+    )
+    data.check()
+    run = PretrainConfig(
+        config, data=data, execution=execution, batch_size=arguments.batch, length=arguments.length, mesh=arguments.mesh
+    )
+    run, tokenizer, batches = _random_rows(run) if arguments.store is None else _rows_of_store(run, arguments)
+    pretraining = make_pretraining(run, tokenizer)
 
     with use_mesh(mesh):
-        mask = decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
+        mask = decay_mask(jax.eval_shape(pretraining.init_params, jax.random.key(0)))
         optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"), 1, mask)
-        abstract = abstract_state(init_params, optimizer, mesh)
-        state = fresh_state(init_params, optimizer, abstract, 0)
-        step = make_train_step(objective, optimizer, micro_batches=arguments.micro_batches, norms_every=LOG_EVERY)
-        batch = to_devices(batch, mesh, arguments.batch)
+        abstract = abstract_state(pretraining.init_params, optimizer, mesh)
+        state = fresh_state(pretraining.init_params, optimizer, abstract, 0)
+        train_step = make_train_step(
+            pretraining.objective, optimizer, micro_batches=arguments.micro_batches, norms_every=LOG_EVERY
+        )
+        placed = [to_devices(batch, mesh, arguments.batch) for batch in batches]
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         started = time.perf_counter()
-        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, batch).compile()
+        step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, placed[0]).compile()
         compile_seconds = time.perf_counter() - started
         times = []
-        for _ in range(arguments.warmup + arguments.steps):
+        for number in range(arguments.warmup + arguments.steps):
             started = time.perf_counter()
-            state, metrics = step(state, batch)
+            state, metrics = step(state, placed[number % len(placed)])
             loss = float(metrics["loss"])
             jax.block_until_ready(state)
             times.append(time.perf_counter() - started)
     seconds = statistics.median(times[arguments.warmup :])
     tokens_per_second = arguments.batch * arguments.length / seconds
-    tflops = tokens_per_second * flops_per_token / 1e12
+    tflops = tokens_per_second * pretraining.flops_per_token(arguments.length) / 1e12
     peak = peak_tflops()
     memory = peak_memory_gib()
-    return {
+    figures = {
         "model": arguments.model,
         "layers": config.num_layers,
         "width": config.width,
@@ -132,40 +151,30 @@ def measure(arguments: Arguments) -> dict:
         "mfu": None if peak is None else round(tflops / (peak * mesh.size), 4),
         "peak_memory_gib": None if memory is None else round(memory, 2),
     }
+    if arguments.store is None:
+        return figures
+    real = statistics.mean(float((np.asarray(batch.segments) > 0).sum()) for batch in batches)
+    fill = real / (arguments.batch * arguments.length)
+    return figures | {
+        "store": str(arguments.store),
+        "fill": round(fill, 4),
+        "real_tokens_per_second": round(fill * tokens_per_second, 1),
+    }
 
 
-Work = tuple[InitParams, Objective, Any, float]  # parameters, what is minimised, a batch, FLOPs per token
-
-
-def _decoder(config: Any, execution: Execution, arguments: Arguments) -> Work:
-    rows, length = arguments.batch, arguments.length
-    model = GPT(config, execution)
-    ids = np.random.default_rng(0).integers(config.vocab_size, size=(rows, length + 1)).astype(np.int32)
-    positions_BL = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
-    batch = Batch(
-        ids=ids[:, :-1],
-        targets=ids[:, 1:],
-        positions=positions_BL,
-        segments=None,
-        weights=np.ones(positions_BL.shape, np.float32),
-    )
-
-    def init_params(key: jax.Array) -> Any:
-        return {"backbone": model.init(key, ids[:1, :1], positions_BL[:1, :1])["params"]}
-
-    objective = language_model(model, loss_chunks=arguments.loss_chunks)
-    return init_params, objective, batch, gpt.model_flops_per_token(config, length)
-
-
-def _encoder(config: Any, execution: Execution, arguments: Arguments) -> Work:
-    rows, length = arguments.batch, arguments.length
-    model, masked_lm, next_sentence = Bert(config, execution), MaskedLMHead(config), NextSentenceHead(config.init_std)
-    specials = Specials(cls=0, sep=1, mask=2)
+def _random_rows(run: PretrainConfig) -> tuple[PretrainConfig, None, list[Any]]:
+    """A batch of random ids: full rows, a pair in each of an encoder's."""
+    rows, length = run.batch_size, run.length
     rng = np.random.default_rng(0)
-    ids = rng.integers(3, config.vocab_size, size=(rows, length)).astype(np.int32)
-    ids[:, 0], ids[:, [length // 2, -1]] = specials.cls, specials.sep
-    positions_BL = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-    batch = PairBatch(
+    positions_BL = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    if not isinstance(run.model, BertConfig):
+        ids = rng.integers(run.model.vocab_size, size=(rows, length + 1)).astype(np.int32)
+        weights = np.ones(positions_BL.shape, np.float32)
+        batch = Batch(ids=ids[:, :-1], targets=ids[:, 1:], positions=positions_BL, segments=None, weights=weights)
+        return run, None, [batch]
+    ids = rng.integers(3, run.model.vocab_size, size=(rows, length)).astype(np.int32)
+    ids[:, 0], ids[:, [length // 2, -1]] = 0, 1  # CLS and SEP, as make_pretraining has them without a tokenizer
+    pairs = PairBatch(
         ids=ids,
         types=(positions_BL > length // 2).astype(np.int32),
         positions=positions_BL,
@@ -175,30 +184,19 @@ def _encoder(config: Any, execution: Execution, arguments: Arguments) -> Work:
         pair_weights=np.ones((rows, 1), np.float32),
         mask_seeds=rng.integers(2**32, size=(rows, 2), dtype=np.uint32),
     )
+    return run, None, [pairs]
 
-    def init_params(key: jax.Array) -> Any:
-        keys, states = jax.random.split(key, 3), jnp.zeros((1, 1, config.width))
-        return {
-            "backbone": model.init(keys[0], ids[:1, :1], positions_BL[:1, :1])["params"],
-            "head": {
-                "masked_lm": masked_lm.init(keys[1], states)["params"],
-                "next_sentence": next_sentence.init(keys[2], states)["params"],
-            },
-        }
 
-    masking = MaskingConfig()
-    slots = predictions_of(length, masking.rate)
-    objective = masked_language_model(
-        model,
-        masked_lm,
-        next_sentence,
-        masking=masking,
-        specials=specials,
-        continues=None,
-        slots=slots,
-        loss_chunks=arguments.loss_chunks,
+def _rows_of_store(run: PretrainConfig, arguments: Arguments) -> tuple[PretrainConfig, Any, list[Any]]:
+    """The batches of a run's first steps on the store, as many as are measured."""
+    store = open_store(run.data.store[0])
+    num_steps = arguments.warmup + arguments.steps
+    rows = phased_rows(
+        [store], run.data, length=run.length, seed=run.seed, num_steps=num_steps, batch_size=run.batch_size
     )
-    return init_params, objective, batch, bert.model_flops_per_token(config, length, slots / length)
+    model = replace(run.model, vocab_size=store.vocab_size)
+    batches = [batch_at(rows, step, run.batch_size) for step in range(num_steps)]
+    return replace(run, model=model), store.tokenizer(), batches
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ fine-tuning, the task (`--task`, and `--tokenizer` or `--start`), with any of it
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -291,44 +291,38 @@ def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Se
             slots = np.flatnonzero((segments == segment) & (types == kind))
             text = tokenizer.decode(np.asarray(batch.ids[row, slots]).tolist())
             yield from _indented(f"{name}: {_cut(text.strip())}")
-    yield f"    {'slot':>5} {'segment':>7} {'type':>4} {'position':>8} {'id':>6}  piece"
-    for segment in dict.fromkeys(segments.tolist()):
-        slots = np.flatnonzero(segments == segment)
-        if segment == 0:
-            yield f"    {slots[0]:>5} … {slots[-1]}: padding"
-            continue
-        for slot in _ends(slots.tolist()):
-            if slot is None:
-                yield "      …"
-                continue
-            i = int(batch.ids[row, slot])
-            yield (
-                f"    {slot:>5} {segment:>7} {int(types[slot]):>4} {int(batch.positions[row, slot]):>8} {i:>6}  "
-                f"{tokenizer.pieces([i])[0]!r}"
-            )
+
+    def line(slot: int) -> str:
+        i = int(batch.ids[row, slot])
+        return f"{int(types[slot]):>4} {int(batch.positions[row, slot]):>8} {i:>6}  {tokenizer.pieces([i])[0]!r}"
+
+    yield from _slot_lines(f"{'type':>4} {'position':>8} {'id':>6}  piece", segments, line)
 
 
 def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
     """The text of a row, and of each segment its first and last slots: piece, position, target, weight."""
     segments = np.asarray(batch.segments[row])
     yield from _indented(_cut(tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist())))
-    yield f"    {'slot':>5} {'segment':>7} {'position':>8} {'id':>6}  {'piece':<16} {'target':<16} weight"
+
+    def line(slot: int) -> str:
+        i, target, weight = int(batch.ids[row, slot]), int(batch.targets[row, slot]), batch.weights[row, slot]
+        wanted = repr(tokenizer.pieces([target])[0]) if weight > 0 else "-"
+        piece = repr(tokenizer.pieces([i])[0])
+        return f"{int(batch.positions[row, slot]):>8} {i:>6}  {piece:<16} {wanted:<16} {weight:g}"
+
+    yield from _slot_lines(f"{'position':>8} {'id':>6}  {'piece':<16} {'target':<16} weight", segments, line)
+
+
+def _slot_lines(title: str, segments: np.ndarray, line: Callable[[int], str]) -> Iterator[str]:
+    """A table of the first and last slots of each segment of a row; `line` is what it says of a slot."""
+    yield f"    {'slot':>5} {'segment':>7} {title}"
     for segment in dict.fromkeys(segments.tolist()):
-        slots = np.flatnonzero(segments == segment)
+        slots = np.flatnonzero(segments == segment).tolist()
         if segment == 0:
             yield f"    {slots[0]:>5} … {slots[-1]}: padding"
             continue
-        for slot in _ends(slots.tolist()):
-            if slot is None:
-                yield "      …"
-                continue
-            i, target = int(batch.ids[row, slot]), int(batch.targets[row, slot])
-            counts = batch.weights[row, slot] > 0
-            piece, wanted = repr(tokenizer.pieces([i])[0]), repr(tokenizer.pieces([target])[0]) if counts else "-"
-            yield (
-                f"    {slot:>5} {segment:>7} {int(batch.positions[row, slot]):>8} {i:>6}  {piece:<16} {wanted:<16} "
-                f"{batch.weights[row, slot]:g}"
-            )
+        for slot in _ends(slots):
+            yield "      …" if slot is None else f"    {slot:>5} {segment:>7} {line(slot)}"
 
 
 def finetune_lines(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from pair_store import pair_store
 
 from jaxlm import bench
 from jaxlm.errors import InputError
@@ -43,3 +44,13 @@ def test_sizes_that_do_not_fit_are_refused(model):
         bench.measure(replace(TOY, model=model, loss_chunks=5))
     with pytest.raises(InputError, match="batch_size 3"):
         bench.measure(replace(TOY, model=model, batch=3))
+
+
+def test_rows_of_a_store(tmp_path):
+    """Fails when padding counts as tokens, or when rows are not those that a run with such pairs reads."""
+    store = pair_store(tmp_path / "store", [[6, 6]] * 120).path
+    toy = replace(TOY, model="bert-base", length=64, store=store)
+    packed, padded = bench.measure(toy), bench.measure(replace(toy, pairs_per_row=1))
+    for found in (packed, padded):
+        assert found["real_tokens_per_second"] == pytest.approx(found["fill"] * found["tokens_per_second"], rel=1e-3)
+    assert padded["fill"] == pytest.approx(15 / 64, abs=0.01) and packed["fill"] > 0.9  # 12 words, CLS and two SEP

@@ -5,8 +5,9 @@ loader is the number of the step.
 """
 
 import sys
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grain
 import numpy as np
@@ -23,6 +24,7 @@ _THREADS = 2
 _VALIDATION_SEED = 0
 
 Rows = TrainingRows | PhasedRows
+B = TypeVar("B", Batch, PairBatch)
 
 
 class _Batches(grain.MapDataset):
@@ -65,27 +67,21 @@ def row_origins(rows: Rows, step: int, batch_size: int) -> list[list[RowOrigin] 
 
 def describe_rows(rows: Rows, step: int, batch_size: int, most: int = 8) -> str:
     """Where the rows of a step came from, in one line that names the first `most` of them."""
-    named = [str(rows.origin(step * batch_size + row)[0]) for row in range(min(batch_size, most))]
+    named = []
+    for row in range(min(batch_size, most)):
+        first, *others = rows.origin(step * batch_size + row)
+        named.append(f"{first} and {len(others)} more" if others else str(first))
     more = f", and {batch_size - most} more" if batch_size > most else ""
     return f"rows {step * batch_size} to {(step + 1) * batch_size - 1}: {', '.join(named)}{more}"
 
 
-class ValidationBatches(Sequence[Batch]):
-    """Stores in rows of `length`, in order, each token a target exactly once; rows after the end have weight 0.
+class _Validation(Sequence[B]):
+    """Sources in rows, one after the other and in order; rows after the last stay empty."""
 
-    A store begins in a new row. Its first token is predicted from the id that ends documents; where the tokenizer has
-    none it is the one token that is not predicted. num_tokens: targets in all batches, of all processes.
-    """
-
-    def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
-        self._tokens = [np.asarray(store.tokens) for store in stores]
-        self._length, self._batch_size = length, batch_size
+    def __init__(self, source_rows: Sequence[int], batch_size: int, host_rows: np.ndarray | None):
+        self._row_ends = np.cumsum(source_rows, dtype=np.int64)
+        self._batch_size = batch_size
         self._within = np.arange(batch_size) if host_rows is None else np.asarray(host_rows)
-        self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
-        pairs = [max(0, store.num_tokens - (end is None)) for store, end in zip(stores, self._ends, strict=True)]
-        self.num_tokens = sum(pairs)
-        self._pairs = pairs
-        self._row_ends = np.cumsum([-(-count // length) for count in pairs], dtype=np.int64)
 
     def __len__(self) -> int:
         rows = int(self._row_ends[-1]) if len(self._row_ends) else 0
@@ -97,18 +93,46 @@ class ValidationBatches(Sequence[Batch]):
         index = index + len(self) if index < 0 else index
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        batch = empty_batch(len(self._within), self._length)
-        for b, row in enumerate(self._within):
-            self._fill(index * self._batch_size + int(row), batch, b)
+        batch = self._empty(len(self._within))
+        for b, row in enumerate((index * self._batch_size + self._within).tolist()):
+            source = int(np.searchsorted(self._row_ends, row, side="right"))
+            if source < len(self._row_ends):
+                first = int(self._row_ends[source - 1]) if source else 0
+                self._fill(source, row - first, batch, b)
         return batch
 
-    def _fill(self, row: int, batch: Batch, b: int) -> None:
-        number = int(np.searchsorted(self._row_ends, row, side="right"))
-        if number == len(self._tokens):
-            return
-        tokens, end = self._tokens[number], self._ends[number]
-        start = (row - (int(self._row_ends[number - 1]) if number else 0)) * self._length
-        slots = min(self._length, self._pairs[number] - start)
+    @abstractmethod
+    def _empty(self, rows: int) -> B: ...
+
+    @abstractmethod
+    def _fill(self, source: int, row: int, batch: B, b: int) -> None:
+        """Put row `row` of a source into row b of the batch."""
+
+
+class ValidationBatches(_Validation[Batch]):
+    """Stores in rows of `length`, in order, each token a target exactly once; rows after the end have weight 0.
+
+    A store begins in a new row. Its first token is predicted from the id that ends documents; where the tokenizer has
+    none it is the one token that is not predicted. num_tokens: targets in all batches, of all processes.
+    """
+
+    def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
+        self._tokens = [np.asarray(store.tokens) for store in stores]
+        self._length = length
+        self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
+        self._targets = [
+            max(0, store.num_tokens - (end is None)) for store, end in zip(stores, self._ends, strict=True)
+        ]
+        self.num_tokens = sum(self._targets)
+        super().__init__([-(-count // length) for count in self._targets], batch_size, host_rows)
+
+    def _empty(self, rows: int) -> Batch:
+        return empty_batch(rows, self._length)
+
+    def _fill(self, source: int, row: int, batch: Batch, b: int) -> None:
+        tokens, end = self._tokens[source], self._ends[source]
+        start = row * self._length
+        slots = min(self._length, self._targets[source] - start)
         # Where the first token is a target too, targets begin at token 0 and inputs one before.
         first = start + (end is None)
         batch.targets[b, :slots] = tokens[first : first + slots]
@@ -119,7 +143,7 @@ class ValidationBatches(Sequence[Batch]):
         batch.weights[b, :slots] = 1
 
 
-class ValidationPairs(Sequence[PairBatch]):
+class ValidationPairs(_Validation[PairBatch]):
     """The pairs of epoch 0 of some stores, in order, from a fixed seed: the same pairs and masks for any run.
 
     Each pair comes once; rows after the end have none. num_pairs: in all batches, of all processes. pairs_per_row: P.
@@ -133,29 +157,16 @@ class ValidationPairs(Sequence[PairBatch]):
             Pairs(store, section, data, length=length, seed=_VALIDATION_SEED, number=number)
             for number, (store, section) in enumerate(sections)
         ]
-        self._length, self._batch_size = length, batch_size
-        self._within = np.arange(batch_size) if host_rows is None else np.asarray(host_rows)
-        self._row_ends = np.cumsum([source.rows for source in self._sources], dtype=np.int64)
+        self._length = length
         self.num_pairs = sum(len(source.plan.starts) for source in self._sources)
         self.pairs_per_row = max((source.most for source in self._sources), default=0)
+        super().__init__([source.rows for source in self._sources], batch_size, host_rows)
 
-    def __len__(self) -> int:
-        rows = int(self._row_ends[-1]) if len(self._row_ends) else 0
-        return -(-rows // self._batch_size)
+    def _empty(self, rows: int) -> PairBatch:
+        return empty_pairs(rows, self._length, self.pairs_per_row)
 
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = index + len(self) if index < 0 else index
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        batch = empty_pairs(len(self._within), self._length, self.pairs_per_row)
-        for b, row in enumerate((index * self._batch_size + self._within).tolist()):
-            number = int(np.searchsorted(self._row_ends, row, side="right"))
-            if number < len(self._sources):
-                source = self._sources[number]
-                source.fill(row - int(self._row_ends[number]) + source.rows, batch, b, 0)
-        return batch
+    def _fill(self, source: int, row: int, batch: PairBatch, b: int) -> None:
+        self._sources[source].fill(row, batch, b, 0)
 
 
 def validation_pairs(

@@ -21,6 +21,7 @@ from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered, project
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.partition import constrain, with_axes
+from jaxlm.nn.stack import stacked
 
 
 @dataclass(frozen=True)
@@ -110,19 +111,9 @@ class Bert(nn.Module):
         """Submodules by name: what `pool` shares with a whole pass."""
         config = self.config
         self.embeddings = Embeddings(config, self.execution)
-        block = Block
-        if self.execution.remat != "none":
-            policy = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
-            block = nn.remat(Block, prevent_cse=False, policy=policy[self.execution.remat], static_argnums=(3, 4))
-        self.blocks = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
-            length=config.num_layers,
-            unroll=self.execution.layers_per_iteration(config.num_layers),
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(config, self.execution)
+        in_axes = (nn.broadcast, nn.broadcast, nn.broadcast)
+        blocks = stacked(Block, config.num_layers, self.execution, in_axes=in_axes, static=(3, 4))
+        self.blocks = blocks(config, self.execution)
         self.pooler = Pooler(config, self.execution)
 
     def __call__(

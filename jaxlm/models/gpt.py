@@ -14,11 +14,12 @@ from flax import linen as nn
 
 from jaxlm.errors import InputError
 from jaxlm.nn.attention import attend
-from jaxlm.nn.dropout import dropout
+from jaxlm.nn.dropout import dropout, fold
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered, project
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.partition import constrain, with_axes
+from jaxlm.nn.stack import stacked
 
 
 @dataclass(frozen=True)
@@ -107,27 +108,17 @@ class GPT(nn.Module):
         key = self.make_rng("dropout") if train else None
         tokens_VD, positions_PD = Embeddings(config, name="embeddings")()
         if config.embedding_dropout == "table":
-            tokens_VD = dropout(tokens_VD, config.embedding_dropout_rate, _fold(key, 0))
-            positions_PD = dropout(positions_PD, config.embedding_dropout_rate, _fold(key, 1))
+            tokens_VD = dropout(tokens_VD, config.embedding_dropout_rate, fold(key, 0))
+            positions_PD = dropout(positions_PD, config.embedding_dropout_rate, fold(key, 1))
         table_VD = gathered(tokens_VD, dtype, ("vocabulary", "width"))
         positions_PD = gathered(positions_PD, dtype, ("positions", "width"))
         x_BLD = jnp.take(table_VD, ids_BL, axis=0) + jnp.take(positions_PD, positions_BL, axis=0)
         if config.embedding_dropout == "sum":
-            x_BLD = dropout(x_BLD, config.embedding_dropout_rate, _fold(key, 2))
+            x_BLD = dropout(x_BLD, config.embedding_dropout_rate, fold(key, 2))
         x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
-        block = Block
-        if self.execution.remat != "none":
-            policy = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
-            block = nn.remat(Block, prevent_cse=False, policy=policy[self.execution.remat], static_argnums=(5,))
-        blocks = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, 0, nn.broadcast, nn.broadcast),
-            length=config.num_layers,
-            unroll=self.execution.layers_per_iteration(config.num_layers),
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(config, self.execution, name="blocks")
+        in_axes = (nn.broadcast, 0, nn.broadcast, nn.broadcast)
+        blocks = stacked(Block, config.num_layers, self.execution, in_axes=in_axes, static=(5,))
+        blocks = blocks(config, self.execution, name="blocks")
         x_BLD, new_cache = blocks(x_BLD, segments_BL, cache, cache_index, train)
         return (x_BLD, table_VD) if cache is None else (x_BLD, table_VD, new_cache)
 
@@ -159,14 +150,14 @@ class Block(nn.Module):
         config = self.config
         key = self.make_rng("dropout") if train else None
         a_BLD, cache = Attention(config, self.execution, name="attention")(
-            x_BLD, segments_BL, cache, cache_index, _fold(key, 0)
+            x_BLD, segments_BL, cache, cache_index, fold(key, 0)
         )
         x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(
-            x_BLD + dropout(a_BLD, config.dropout_rate, _fold(key, 1))
+            x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
         )
         m_BLD = FeedForward(config, self.execution, name="feed_forward")(x_BLD)
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
-            x_BLD + dropout(m_BLD, config.dropout_rate, _fold(key, 2))
+            x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
         return constrain(x_BLD, ("batch", "length", "gathered")), cache
 
@@ -231,7 +222,3 @@ class FeedForward(nn.Module):
         # Barriers keep XLA from fusing the GELU into the operands of the products, where it is made again and again.
         h_BLF = jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(h_BLF), approximate=True))
         return project(h_BLF, gathered(kernel_out, dtype, ("feed_forward", "width")), bias_out)
-
-
-def _fold(key: jax.Array | None, number: int) -> jax.Array | None:
-    return None if key is None else jax.random.fold_in(key, number)

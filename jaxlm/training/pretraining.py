@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlm.batch import PairBatch
 from jaxlm.data.pairs import mask_slots
@@ -76,8 +77,11 @@ class Pretraining:
         return work
 
 
-def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer) -> Pretraining:
-    """What `config` pretrains; the tokenizer gives an encoder's special tokens."""
+def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
+    """What `config` pretrains. The tokenizer gives an encoder's special tokens, and which pieces continue words.
+
+    None, for steps that are measured and not learnt from: ids 0, 1 and 2 are CLS, SEP and MASK, every piece is a word.
+    """
     return _encoder(config, tokenizer) if isinstance(config.model, BertConfig) else _decoder(config)
 
 
@@ -93,8 +97,13 @@ def _decoder(config: PretrainConfig) -> Pretraining:
     return Pretraining(init_params, objective, "nll", lambda length: gpt.model_flops_per_token(sizes, length), True)
 
 
-def _encoder(config: PretrainConfig, tokenizer: Tokenizer) -> Pretraining:
+def _encoder(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
     assert isinstance(config.model, BertConfig)
+    specials = Specials(0, 1, 2)
+    continues = np.zeros(config.model.vocab_size, bool)
+    if tokenizer is not None:
+        specials = Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask")))
+        continues = tokenizer.continues if config.masking.whole_word else continues
     sizes, model, masking = config.model, Bert(config.model, config.execution), config.masking
     masked_lm = MaskedLMHead(sizes)
     next_sentence = NextSentenceHead(sizes.init_std) if config.next_sentence_coefficient else None
@@ -120,8 +129,8 @@ def _encoder(config: PretrainConfig, tokenizer: Tokenizer) -> Pretraining:
         masked_lm,
         next_sentence,
         masking=masking,
-        specials=Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask"))),
-        continues=tokenizer.continues if masking.whole_word else None,
+        specials=specials,
+        continues=continues if masking.whole_word else None,
         next_sentence_coefficient=config.next_sentence_coefficient,
         loss_chunks=chunks,
     )

@@ -1,0 +1,32 @@
+"""A block repeated over the layers: their parameters stacked on a leading axis, one loop, one compiled body."""
+
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from jaxlm.nn.execution import Execution
+
+_SAVED = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
+
+
+def stacked(
+    block: type[nn.Module], num_layers: int, execution: Execution, *, in_axes: tuple[Any, ...], static: tuple[int, ...]
+) -> Any:
+    """The module class of `num_layers` blocks, run and rematerialised as `execution` says.
+
+    The block takes the states first and returns (states, what is stacked over the layers). in_axes: of each further
+    argument, 0 where every layer has its own and nn.broadcast where all share it. static: which arguments, counted with
+    the module as 0, are Python values.
+    """
+    if execution.remat != "none":
+        block = nn.remat(block, prevent_cse=False, policy=_SAVED[execution.remat], static_argnums=static)
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=in_axes,
+        length=num_layers,
+        unroll=execution.layers_per_iteration(num_layers),
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
