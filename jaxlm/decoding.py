@@ -158,7 +158,7 @@ class Decoder:
         cache = empty_cache(config, 1, room, dtype)
         h_1PD, table_VD, cache = self._apply({"params": params}, ids_1P, positions_1P, cache=cache, cache_index=0)
         h_1D = jax.lax.dynamic_index_in_dim(h_1PD, length - 1, axis=1, keepdims=False)
-        logits_BV = jnp.broadcast_to(self._logits(h_1D, table_VD), (samples, table_VD.shape[0]))
+        logits_BV = jnp.broadcast_to(self._logits(h_1D, table_VD), (samples, len(self._allowed_V)))
         cache = Cache(*(jnp.repeat(x_N1HSK, samples, axis=1) for x_N1HSK in cache))
         return self._draw_at(logits_BV, keys_B, length), cache
 
@@ -171,7 +171,8 @@ class Decoder:
         return self._draw_at(self._logits(h_B1D[:, 0], table_VD), keys_B, position + 1), cache
 
     def _logits(self, h_BD: jax.Array, table_VD: jax.Array) -> jax.Array:
-        logits_BV = jnp.dot(h_BD, table_VD.T, preferred_element_type=jnp.float32)
+        tokens_VD = table_VD[: len(self._allowed_V)]  # no rows of positions
+        logits_BV = jnp.dot(h_BD, tokens_VD.T, preferred_element_type=jnp.float32)
         return jnp.where(self._allowed_V, logits_BV, -jnp.inf)
 
     def _draw_at(self, logits_BV: jax.Array, keys_B: jax.Array, position: jax.Array) -> jax.Array:

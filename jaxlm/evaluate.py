@@ -1,10 +1,10 @@
-"""Evaluate a run: `python -m jaxlm.evaluate perplexity|task|score|features|ensemble --run RUN …`.
+"""Evaluate a run: `python -m jaxlm.evaluate perplexity|task|score|features|ensemble|activations …`.
 
 perplexity: how well a text that was prepared as a token store is predicted. task: how well a fine-tuned run labels
 another labelled file. score: the log-probability of each sentence of a file, or of each choice of its rows; of an
 encoder the pseudo-log-likelihood, or the best fillings of [MASK]. features: what an encoder's layers give for each
-token. ensemble: several fine-tuned runs as one. A summary goes to standard output; its last line is one JSON object
-with the figures (nan and infinities as strings).
+token. ensemble: several fine-tuned runs as one. activations: all layers and logits for some ids. A summary goes to
+standard output; its last line is one JSON object with the figures (nan and infinities as strings).
 """
 
 import collections
@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import jax
+import numpy as np
 import tyro
 
+from jaxlm.activations import activations, read_ids
 from jaxlm.cloze import Answered, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.config import command_line
 from jaxlm.data.loader import validation_batches
@@ -29,6 +31,7 @@ from jaxlm.devices import prepare_process
 from jaxlm.ensembles import averaged, check_agreement, opinion, parts_of
 from jaxlm.errors import InputError, run_command
 from jaxlm.features import token_features
+from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.labelling import default_batch_size, label_split, make_label_step
 from jaxlm.logs import Progress
 from jaxlm.models.bert import Bert
@@ -135,12 +138,26 @@ class Ensemble:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """What a model gives for rows of ids, layer by layer, in float32, for another program to compare."""
+
+    start: str
+    """A run, RUN or RUN@STEP, or published weights, hf:PATH, openai:PATH, google:PATH."""
+    ids: Path
+    """A JSON file, {"ids": [[…], …], "segments": [[…], …]}; segments are for an encoder, and may be left out."""
+    output: Path
+    """An .npz file: hidden_0 … hidden_N, pooled, logits."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
 Command = (
     Annotated[Perplexity, tyro.conf.subcommand("perplexity")]
     | Annotated[OnTask, tyro.conf.subcommand("task")]
     | Annotated[Scoring, tyro.conf.subcommand("score")]
     | Annotated[FeaturesOf, tyro.conf.subcommand("features")]
     | Annotated[Ensemble, tyro.conf.subcommand("ensemble")]
+    | Annotated[Activations, tyro.conf.subcommand("activations")]
 )
 
 
@@ -439,6 +456,20 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def evaluate_activations(arguments: Activations) -> dict[str, Any]:
+    """Every layer's states and the logits, in one .npz."""
+    if arguments.start.startswith(KINDS):
+        published = read_published(arguments.start)
+        name, model, params, task = published.name, published.model, published.params, published.task
+    else:
+        run = load_run(arguments.start)
+        name, model, params, task = run.name, run.model.config, run.params, run.task
+    found = activations(model, params, None if task is None else task.kind, read_ids(arguments.ids, model))
+    with whole_file(arguments.output, "wb") as file:
+        np.savez(file, **found)  # type: ignore[arg-type]  # its stub has flags among the names
+    return {"start": name, "output": str(arguments.output), "arrays": {key: list(x.shape) for key, x in found.items()}}
+
+
 def _say(*lines: str) -> None:
     if jax.process_index() == 0:
         print(*lines, sep="\n", flush=True)
@@ -456,6 +487,7 @@ def main() -> None:
         Scoring: evaluate_score,
         FeaturesOf: evaluate_features,
         Ensemble: evaluate_ensemble,
+        Activations: evaluate_activations,
     }
     _say(_json(commands[type(arguments)](arguments)))
 

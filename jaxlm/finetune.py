@@ -122,7 +122,9 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     )
     if config.model.kind == "gpt":
         tokenizer = tokenizer.with_specials(ROLES)
-    config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
+    # A published model's table may have more rows than its tokenizer has ids.
+    rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
+    config = replace(config, model=replace(config.model, vocab_size=rows))
     config, length, batch_size = filled(config, task.paper_for(config.model.kind))
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
     for rate in rates:

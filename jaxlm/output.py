@@ -5,17 +5,18 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal
 
 from jaxlm.errors import InputError
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file to write, which has its name once it is whole, also after a power cut. `path` was an --output."""
+def whole_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
+    """A file to write, text or bytes, which has its name once it is whole, also after a power cut; `path` was an
+    --output."""
     partial = path.with_name(path.name + ".partial")
     try:
-        file = partial.open("w", encoding="utf-8")
+        file = partial.open(mode, encoding="utf-8" if mode == "w" else None)
     except OSError as error:
         raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
     with file:

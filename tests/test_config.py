@@ -27,7 +27,7 @@ from jaxlm.training.config import (
 )
 
 CONFIG = PretrainConfig(
-    model=GPTConfig(vocab_size=100, num_layers=2, embedding_dropout="table"),
+    model=GPTConfig(vocab_size=100, num_layers=2, tables="one"),
     data=DataConfig(store=("a", "b"), weights=(0.25, 1.0), layout="packed"),
     optimizer=OptimizerConfig(kind="openai_adam", peak_lr=1 / 3),
     num_epochs=1.5,

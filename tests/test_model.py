@@ -238,14 +238,15 @@ def test_layers_draw_masks_of_their_own():
 
 
 def test_embedding_dropout_of_the_sum_and_of_the_tables():
-    """Fails when `table` does not share its mask with the softmax and between all uses of a token, or `sum` does."""
+    """Fails when `one` does not share its mask with the softmax and between all uses of a token, or `two` does; when
+    `one` does not give the softmax the positions' rows."""
     config = replace(STILL, embedding_dropout_rate=0.3)
     params = random_params(config)
     ids = np.tile(windows(1).ids, (2, 1))  # the same row twice
     tables = params["backbone"]["embeddings"]
 
     def run(mode):
-        model = GPT(replace(config, embedding_dropout=mode))
+        model = GPT(replace(config, tables=mode))
 
         @jax.jit
         def apply(params, key):
@@ -254,14 +255,15 @@ def test_embedding_dropout_of_the_sum_and_of_the_tables():
 
         return [np.asarray(x) for x in apply(params, jax.random.key(5))]
 
-    h, table = run("sum")
+    h, table = run("two")
     np.testing.assert_array_equal(table, tables["tokens"])
     assert np.abs(h[0] - h[1]).max() > 0.1
-    h, table = run("table")
+    h, table = run("one")
     np.testing.assert_array_equal(h[0], h[1])
     dropped = table == 0
     assert abs(dropped.mean() - 0.3) < 5 * math.sqrt(0.21 / table.size)
-    np.testing.assert_allclose(table[~dropped], np.asarray(tables["tokens"])[~dropped] / 0.7, rtol=1e-4)
+    whole = np.concatenate([tables["tokens"], tables["positions"]])  # the softmax is over the positions' rows too
+    np.testing.assert_allclose(table[~dropped], whole[~dropped] / 0.7, rtol=1e-4)
 
 
 def test_gpt1_is_gpt1():

@@ -1,18 +1,21 @@
-"""GPT-1, a decoder of post-norm Transformer blocks with learned positions and a tied output.
+"""GPT-1 and GPT-2, decoders of Transformer blocks with learned positions and a tied output.
 
 Radford, Narasimhan, Salimans and Sutskever, "Improving Language Understanding by Generative Pre-Training", 2018
-(openai/finetune-transformer-lm). Unlike BERT it is causal, has no segment embedding and no norm after the embedding;
-unlike GPT-2 the norm comes after each residual sum and there is none at the end.
+(openai/finetune-transformer-lm): the norm comes after each residual sum and there is none at the end. Radford, Wu,
+Child, Luan, Amodei and Sutskever, "Language Models are Unsupervised Multitask Learners", 2019 (openai/gpt-2): the norm
+comes before each branch, and one more at the end. Unlike BERT both are causal, have no segment embedding and no norm
+after the embedding.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.errors import InputError
+from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
 from jaxlm.nn.dropout import dropout, fold
 from jaxlm.nn.execution import Execution
@@ -39,10 +42,17 @@ class GPTConfig:
     """Of each residual branch."""
     embedding_dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.1
-    embedding_dropout: Literal["sum", "table"] = "sum"
-    """Drops elements of the summed embeddings (paper), or of the tables that the softmax shares (original code)."""
+    norm: Literal["post", "pre"] = "post"
+    """Where a branch is normed: its sum with the input (GPT-1), or its input, with a norm at the end (GPT-2)."""
+    activation: ActivationName = "gelu_tanh"
+    tables: Literal["two", "one"] = "two"
+    """one: as in GPT-1's original code tokens and positions are one matrix, whose elements dropout zeroes for all uses
+    and whose rows, those of positions too, are all in the softmax (train.py:149-178). two: as in the paper."""
     init_std: float = 0.02
-    """Of all weights and both tables. 0.02 is the paper's for width 768; narrow models want 0.02 sqrt(768 / D)."""
+    """Of all weights and both tables. 0.02 is the papers' for width 768; narrow models want 0.02 sqrt(768 / D)."""
+    residual_init: Literal["plain", "scaled"] = "plain"
+    """scaled: what ends a branch is drawn with init_std / sqrt(2 N) (GPT-2's section 2.3); plain: as all other weights
+    (both original codes)."""
     norm_eps: float = 1e-5
 
     def check(self) -> None:
@@ -59,6 +69,12 @@ class GPTConfig:
 
 # Section 4.1; the published vocabulary has 40,478 entries (40,000 merges), to which fine-tuning adds three.
 GPT1 = GPTConfig(vocab_size=40_478)
+
+# GPT-2's table 2, smallest to largest (its parameter counts, 117M and 345M, are those of the models of 124M and 355M).
+GPT2 = GPTConfig(vocab_size=50_257, num_positions=1024, norm="pre", residual_init="scaled")
+GPT2_MEDIUM = replace(GPT2, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
+GPT2_LARGE = replace(GPT2, num_layers=36, width=1280, num_heads=20, feed_forward_width=5120)
+GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_width=6400)
 
 
 def model_flops_per_token(config: GPTConfig, length: int) -> float:
@@ -88,7 +104,16 @@ class GPT(nn.Module):
     config: GPTConfig
     execution: Execution = Execution()
 
-    @nn.compact
+    def setup(self) -> None:
+        """Submodules by name."""
+        config, execution = self.config, self.execution
+        self.embeddings = Embeddings(config, execution)
+        block = PreNormBlock if config.norm == "pre" else Block
+        in_axes = (nn.broadcast, 0, nn.broadcast, nn.broadcast, nn.broadcast)
+        self.blocks = stacked(block, config.num_layers, execution, in_axes=in_axes, static=(5, 6))(config, execution)
+        if config.norm == "pre":
+            self.final_norm = LayerNorm(config.norm_eps)
+
     def __call__(
         self,
         ids_BL: jax.Array,
@@ -99,44 +124,53 @@ class GPT(nn.Module):
         cache: Cache | None = None,
         cache_index: jax.Array | int = 0,
     ):
-        """States h_BLD in the compute dtype, and the token table (V, D) that scores the next token.
+        """States h_BLD in the compute dtype, and the table (V, D) that scores the next token.
 
+        The table is that of the tokens; with config.tables `one` the positions' rows follow, (V + P, D).
         segments_BL: documents of a packed row (0 is padding); None is one document a row. With a cache the ids stand at
         cache_index, cache_index + 1, … of each row, and the result is (h_BLD, table, the cache with them added).
         """
-        config, dtype = self.config, self.execution.compute_dtype()
-        key = self.make_rng("dropout") if train else None
-        tokens_VD, positions_PD = Embeddings(config, name="embeddings")()
-        if config.embedding_dropout == "table":
-            tokens_VD = dropout(tokens_VD, config.embedding_dropout_rate, fold(key, 0))
-            positions_PD = dropout(positions_PD, config.embedding_dropout_rate, fold(key, 1))
-        table_VD = gathered(tokens_VD, dtype, ("vocabulary", "width"))
-        positions_PD = gathered(positions_PD, dtype, ("positions", "width"))
-        x_BLD = jnp.take(table_VD, ids_BL, axis=0) + jnp.take(positions_PD, positions_BL, axis=0)
-        if config.embedding_dropout == "sum":
-            x_BLD = dropout(x_BLD, config.embedding_dropout_rate, fold(key, 2))
-        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
-        in_axes = (nn.broadcast, 0, nn.broadcast, nn.broadcast)
-        blocks = stacked(Block, config.num_layers, self.execution, in_axes=in_axes, static=(5,))
-        blocks = blocks(config, self.execution, name="blocks")
-        x_BLD, new_cache = blocks(x_BLD, segments_BL, cache, cache_index, train)
+        x_BLD, table_VD = self.embeddings(ids_BL, positions_BL, train)
+        x_BLD, (new_cache, _) = self.blocks(x_BLD, segments_BL, cache, cache_index, train, False)
+        if self.config.norm == "pre":
+            x_BLD = self.final_norm(x_BLD)
         return (x_BLD, table_VD) if cache is None else (x_BLD, table_VD, new_cache)
+
+    def hidden_states(
+        self, ids_BL: jax.Array, positions_BL: jax.Array, segments_BL: jax.Array | None = None
+    ) -> jax.Array:
+        """What each layer gives, (N + 1, B, L, D): 0 the summed embeddings, N the states of `__call__`."""
+        x_BLD, _ = self.embeddings(ids_BL, positions_BL, False)
+        h_BLD, (_, layers_NBLD) = self.blocks(x_BLD, segments_BL, None, 0, False, True)
+        last_BLD = self.final_norm(h_BLD) if self.config.norm == "pre" else h_BLD
+        return jnp.concatenate([x_BLD[None], layers_NBLD[:-1], last_BLD[None]])
 
 
 class Embeddings(nn.Module):
-    """The two tables: tokens (V, D), special ones included, and positions (P, D)."""
+    """The two tables: tokens (V, D), special ones included, and positions (P, D); their sum, dropped."""
 
     config: GPTConfig
+    execution: Execution
 
     @nn.compact
-    def __call__(self) -> tuple[jax.Array, jax.Array]:
-        config, init = self.config, nn.initializers.normal(self.config.init_std)
-        tokens = with_axes(init, ("vocabulary", "width"))
-        positions = with_axes(init, ("positions", "width"))
-        return (
-            self.param("tokens", tokens, (config.vocab_size, config.width)),
-            self.param("positions", positions, (config.num_positions, config.width)),
-        )
+    def __call__(self, ids_BL, positions_BL, train: bool) -> tuple[jax.Array, jax.Array]:
+        config, dtype = self.config, self.execution.compute_dtype()
+        key, rate = self.make_rng("dropout") if train else None, config.embedding_dropout_rate
+        # GPT-2's code draws positions with half the deviation (model.py:152-155).
+        spread = config.init_std / 2 if config.norm == "pre" else config.init_std
+        init, narrow = nn.initializers.normal(config.init_std), nn.initializers.normal(spread)
+        names_V, names_P = ("vocabulary", "width"), ("positions", "width")
+        tokens_VD = self.param("tokens", with_axes(init, names_V), (config.vocab_size, config.width))
+        positions_PD = self.param("positions", with_axes(narrow, names_P), (config.num_positions, config.width))
+        if config.tables == "one":
+            tokens_VD, positions_PD = dropout(tokens_VD, rate, fold(key, 0)), dropout(positions_PD, rate, fold(key, 1))
+        table_VD, positions_PD = gathered(tokens_VD, dtype, names_V), gathered(positions_PD, dtype, names_P)
+        x_BLD = jnp.take(table_VD, ids_BL, axis=0) + jnp.take(positions_PD, positions_BL, axis=0)
+        if config.tables == "one":
+            table_VD = jnp.concatenate([table_VD, positions_PD])
+        else:
+            x_BLD = dropout(x_BLD, rate, fold(key, 2))
+        return constrain(x_BLD, ("batch", "length", "gathered")), table_VD
 
 
 class Block(nn.Module):
@@ -146,7 +180,7 @@ class Block(nn.Module):
     execution: Execution
 
     @nn.compact
-    def __call__(self, x_BLD, segments_BL, cache, cache_index, train: bool):
+    def __call__(self, x_BLD, segments_BL, cache, cache_index, train: bool, keep: bool):
         config = self.config
         key = self.make_rng("dropout") if train else None
         a_BLD, cache = Attention(config, self.execution, name="attention")(
@@ -159,7 +193,30 @@ class Block(nn.Module):
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
             x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
-        return constrain(x_BLD, ("batch", "length", "gathered")), cache
+        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
+        return x_BLD, (cache, x_BLD if keep else None)
+
+
+class PreNormBlock(nn.Module):
+    """Attention and feed-forward of the normed states, each added to them: x + a(norm(x)), x + m(norm(x)) (GPT-2)."""
+
+    config: GPTConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x_BLD, segments_BL, cache, cache_index, train: bool, keep: bool):
+        config = self.config
+        key = self.make_rng("dropout") if train else None
+        n_BLD = LayerNorm(config.norm_eps, name="attention_norm")(x_BLD)
+        a_BLD, cache = Attention(config, self.execution, name="attention")(
+            n_BLD, segments_BL, cache, cache_index, fold(key, 0)
+        )
+        x_BLD = x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
+        n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
+        m_BLD = FeedForward(config, self.execution, name="feed_forward")(n_BLD)
+        x_BLD = x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
+        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
+        return x_BLD, (cache, x_BLD if keep else None)
 
 
 class Attention(nn.Module):
@@ -176,7 +233,7 @@ class Attention(nn.Module):
         names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width", "width")
         kernel_in = self.param("qkv_kernel", with_axes(init, names_in), (d, 3, h, d // h))
         bias_in = self.param("qkv_bias", with_axes(zeros, names_in[1:]), (3, h, d // h))
-        kernel_out = self.param("out_kernel", with_axes(init, names_out), (h, d // h, d))
+        kernel_out = self.param("out_kernel", with_axes(_branch_end(config), names_out), (h, d // h, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
         qkv = project(x_BLD, gathered(kernel_in, dtype, names_in), bias_in)  # (B, L, 3, H, K)
@@ -204,7 +261,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers with GELU in its tanh form between them (Hendrycks and Gimpel, 2016; original train.py:22)."""
+    """Two layers with the config's activation between them."""
 
     config: GPTConfig
     execution: Execution
@@ -216,9 +273,15 @@ class FeedForward(nn.Module):
         init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
         kernel_in = self.param("in_kernel", with_axes(init, ("width", "feed_forward")), (d, f))
         bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
-        kernel_out = self.param("out_kernel", with_axes(init, ("feed_forward", "width")), (f, d))
+        kernel_out = self.param("out_kernel", with_axes(_branch_end(config), ("feed_forward", "width")), (f, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        h_BLF = project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in)
-        # Barriers keep XLA from fusing the GELU into the operands of the products, where it is made again and again.
-        h_BLF = jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(h_BLF), approximate=True))
+        h_BLF = activate(
+            project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in), config.activation
+        )
         return project(h_BLF, gathered(kernel_out, dtype, ("feed_forward", "width")), bias_out)
+
+
+def _branch_end(config: GPTConfig) -> Any:
+    """How the weights are drawn with which a residual branch ends."""
+    scale = (2 * config.num_layers) ** -0.5 if config.residual_init == "scaled" else 1.0
+    return nn.initializers.normal(config.init_std * scale)

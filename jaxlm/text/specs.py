@@ -35,6 +35,32 @@ def tokenizer_from_spec(spec: str) -> Tokenizer:
     raise InputError(f"tokenizer {spec!r}: no kind {kind!r}; expected one of {SPECS}")
 
 
+def published_tokenizer(directory: Path) -> Tokenizer | None:
+    """The tokenizer among the files of a published model, by Hugging Face's names for them; None where there is none.
+
+    GPT-1's vocabulary gets its own text treatment, which its `tokenizer.json` lacks; elsewhere that file comes first.
+    """
+    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
+    of_pairs = vocabulary.is_file() and merges.is_file()
+    if of_pairs and gpt1.END_OF_WORD.encode() in read_file(vocabulary):
+        return gpt1.GPT1Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
+    if (directory / tokenizer_json.FILE).is_file():
+        return tokenizer_json.JsonTokenizer.from_directory(directory)
+    if of_pairs:
+        return bpe.GPT2Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
+    if (directory / wordpiece.FILE).is_file():
+        settings = directory / "tokenizer_config.json"
+        lower_case = None
+        if settings.is_file():
+            try:
+                lower_case = json.loads(read_file(settings)).get("do_lower_case")
+            except (ValueError, AttributeError) as error:
+                raise InputError(f"{settings} is not a JSON object ({error}); download it again") from error
+        file = directory / wordpiece.FILE
+        return wordpiece.WordPieceTokenizer(read_file(file), str(file), lower_case)
+    return None
+
+
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Read what `Tokenizer.save` wrote. InputError where it is damaged: the fingerprint is checked."""
     directory = Path(directory)

@@ -34,17 +34,28 @@ class LoadedRun:
 
     params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: theirs;
     dtype and attention backend are the run's, nothing is recomputed for a backward pass that never comes.
-    task: what a fine-tuned run was trained on, None for a pretrained one.
+    task: what a fine-tuned run was trained on, None for a pretrained one. given_tokenizer: None where the run was
+    imported from files without one.
     """
 
     config: PretrainConfig | FinetuneConfig
     model: GPT | Bert
     params: Any
-    tokenizer: Tokenizer
+    given_tokenizer: Tokenizer | None
     step: int
     path: Path
     mesh: Mesh
     task: Task | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The run's tokenizer. InputError where it has none."""
+        if self.given_tokenizer is None:
+            raise InputError(
+                f"{self.path} has no tokenizer, and text needs one: import it again with the tokenizer's files beside "
+                "the weights"
+            )
+        return self.given_tokenizer
 
     @property
     def name(self) -> str:
@@ -81,12 +92,13 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
         raise InputError(
             f"{path} has no finished checkpoint yet: run its python -m jaxlm.{verb} command again, it goes on"
         )
-    tokenizer = load_tokenizer(run.tokenizer)
-    if tokenizer.size != config.model.vocab_size:
-        raise InputError(
-            f"{path}: its tokenizer has {tokenizer.size} ids and its model {config.model.vocab_size}; "
-            "put the run's own tokenizer directory back"
-        )
+    # Of published models some came without a tokenizer, and some have more rows in their tables than it has ids.
+    tokenizer = None if "published" in run.config and not run.tokenizer.exists() else load_tokenizer(run.tokenizer)
+    expected = run.config.get("fingerprints", {}).get("tokenizer")
+    if tokenizer is not None and (
+        tokenizer.fingerprint != expected if expected is not None else tokenizer.size != config.model.vocab_size
+    ):
+        raise InputError(f"{path}: its tokenizer is not that of its model; put the run's own tokenizer directory back")
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     model = empty_model(config.model, for_reading(config.execution))
     saved = checkpoints.metadata(step).tree["params"]
@@ -134,7 +146,9 @@ def for_reading(execution: Execution) -> Execution:
 def abstract_params(config: GPTConfig | BertConfig, saved: dict, mesh: Mesh) -> dict:
     """Shapes, dtypes and shardings of a run's parameters: the model's own, and whatever heads were saved beside it."""
     ids = jnp.zeros((1, 1), jnp.int32)
-    boxed = jax.eval_shape(lambda: empty_model(config).init(jax.random.key(0), ids, ids)["params"])
+    boxed = dict(jax.eval_shape(lambda: empty_model(config).init(jax.random.key(0), ids, ids)["params"]))
+    if "pooler" not in saved["backbone"]:  # an encoder that was published without one
+        boxed.pop("pooler", None)
     place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # noqa: E731
     whole = NamedSharding(mesh, PartitionSpec())
     heads = {name: part for name, part in saved.items() if name != "backbone"}

@@ -31,7 +31,7 @@ from jaxlm.training.network import Network, make_network
 from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
-from jaxlm.training.start import Source, resume, with_parameters
+from jaxlm.training.start import Source, fresh_pooler, resume, with_parameters
 from jaxlm.training.state import TrainState, abstract_state, fresh_state, saved_part
 from jaxlm.training.step import make_train_step
 
@@ -207,7 +207,7 @@ def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState
     return with_parameters(
         fresh,
         work.source,
-        allow_fresh=fresh_names,
+        allow_fresh=[*fresh_names, *fresh_pooler(work.source)],
         grow={} if programs.network.is_encoder else {"backbone/embeddings/tokens": 0},
         transfer_layers=layers,
     )

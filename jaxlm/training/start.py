@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,8 @@ import jax
 from jaxlm.checkpoints import Checkpoints, merge_parameters
 from jaxlm.config import from_json
 from jaxlm.errors import InputError
+from jaxlm.interop.published import Published
+from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.text import Tokenizer, load_tokenizer
@@ -22,27 +24,46 @@ from jaxlm.training.state import TrainState, from_saved, saved_part
 
 log = logging.getLogger(__name__)
 
-PUBLISHED = ("hf:", "openai:", "google:")
+Load = Callable[[Any], tuple[Any, Sequence[str]]]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Another run that a start takes parameters from."""
+    """What a start takes parameters from: another run, or published weights.
+
+    name: RUN@STEP, or hf:PATH, as it stands in starts.jsonl. saved: the parameters' tree, of leaves with a shape.
+    load(tree): those of its leaves, as abstract arrays where they shall be, in arrays, and sentences about it.
+    fingerprint: SHA-256 of the parameters: their place may change, they do not. checkpoints, step: a run's.
+    """
 
     name: str
-    """RUN@STEP, as it stands in starts.jsonl."""
-    checkpoints: Checkpoints
-    step: int
     model: GPTConfig | BertConfig
-    tokenizer: Tokenizer
+    saved: Any
+    load: Load
     fingerprint: str
-    """SHA-256 over the checksums of the parameters: the run's place may change, they do not."""
+    given_tokenizer: Tokenizer | None
+    checkpoints: Checkpoints | None = None
+    step: int | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer. InputError where it came without one."""
+        if self.given_tokenizer is None:
+            raise InputError(f"{self.name} has no tokenizer, and text needs one: put its files beside the weights")
+        return self.given_tokenizer
+
+    @property
+    def of_run(self) -> Checkpoints:
+        """The checkpoints of a run. InputError for published weights, which have no state beside the parameters."""
+        if self.checkpoints is None:
+            raise InputError(f"--start-with state: {self.name} has parameters alone; leave --start-with out")
+        return self.checkpoints
 
 
 def open_source(start: str) -> Source:
-    """The run that `--start` names, at its newest checkpoint or at RUN@STEP."""
-    if start.startswith(PUBLISHED):
-        raise InputError(f"--start {start}: published weights are not read by this version; start from a run directory")
+    """What `--start` names: a run at its newest checkpoint or at RUN@STEP, or published weights (hf:, …)."""
+    if start.startswith(KINDS):
+        return _published_source(read_published(start))
     path, step = split_start(start)
     run = RunDirectory(path)
     config = run.config
@@ -50,15 +71,45 @@ def open_source(start: str) -> Source:
     metadata = checkpoints.metadata(step)
     model = from_json(ModelConfig, config["model"], "model")
     checksums = {name: value for name, value in metadata.checksums.items() if name.startswith("params/backbone/")}
-    fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
-    tokenizer = load_tokenizer(run.tokenizer)
-    return Source(f"{path}@{metadata.step}", checkpoints, metadata.step, model, tokenizer, fingerprint)
+
+    def load(wanted: Any) -> tuple[Any, Sequence[str]]:
+        restored = checkpoints.restore_partial({"params": wanted}, step=metadata.step)
+        return restored.state["params"], restored.notes
+
+    return Source(
+        name=f"{path}@{metadata.step}",
+        model=model,
+        saved=metadata.tree["params"],
+        load=load,
+        fingerprint=hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
+        given_tokenizer=load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None,
+        checkpoints=checkpoints,
+        step=metadata.step,
+    )
+
+
+def _published_source(published: Published) -> Source:
+    def load(wanted: Any) -> tuple[Any, Sequence[str]]:
+        def place(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            values = published.leaves[jax.tree_util.keystr(path, simple=True, separator="/")]
+            return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: values[index])
+
+        return jax.tree_util.tree_map_with_path(place, wanted), published.notes
+
+    return Source(
+        name=published.name,
+        model=published.model,
+        saved=published.params,
+        load=load,
+        fingerprint=published.fingerprint,
+        given_tokenizer=published.tokenizer,
+    )
 
 
 def pinned_start(run: Path, start: str) -> str:
     """`start` as RUN@STEP, where the run that goes on began from RUN: its newest checkpoint may be another by now."""
     directory = RunDirectory(run)
-    if not (run / "config.json").exists():
+    if start.startswith(KINDS) or not (run / "config.json").exists():
         return start
     saved = directory.config.get("start")
     if saved is None or split_start(start)[1] is not None or split_start(saved)[0] != Path(start):
@@ -66,7 +117,7 @@ def pinned_start(run: Path, start: str) -> str:
     return saved
 
 
-FREE_FIELDS = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "embedding_dropout")
+FREE_FIELDS = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "tables")
 _CALLED = {"gpt": "a decoder (gpt)", "bert": "an encoder (bert)"}
 
 
@@ -101,39 +152,45 @@ def with_parameters(
     allow_fresh, grow: as in `merge_parameters`. transfer_layers: only the first n layers are taken; those above stay as
     they are in `state`.
     """
-    saved = source.checkpoints.metadata(source.step).tree["params"]
+    saved = source.saved
     parts = [part for part in ("backbone", "head") if part in state.params and f"{part}/.*" not in allow_fresh]
-    wanted = {"params": {part: dict(saved[part]) for part in parts if part in saved}}
-    if "head" in wanted["params"]:  # a head that this run has not is left behind
-        wanted["params"]["head"] = {name: saved["head"][name] for name in saved["head"] if name in state.params["head"]}
+    wanted = {part: dict(saved[part]) for part in parts if part in saved}
+    if "head" in wanted:  # a head that this run has not is left behind
+        wanted["head"] = {name: saved["head"][name] for name in saved["head"] if name in state.params["head"]}
     replicated = state.step.sharding  # the step is whole on every device
 
     def place(path, leaf):
         """Where the state has this leaf, if it has one of that shape; else whole on every device."""
-        node: Any = {"params": state.params}
+        node: Any = state.params
         for entry in path:
             node = node.get(entry.key) if isinstance(node, dict) else None
         fits = node is not None and not isinstance(node, dict) and node.shape == leaf.shape
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=node.sharding if fits else replicated)
 
     abstract = jax.tree_util.tree_map_with_path(place, wanted)
-    restored = source.checkpoints.restore_partial(abstract, step=source.step)
-    loaded = restored.state["params"]
+    loaded, said = source.load(abstract)
     grow = dict(grow or {})
     if transfer_layers is not None:
         loaded["backbone"]["blocks"] = jax.tree.map(lambda leaf: leaf[:transfer_layers], loaded["backbone"]["blocks"])
         grow["backbone/blocks/.*"] = 0
-    notes = list(restored.notes)
+    notes = list(said)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
     return replace(state, params=params), notes
 
 
 def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
     """What a pretraining run cannot take from `source`: the heads that it has not."""
-    saved = source.checkpoints.metadata(source.step).tree["params"].get("head", {})
+    saved = source.saved.get("head", {})
     heads = state.params.get("head", {})
     missing = [name for name in heads if name not in saved]
-    return ("head/.*",) if len(missing) == len(heads) else tuple(f"head/{name}/.*" for name in missing)
+    fresh = ("head/.*",) if len(missing) == len(heads) else tuple(f"head/{name}/.*" for name in missing)
+    return fresh + fresh_pooler(source)
+
+
+def fresh_pooler(source: Source) -> tuple[str, ...]:
+    """The pooler, where a published encoder came without one."""
+    has = "pooler" in source.saved["backbone"] or not isinstance(source.model, BertConfig)
+    return () if has else ("backbone/pooler/.*",)
 
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
@@ -145,7 +202,7 @@ def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[T
 
 def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
     """Parameters, moments and step of another run (`--start-with state`)."""
-    restored = source.checkpoints.restore(saved_part(abstract), step=source.step)
+    restored = source.of_run.restore(saved_part(abstract), step=source.step)
     return from_saved(restored.state, abstract, seed), list(restored.notes)
 
 

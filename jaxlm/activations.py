@@ -1,0 +1,115 @@
+"""What a model gives for some ids, layer by layer, for another program to compare."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.models.bert import Bert, BertConfig
+from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.nn.execution import Execution
+
+ROWS = 8  # that run together
+
+
+class IdRows(NamedTuple):
+    """Rows of ids, and for an encoder the segment, 0 or 1, of each token; None: all first."""
+
+    ids: list[list[int]]
+    segments: list[list[int]] | None
+
+
+def read_ids(file: Path, model: GPTConfig | BertConfig) -> IdRows:
+    """`{"ids": [[…], …], "segments": [[…], …]}`. InputError names the row that does not fit the model."""
+    try:
+        values = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict) or "ids" not in values or set(values) - {"ids", "segments"}:
+        raise InputError(f'{file}: an object with "ids", and for an encoder "segments", is expected')
+    ids, segments = values["ids"], values.get("segments")
+    if segments is not None and (not isinstance(segments, list) or len(segments) != len(ids)):
+        raise InputError(f'{file}: "segments" must have a row for each of "ids"')
+    types = model.num_types if isinstance(model, BertConfig) else 1
+    if not isinstance(ids, list) or not ids:
+        raise InputError(f'{file}: "ids" must be a list of rows')
+    for row, given in enumerate(ids):
+        _check_row(file, f"ids[{row}]", given, model.vocab_size)
+        if len(given) > model.num_positions:
+            raise InputError(f"{file}: ids[{row}] has {len(given)} ids and the model {model.num_positions} positions")
+        if segments is not None:
+            _check_row(file, f"segments[{row}]", segments[row], types)
+            if len(segments[row]) != len(given):
+                raise InputError(f"{file}: segments[{row}] has {len(segments[row])} numbers, ids[{row}] {len(given)}")
+    return IdRows(ids, segments)
+
+
+def activations(
+    model: GPTConfig | BertConfig, params: Mapping[str, Any], kind: str | None, rows: IdRows
+) -> dict[str, np.ndarray]:
+    """float32 arrays by name, padded with zeros to the longest of R rows.
+
+    kind: of a fine-tuned model's head, a task's kind; None for a pretrained one.
+    `hidden_0` (the embeddings) … `hidden_N` (after the final norm where there is one): (R, L, D). `pooled`: (R, D),
+    where there is a pooler. `logits`: of a language model (R, L, V); of a head (R, classes), (R, 1) for a score or a
+    choice, (R, L, 2) for a span, (R, L, tags). `next_sentence_logits`: (R, 2).
+    """
+    execution = Execution(dtype="float32")
+    module: Bert | GPT = Bert(model, execution) if isinstance(model, BertConfig) else GPT(model, execution)
+    apply = jax.jit(lambda params, *inputs: _outputs(module, params, kind, *inputs))
+    longest = max(map(len, rows.ids))
+    found: dict[str, list[np.ndarray]] = {}
+    for first in range(0, len(rows.ids), ROWS):
+        some = rows.ids[first : first + ROWS]
+        ids, seen, types = (np.zeros((ROWS, longest), np.int32) for _ in range(3))
+        for row, given in enumerate(some):
+            ids[row, : len(given)], seen[row, : len(given)] = given, 1
+            if rows.segments is not None:
+                types[row, : len(given)] = rows.segments[first + row]
+        for name, values in apply(params, ids, seen, types).items():
+            found.setdefault(name, []).append(np.asarray(values, np.float32)[: len(some)])
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _outputs(module: Bert | GPT, params: Any, kind: str | None, ids_BL, seen_BL, types_BL) -> dict[str, Any]:
+    positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1]), ids_BL.shape)
+    variables, head = {"params": params["backbone"]}, params.get("head", {})
+    inputs: tuple[Any, ...] = (ids_BL, positions_BL)
+    inputs += (types_BL, seen_BL) if isinstance(module, Bert) else (seen_BL,)
+    layers_NBLD: Any = module.apply(variables, *inputs, method="hidden_states")
+    shown_BL1 = seen_BL[:, :, None] > 0
+    found: dict[str, Any] = {f"hidden_{n}": jnp.where(shown_BL1, h_BLD, 0.0) for n, h_BLD in enumerate(layers_NBLD)}
+    h_BLD, table_VD = layers_NBLD[-1], params["backbone"]["embeddings"]["tokens"]
+    # What a head for whole sequences reads: an encoder's pooled state, a decoder's last one.
+    last_B = jnp.maximum(jnp.sum(seen_BL, axis=1) - 1, 0)
+    whole_BD: Any = jnp.take_along_axis(h_BLD, last_B[:, None, None], axis=1)[:, 0]
+    if "pooler" in params["backbone"]:
+        whole_BD = found["pooled"] = module.apply(variables, h_BLD[:, 0], method="pool")
+    if kind is not None:
+        states = h_BLD if kind in ("span", "tagging") else whole_BD
+        found["logits"] = states @ head["kernel"] + head["bias"]
+    elif isinstance(module, GPT):
+        found["logits"] = h_BLD @ table_VD.T
+    elif "masked_lm" in head:
+        transformed, bias_V = MaskedLMHead(module.config).apply({"params": head["masked_lm"]}, h_BLD)
+        found["logits"] = transformed @ table_VD.T + bias_V
+    if "next_sentence" in head:
+        scores = NextSentenceHead(module.config.init_std)
+        found["next_sentence_logits"] = scores.apply({"params": head["next_sentence"]}, whole_BD)
+    if found.get("logits") is not None and found["logits"].ndim == 3:
+        found["logits"] = jnp.where(shown_BL1, found["logits"], 0.0)
+    return found
+
+
+def _check_row(file: Path, name: str, row: Any, size: int) -> None:
+    if not isinstance(row, list) or not row:
+        raise InputError(f"{file}: {name} must be a list of numbers, at least one")
+    wrong: Sequence[Any] = [i for i in row if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
+    if wrong:
+        raise InputError(f"{file}: {name} has {wrong[0]!r}; whole numbers from 0 to {size - 1} are expected")

@@ -1,0 +1,146 @@
+"""Published models in and out: `python -m jaxlm.convert import hf:PATH --run RUN` and `… export RUN --to hf:PATH`.
+
+import makes a run directory of a published model, from which everything starts that starts from a run. export writes a
+run as a directory that Hugging Face's `from_pretrained` loads, tokenizer and model card included. Every tensor is used
+exactly once, either way; --verify compares with the other program's own outputs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.config import command_line
+from jaxlm.data.config import DataConfig
+from jaxlm.devices import prepare_process
+from jaxlm.errors import InputError, run_command
+from jaxlm.interop.cards import model_card
+from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.published import Published
+from jaxlm.interop.sources import read_published
+from jaxlm.models.bert import BertConfig
+from jaxlm.output import write_json
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
+from jaxlm.training.loaded import load_run
+from jaxlm.training.run import RunDirectory
+
+
+@dataclass(frozen=True)
+class Import:
+    """Make a run directory of a published model."""
+
+    source: tyro.conf.Positional[str]
+    """hf:PATH, openai:PATH or google:PATH, a directory of the model's files."""
+    run: Path
+    """The run directory to make."""
+    verify: bool = False
+    """Compare each layer's output with transformers' own, or with the reference that lies beside the files."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run as a model directory of Hugging Face."""
+
+    run: tyro.conf.Positional[str]
+    """A run, RUN or RUN@STEP."""
+    to: str
+    """hf:PATH, a directory that is not there yet."""
+    verify: bool = False
+    """Compare each layer's output with transformers' own."""
+
+
+Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
+
+
+def import_model(arguments: Import) -> None:
+    """Read everything, then make the run directory: what cannot be read leaves none."""
+    published = read_published(arguments.source)
+    resolved = _resolved(published)
+    with RunDirectory(arguments.run) as run:
+        run.open(resolved)
+        with Checkpoints(run.checkpoints) as checkpoints:
+            if checkpoints.steps():
+                print(f"{run.path} is complete: {published.name} was imported; nothing to do")
+                return
+            if published.tokenizer is not None:
+                run.save_tokenizer(published.tokenizer)
+            if published.task is not None:
+                write_json(run.path / "task.json", published.task.to_json())
+            run.record_start(started_from=published.name)
+            checkpoints.save(0, {"params": published.params}, config=resolved)
+            checkpoints.wait()
+    count = sum(leaf.size for leaf in published.leaves.values())
+    print(f"{run.path}: {published.architecture} from {published.name}, {count:,} parameters, {published.dtype}")
+    for note in published.notes:
+        print(f"  {note}")
+
+
+def _resolved(published: Published) -> dict[str, Any]:
+    """What the run's config.json holds: the model, what it was imported from, and, of a tuned one, its task."""
+    encoder = isinstance(published.model, BertConfig)
+    fingerprints = {
+        "tokenizer": None if published.tokenizer is None else published.tokenizer.fingerprint,
+        "published": published.fingerprint,
+    }
+    origin = {
+        "published": {
+            "architecture": published.architecture,
+            "dtype": published.dtype,
+            "config": dict(published.config),
+        }
+    }
+    if published.task is None:
+        data = DataConfig(layout="pairs" if encoder else "windows")
+        length = published.model.num_positions
+        return resolved_json(PretrainConfig(published.model, data=data, length=length), fingerprints) | origin
+    tuned = {"task": "custom", "start": published.name, "seeds": 1, "options": None, "custom": None}
+    return resolved_json(FinetuneConfig(published.model), fingerprints) | origin | tuned
+
+
+def export_run(arguments: Export) -> None:
+    """Read the run, plan which class it becomes, write."""
+    kind, _, place = arguments.to.partition(":")
+    if kind != "hf" or not place:
+        raise InputError(f"--to {arguments.to}: hf:PATH, a directory for Hugging Face's files")
+    run = load_run(arguments.run)
+    saved = RunDirectory(run.path).config.get("published") or {}
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(run.params).items()}
+    export = planned_export(
+        run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
+    )
+    directory = Path(place).expanduser()
+    tokenizer = run.given_tokenizer
+    write_export(
+        directory,
+        export,
+        tokenizer=tokenizer,
+        dtype=saved.get("dtype", "F32"),
+        card=model_card(
+            architecture=export.architecture,
+            run=run.name,
+            config=RunDirectory(run.path).config,
+            directory=run.path,
+            notes=export.notes,
+        ),
+    )
+    print(f"{directory}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
+    for note in export.notes:
+        print(f"  {note}")
+
+
+def main() -> None:
+    """The command."""
+    kind: Any = Command  # a union: one subcommand each
+    arguments, _ = command_line(kind, program="convert", description=__doc__)
+    prepare_process()
+    jax.config.update("jax_platforms", "cpu")  # nothing is computed but checksums
+    (import_model if isinstance(arguments, Import) else export_run)(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

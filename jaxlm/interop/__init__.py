@@ -1,0 +1,1 @@
+"""Published models: what their files hold, by their names, and the same parameters by ours."""

@@ -1,0 +1,171 @@
+"""Hugging Face's config.json and our model configs: each size from the file, never from a default."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxlm.errors import InputError
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.activation import ActivationName
+
+ACTIVATIONS: dict[str, ActivationName] = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+# openai-gpt's only GELU is the tanh form, whatever its name.
+ACTIVATIONS_GPT1: dict[str, ActivationName] = {"gelu": "gelu_tanh"}
+
+# What a config may say beside its sizes, and the one value of it that has a counterpart here.
+_BERT_ONLY: Mapping[str, Any] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+_GPT2_ONLY: Mapping[str, Any] = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+def model_from_config(values: Mapping[str, Any], name: str) -> GPTConfig | BertConfig:
+    """The model that a config.json describes. InputError where it lacks a size, or has what has no counterpart."""
+    get = _Reader(values, name)
+    model_type = get("model_type", str)
+    if model_type == "bert":
+        get.only(_BERT_ONLY)
+        rate = get("hidden_dropout_prob", float)
+        model: GPTConfig | BertConfig = BertConfig(
+            vocab_size=get("vocab_size", int),
+            num_positions=get("max_position_embeddings", int),
+            num_types=get("type_vocab_size", int),
+            num_layers=get("num_hidden_layers", int),
+            width=get("hidden_size", int),
+            num_heads=get("num_attention_heads", int),
+            feed_forward_width=get("intermediate_size", int),
+            dropout_rate=rate,
+            embedding_dropout_rate=rate,
+            attention_dropout_rate=get("attention_probs_dropout_prob", float),
+            activation=get.activation("hidden_act", ACTIVATIONS),
+            init_std=get("initializer_range", float),
+            norm_eps=get("layer_norm_eps", float),
+        )
+    elif model_type in ("openai-gpt", "gpt2"):
+        first, width = model_type == "openai-gpt", get("n_embd", int)
+        get.only({} if first else _GPT2_ONLY)
+        model = GPTConfig(
+            vocab_size=get("vocab_size", int),
+            num_positions=get("n_positions", int),
+            num_layers=get("n_layer", int),
+            width=width,
+            num_heads=get("n_head", int),
+            feed_forward_width=4 * width if first or values.get("n_inner") is None else get("n_inner", int),
+            dropout_rate=get("resid_pdrop", float),
+            embedding_dropout_rate=get("embd_pdrop", float),
+            attention_dropout_rate=get("attn_pdrop", float),
+            norm="post" if first else "pre",
+            activation=get.activation("afn", ACTIVATIONS_GPT1)
+            if first
+            else get.activation("activation_function", ACTIVATIONS),
+            init_std=get("initializer_range", float),
+            norm_eps=get("layer_norm_epsilon", float),
+        )
+    else:
+        raise InputError(f"{name}: model_type {model_type!r}; bert, openai-gpt and gpt2 are read")
+    model.check()
+    return model
+
+
+def model_type_of(model: GPTConfig | BertConfig) -> str:
+    """Hugging Face's name for the architecture."""
+    if isinstance(model, BertConfig):
+        return "bert"
+    return "gpt2" if model.norm == "pre" else "openai-gpt"
+
+
+def config_from_model(model: GPTConfig | BertConfig) -> dict[str, Any]:
+    """What a config.json says of the model's sizes. InputError for what Hugging Face's model has not."""
+    model_type = model_type_of(model)
+    if isinstance(model, BertConfig):
+        if model.attention == "causal":
+            raise InputError("a left-to-right BERT has no counterpart in Hugging Face's models; it is not exported")
+        if model.embedding_dropout_rate != model.dropout_rate:
+            raise InputError(
+                f"model.embedding_dropout_rate {model.embedding_dropout_rate} and dropout_rate {model.dropout_rate}: "
+                "Hugging Face's BERT has one rate for both"
+            )
+        return {
+            "model_type": model_type,
+            "vocab_size": model.vocab_size,
+            "max_position_embeddings": model.num_positions,
+            "type_vocab_size": model.num_types,
+            "num_hidden_layers": model.num_layers,
+            "hidden_size": model.width,
+            "num_attention_heads": model.num_heads,
+            "intermediate_size": model.feed_forward_width,
+            "hidden_dropout_prob": model.dropout_rate,
+            "attention_probs_dropout_prob": model.attention_dropout_rate,
+            "hidden_act": _spelt(model.activation, ACTIVATIONS),
+            "initializer_range": model.init_std,
+            "layer_norm_eps": model.norm_eps,
+            "position_embedding_type": "absolute",
+        }
+    if model.tables == "one":
+        raise InputError("model.tables one: Hugging Face's models have tokens alone in the softmax; it is not exported")
+    values = {
+        "model_type": model_type,
+        "vocab_size": model.vocab_size,
+        "n_positions": model.num_positions,
+        "n_layer": model.num_layers,
+        "n_embd": model.width,
+        "n_head": model.num_heads,
+        "resid_pdrop": model.dropout_rate,
+        "embd_pdrop": model.embedding_dropout_rate,
+        "attn_pdrop": model.attention_dropout_rate,
+        "initializer_range": model.init_std,
+        "layer_norm_epsilon": model.norm_eps,
+    }
+    if model_type == "gpt2":
+        values["n_inner"] = model.feed_forward_width
+        return values | {"activation_function": _spelt(model.activation, ACTIVATIONS)}
+    if model.feed_forward_width != 4 * model.width:
+        raise InputError(
+            f"model.feed_forward_width {model.feed_forward_width}: Hugging Face's openai-gpt has four times the width, "
+            f"{4 * model.width}"
+        )
+    if model.activation != "gelu_tanh":
+        raise InputError("model.activation gelu_erf: Hugging Face's openai-gpt has only the tanh form of GELU")
+    return values | {"afn": "gelu"}
+
+
+def _spelt(activation: str, names: Mapping[str, str]) -> str:
+    return next(name for name, ours in names.items() if ours == activation)
+
+
+class _Reader:
+    """The values of a config.json, each of them there and of its type."""
+
+    def __init__(self, values: Mapping[str, Any], name: str):
+        self.values, self.name = values, name
+
+    def __call__(self, key: str, kind: type) -> Any:
+        value = self.values.get(key)
+        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+        if not fits:
+            said = "is missing" if value is None else f"is {value!r}"
+            raise InputError(f"{self.name}: {key} {said}; {'a number' if kind is not str else 'a name'} is expected")
+        return kind(value)
+
+    def activation(self, key: str, names: Mapping[str, ActivationName]) -> ActivationName:
+        value = self(key, str)
+        if value not in names:
+            raise InputError(f"{self.name}: {key} {value!r} has no counterpart here; {', '.join(names)} have")
+        return names[value]
+
+    def only(self, expected: Mapping[str, Any]) -> None:
+        for key, value in expected.items():
+            if self.values.get(key, value) != value:
+                raise InputError(f"{self.name}: {key} {self.values[key]!r} has no counterpart here; only {value!r} has")

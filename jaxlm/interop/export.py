@@ -1,0 +1,168 @@
+"""Writing a model as a directory that Hugging Face's `from_pretrained` loads: nothing missing, nothing unexpected."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.interop.configs import config_from_model, model_type_of
+from jaxlm.interop.huggingface import CLASSES
+from jaxlm.interop.names import rules_for
+from jaxlm.interop.rules import planned_tensors
+from jaxlm.interop.tensors import FILE, FLOATS, write_tensors
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.tasks import Task
+from jaxlm.text import Tokenizer, published_files
+
+_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is written: the class it is for, what stands on the backbone, its leaves by our paths, and what is said."""
+
+    model: GPTConfig | BertConfig
+    architecture: str
+    parts: tuple[str, ...]
+    leaves: Mapping[str, np.ndarray]
+    config: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def planned_export(
+    model: GPTConfig | BertConfig,
+    leaves: Mapping[str, np.ndarray],
+    task: Task | None,
+    *,
+    architecture: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Export:
+    """How a run's parameters go into Hugging Face's classes.
+
+    architecture, config: the class and config.json that the run was imported from, to which it goes back.
+    InputError for what has no counterpart: a left-to-right BERT, a BiLSTM head, a decoder's head that adds two
+    sequences.
+    """
+    model_type, heads = model_type_of(model), {name.split("/")[1] for name in leaves if name.startswith("head/")}
+    if task is None:
+        name, parts = _pretrained(model_type, set(leaves), heads, architecture)
+        kept = {leaf: values for leaf, values in leaves.items() if leaf in _leaves(model_type, parts)}
+        dropped = sorted({"/".join(leaf.split("/")[:2]) for leaf in leaves if leaf not in kept})
+        notes = (f"left out, as {name} has none: {', '.join(dropped)}",) if dropped else ()
+        return Export(model, name, parts, kept, config or {}, notes)
+    if heads != {"kernel", "bias"}:
+        raise InputError(f"a head of {', '.join(sorted(heads))} has no counterpart in Hugging Face's models")
+    found = _tuned(model, model_type, dict(leaves), task)
+    return replace(found, config=dict(config or {}) | dict(found.config))
+
+
+def _pretrained(model_type: str, leaves: set[str], heads: set[str], architecture: str | None) -> tuple[str, tuple]:
+    classes = CLASSES[model_type]
+    if architecture is not None and architecture in classes:
+        return architecture, classes[architecture][0]
+    if model_type != "bert":
+        return {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}[model_type], ()
+    name = "BertForPreTraining" if "next_sentence" in heads else "BertForMaskedLM" if heads else "BertModel"
+    return name, classes[name][0]
+
+
+def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.ndarray], task: Task) -> Export:
+    config: dict[str, Any] = {}
+    notes: list[str] = []
+    if task.kind == "regression":  # the head learns standardised scores; the file's own come out of the export
+        leaves["head/kernel"] = leaves["head/kernel"] * np.float32(task.deviation)
+        leaves["head/bias"] = leaves["head/bias"] * np.float32(task.deviation) + np.float32(task.mean)
+        config |= {"problem_type": "regression", "id2label": {"0": "score"}, "label2id": {"score": 0}}
+    if task.kind in ("classification", "tagging"):
+        config["id2label"] = {str(k): label for k, label in enumerate(task.labels)}
+        config["label2id"] = {label: k for k, label in enumerate(task.labels)}
+        if task.kind == "classification":
+            config["problem_type"] = "single_label_classification"
+    if model_type == "bert":
+        name = {
+            "choice": "BertForMultipleChoice",
+            "tagging": "BertForTokenClassification",
+            "span": "BertForQuestionAnswering",
+        }.get(task.kind, "BertForSequenceClassification")
+        parts = CLASSES["bert"][name][0]
+        if "pooler" not in parts:
+            leaves = {leaf: values for leaf, values in leaves.items() if not leaf.startswith("backbone/pooler/")}
+        return Export(model, name, parts, leaves, config, tuple(notes))
+    prefix = {"gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}[model_type]
+    if task.kind == "choice":
+        choices = {"summary_type": "cls_index", "summary_use_proj": True, "summary_activation": None}
+        choices |= {"summary_proj_to_labels": True, "summary_first_dropout": 0.1}
+        return Export(model, f"{prefix}DoubleHeadsModel", ("summary",), leaves, config | choices, tuple(notes))
+    if task.form == "similarity":
+        raise InputError(
+            f"task {task.name}: a decoder reads such a pair in both orders and adds them, for which Hugging Face's "
+            "models have no counterpart; it is not exported"
+        )
+    if leaves["head/bias"].any():
+        leaves = _folded(leaves, "final_norm" if model_type == "gpt2" else "blocks/feed_forward_norm")
+        notes.append(f"{prefix}ForSequenceClassification has no bias: it went into the bias of the last norm")
+    leaves.pop("head/bias")
+    return Export(model, f"{prefix}ForSequenceClassification", ("score",), leaves, config, tuple(notes))
+
+
+def _folded(leaves: dict[str, np.ndarray], norm: str) -> dict[str, np.ndarray]:
+    """The head's bias b moved into the bias of the norm before it: W (h + d) = W h + b with d = W^+ b.
+
+    Nothing else reads those states in a model that classifies.
+    """
+    leaf = f"backbone/{norm}/bias"
+    kernel_DC = leaves["head/kernel"].astype(np.float64)
+    shift_D = np.linalg.pinv(kernel_DC.T) @ leaves["head/bias"].astype(np.float64)
+    moved = np.array(leaves[leaf], np.float64)
+    if moved.ndim == 2:
+        moved[-1] += shift_D
+    else:
+        moved += shift_D
+    return leaves | {leaf: moved.astype(np.float32)}
+
+
+def _leaves(model_type: str, parts: tuple[str, ...]) -> set[str]:
+    return {rule.leaf for rule in rules_for(model_type, parts)}
+
+
+def write_export(
+    directory: Path, export: Export, *, tokenizer: Tokenizer | None, dtype: str = "F32", card: str = ""
+) -> None:
+    """Write `directory`, which must not hold anything yet; it appears whole or not at all."""
+    if directory.exists() and any(directory.iterdir()):
+        raise InputError(f"{directory} is there already; choose another directory, or delete it first")
+    values = dict(export.config) | config_from_model(export.model)
+    values |= {"architectures": [export.architecture], "dtype": _TORCH[dtype], "tie_word_embeddings": True}
+    specials = {} if tokenizer is None else tokenizer.specials
+    for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():
+        # None where there is none: a class's default is the id of another vocabulary.
+        values[key] = specials.get(role, export.config.get(key))
+    planned = planned_tensors(rules_for(values["model_type"], export.parts), export.leaves, export.model.num_layers)
+    if export.architecture.endswith("Model") and "Head" not in export.architecture:
+        planned = [replace(tensor, name=tensor.name.partition(".")[2]) for tensor in planned]  # alone: no prefix
+    fresh = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        fresh.mkdir(parents=True)
+        (fresh / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        for name, content in (
+            {} if tokenizer is None else published_files(tokenizer, export.model.num_positions)
+        ).items():
+            (fresh / name).write_bytes(content)
+        (fresh / "README.md").write_text(card, encoding="utf-8")
+        write_tensors(fresh / FILE, planned, FLOATS[dtype])
+        if directory.exists():
+            directory.rmdir()
+        fresh.rename(directory)
+    except OSError as error:
+        raise InputError(
+            f"{directory} cannot be written: {error.strerror or error}; make room, or choose another"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

@@ -1,0 +1,79 @@
+"""Google's releases of BERT: bert_config.json, vocab.txt and a TensorFlow checkpoint (google-research/bert)."""
+
+import json
+import re
+from pathlib import Path
+
+from jaxlm.errors import InputError
+from jaxlm.interop.bundle import Bundle
+from jaxlm.interop.configs import model_from_config
+from jaxlm.interop.names import modern_names, parts_of, rules_for
+from jaxlm.interop.published import Published
+from jaxlm.interop.rules import read_leaves
+from jaxlm.interop.shapes import backbone_shapes, part_shapes
+from jaxlm.text.wordpiece import WordPieceTokenizer
+
+NORM_EPS = 1e-12  # not in the config: tf.contrib's layer_norm has it (modeling.py:362-365)
+# The optimizer's state, in checkpoints that one goes on from.
+_NOT_THE_MODEL = re.compile(r"(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimizer.*|LAMB.*)(_\d+)?$")
+
+
+def read(directory: Path, spec: str) -> Published:
+    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here."""
+    config = directory / "bert_config.json"
+    try:
+        values = json.loads(config.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{directory}: no bert_config.json there; give the directory of a release") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config} is not JSON ({error}); download it again") from error
+    # The original has GELU in its tanh form alone, under this name (modeling.py:264-277).
+    act = values.get("hidden_act")
+    given = values | {"model_type": "bert", "layer_norm_eps": NORM_EPS}
+    model = model_from_config(given | {"hidden_act": "gelu_new" if act == "gelu" else act}, str(config))
+    bundle = Bundle(_prefix(directory))
+    modern, _ = modern_names([_name(name) for name in bundle.infos if not _NOT_THE_MODEL.search(name)], "bert")
+    stored = {_name(name): name for name in bundle.infos}
+    names = {today: stored[spelt] for today, spelt in modern.items()}
+    parts = parts_of(names)
+    shapes = backbone_shapes(model) | part_shapes(model, parts, 2)
+    kernels = _Transposed(bundle)
+    leaves = read_leaves(rules_for("bert", parts), shapes, kernels, names, model.num_layers)
+    vocabulary = directory / "vocab.txt"
+    tokenizer = WordPieceTokenizer.from_file(vocabulary) if vocabulary.is_file() else None
+    return Published(
+        spec, model, leaves, tokenizer, bundle.fingerprint(), "BertForPreTraining", "F32", parts=tuple(parts)
+    )
+
+
+class _Transposed:
+    """A checkpoint's tensors as PyTorch has them: a dense layer's kernel is (input, output) in TensorFlow."""
+
+    def __init__(self, bundle: Bundle):
+        self.bundle = bundle
+        self.infos = {
+            name: type(info)(info.shape[::-1], info.dtype, info.file) if name.endswith("/kernel") else info
+            for name, info in bundle.infos.items()
+        }
+
+    def read(self, name: str):
+        values = self.bundle.read(name)
+        return values.T if name.endswith("/kernel") else values
+
+
+def _prefix(directory: Path) -> Path:
+    found = sorted(directory.glob("*.ckpt*.index"))
+    if len(found) != 1:
+        said = "no" if not found else f"{len(found)}"
+        raise InputError(f"{directory}: {said} *.ckpt*.index files there; one TensorFlow checkpoint is expected")
+    return found[0].with_name(found[0].name.removesuffix(".index"))
+
+
+def _name(name: str) -> str:
+    """`bert/encoder/layer_0/attention/self/query/kernel` by Hugging Face's names (modeling.py:171-232, 826-882)."""
+    name = re.sub(r"layer_(\d+)", r"layer.\1", name.replace("/", "."))
+    name = re.sub(r"_embeddings$", "_embeddings.weight", name)
+    name = name.removesuffix(".kernel") + ".weight" if name.endswith(".kernel") else name
+    name = name.replace("cls.predictions.output_bias", "cls.predictions.bias")
+    name = name.replace("cls.seq_relationship.output_weights", "cls.seq_relationship.weight")
+    return name.replace("cls.seq_relationship.output_bias", "cls.seq_relationship.bias")

@@ -1,0 +1,175 @@
+"""OpenAI's releases: GPT-1's ten pieces of one flat vector, and GPT-2's TensorFlow checkpoints.
+
+GPT-1 (openai/finetune-transformer-lm, train.py:404-417): `params_0.npy` … `params_9.npy` end to end hold the arrays of
+the shapes in `params_shapes.json`: positions before tokens, then twelve arrays a layer. GPT-2 (openai/gpt-2):
+`hparams.json` and `model.ckpt`.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.interop.bundle import Bundle
+from jaxlm.interop.names import rules_for
+from jaxlm.interop.published import Published
+from jaxlm.interop.rules import read_leaves
+from jaxlm.interop.shapes import backbone_shapes
+from jaxlm.interop.tensors import Info
+from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
+from jaxlm.text import Tokenizer
+from jaxlm.text.bpe import GPT2Tokenizer
+from jaxlm.text.gpt1 import GPT1Tokenizer
+
+PIECES = 10
+# A layer's arrays in the order of the file, by Hugging Face's names.
+LAYER = (
+    *("attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias"),
+    *("ln_1.weight", "ln_1.bias"),
+    *("mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"),
+    *("ln_2.weight", "ln_2.bias"),
+)
+HEAD_WIDTH = 64  # train.py:351-352: 12 heads of 768
+
+
+class _FlatVector:
+    """The pieces as one vector, cut into named arrays; what is not asked for is not read."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.shapes = _shapes(directory / "params_shapes.json")
+        self.pieces = [_piece(directory / f"params_{k}.npy") for k in range(PIECES)]
+        self.ends = np.cumsum([0, *(len(piece) for piece in self.pieces)])
+        needed = sum(math.prod(shape) for shape in self.shapes)
+        if self.ends[-1] != needed:
+            raise InputError(
+                f"{directory}: params_0.npy to params_{PIECES - 1}.npy hold {self.ends[-1]:,} numbers and "
+                f"params_shapes.json asks for {needed:,}; download them again"
+            )
+        if len(self.shapes) < 2 + len(LAYER) or (len(self.shapes) - 2) % len(LAYER):
+            raise InputError(
+                f"{directory}/params_shapes.json lists {len(self.shapes)} arrays; 2 and 12 a layer make it"
+            )
+        names = ["transformer.positions_embed.weight", "transformer.tokens_embed.weight"]
+        names += [f"transformer.h.{n}.{name}" for n in range(self.num_layers) for name in LAYER]
+        self.infos = {
+            name: Info(tuple(shape), "F32", directory) for name, shape in zip(names, self.shapes, strict=True)
+        }
+        starts = np.cumsum([0, *(math.prod(shape) for shape in self.shapes)])
+        self.places = {name: (int(starts[k]), int(starts[k + 1])) for k, name in enumerate(names)}
+
+    @property
+    def num_layers(self) -> int:
+        return (len(self.shapes) - 2) // len(LAYER)
+
+    def read(self, name: str) -> np.ndarray:
+        start, end = self.places[name]
+        parts = []
+        for k, piece in enumerate(self.pieces):
+            low, high = max(start - self.ends[k], 0), min(end - self.ends[k], len(piece))
+            if low < high:
+                parts.append(piece[low:high])
+        return np.concatenate(parts).reshape(self.infos[name].shape)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for piece in self.pieces:
+            digest.update(np.ascontiguousarray(piece).tobytes())
+        return digest.hexdigest()
+
+
+def read(directory: Path, spec: str) -> Published:
+    """GPT-1's or GPT-2's release. InputError, one line, where a file is missing or damaged."""
+    return _gpt2(directory, spec) if (directory / "hparams.json").is_file() else _gpt1(directory, spec)
+
+
+def _gpt1(directory: Path, spec: str) -> Published:
+    vector = _FlatVector(directory)
+    (num_positions, width), (vocab_size, _), *_ = vector.shapes
+    model = GPTConfig(
+        vocab_size=vocab_size,
+        num_positions=num_positions,
+        num_layers=vector.num_layers,
+        width=width,
+        num_heads=width // HEAD_WIDTH,
+        feed_forward_width=vector.shapes[8][-1],
+        dropout_rate=GPT1.dropout_rate,
+        embedding_dropout_rate=GPT1.embedding_dropout_rate,
+        attention_dropout_rate=GPT1.attention_dropout_rate,
+        init_std=GPT1.init_std,
+        norm_eps=GPT1.norm_eps,
+    )
+    names = {name: name for name in vector.infos}
+    leaves = read_leaves(rules_for("openai-gpt", ()), backbone_shapes(model), vector, names, model.num_layers)
+    tokenizer: Tokenizer | None = None
+    if (directory / "encoder_bpe_40000.json").is_file():
+        tokenizer = GPT1Tokenizer.from_directory(directory)
+    return Published(spec, model, leaves, tokenizer, vector.fingerprint(), "OpenAIGPTLMHeadModel", "F32")
+
+
+def _gpt2(directory: Path, spec: str) -> Published:
+    sizes = _json(directory / "hparams.json")
+    if missing := [name for name in ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer") if name not in sizes]:
+        raise InputError(f"{directory}/hparams.json: {missing[0]} is missing; download it again")
+    width = sizes["n_embd"]
+    model = GPTConfig(
+        vocab_size=sizes["n_vocab"],
+        num_positions=sizes["n_ctx"],
+        num_layers=sizes["n_layer"],
+        width=width,
+        num_heads=sizes["n_head"],
+        feed_forward_width=4 * width,
+        dropout_rate=GPT2.dropout_rate,
+        embedding_dropout_rate=GPT2.embedding_dropout_rate,
+        attention_dropout_rate=GPT2.attention_dropout_rate,
+        norm="pre",
+        init_std=GPT2.init_std,
+        norm_eps=GPT2.norm_eps,
+    )
+    bundle = Bundle(directory / "model.ckpt")
+    names = {_gpt2_name(name): name for name in bundle.infos}
+    leaves = read_leaves(rules_for("gpt2", ()), backbone_shapes(model), bundle, names, model.num_layers)
+    tokenizer = GPT2Tokenizer.from_directory(directory) if (directory / "encoder.json").is_file() else None
+    return Published(spec, model, leaves, tokenizer, bundle.fingerprint(), "GPT2LMHeadModel", "F32")
+
+
+def _gpt2_name(name: str) -> str:
+    """`model/h0/attn/c_attn/w` as `transformer.h.0.attn.c_attn.weight` (openai/gpt-2, model.py)."""
+    *path, last = name.removeprefix("model/").split("/")
+    if not path:
+        return f"transformer.{last}.weight"  # wte, wpe
+    parts = [f"h.{part[1:]}" if part[:1] == "h" and part[1:].isdecimal() else part for part in path]
+    return ".".join(["transformer", *parts, {"w": "weight", "g": "weight", "b": "bias"}.get(last, last)])
+
+
+def _shapes(file: Path) -> list[list[int]]:
+    shapes = _json(file)
+    if not isinstance(shapes, list) or not all(
+        isinstance(shape, list) and all(isinstance(n, int) for n in shape) for shape in shapes
+    ):
+        raise InputError(f"{file} is no list of shapes; download it again")
+    return shapes
+
+
+def _json(file: Path):
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{file} is missing; download it too") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is not JSON ({error}); download it again") from error
+
+
+def _piece(file: Path) -> np.ndarray:
+    try:
+        piece = np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{file} is missing; download it too") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is damaged or no array of numbers ({error}); download it again") from error
+    if piece.ndim != 1 or piece.dtype != np.float32:
+        raise InputError(f"{file}: float32 numbers in one row are expected, not {piece.dtype}{list(piece.shape)}")
+    return piece

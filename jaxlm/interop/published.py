@@ -1,0 +1,41 @@
+"""A published model in memory: its config, its parameters by our names, its tokenizer, and what it was made for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxlm.checkpoints.trees import nested_leaves
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.tasks import Task
+from jaxlm.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was read from `hf:DIR`, `openai:DIR` or `google:DIR`.
+
+    leaves: our path -> float32 array, `backbone/…` and `head/…`. dtype: safetensors' name of the type in the files.
+    architecture: Hugging Face's class for it. task: what a fine-tuned model's head does; labels have the names that its
+    config gives them. parts: what there is beside the backbone. config: the values of its config.json, if it has one.
+    notes: sentences about it.
+    """
+
+    name: str
+    model: GPTConfig | BertConfig
+    leaves: Mapping[str, np.ndarray]
+    tokenizer: Tokenizer | None
+    fingerprint: str
+    architecture: str
+    dtype: str
+    parts: tuple[str, ...] = ()
+    task: Task | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters as a tree: {"backbone": …}, and "head" where there is one."""
+        return nested_leaves(self.leaves)

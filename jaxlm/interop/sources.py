@@ -1,0 +1,21 @@
+"""Where published models are read from, by what a command line names."""
+
+from pathlib import Path
+
+from jaxlm.errors import InputError
+from jaxlm.interop import google, huggingface, openai
+from jaxlm.interop.published import Published
+
+_READERS = {"hf:": huggingface.read, "openai:": openai.read, "google:": google.read}
+KINDS = tuple(_READERS)
+
+
+def read_published(spec: str) -> Published:
+    """The model that `spec`, one of KINDS and a directory, names. InputError, one line, where it cannot be read."""
+    kind, colon, place = spec.partition(":")
+    directory = Path(place).expanduser()
+    if kind + colon not in _READERS or not place or not directory.is_dir():
+        raise InputError(
+            f"{spec}: {directory} is no directory; give hf:, openai: or google: and that of a model's files"
+        )
+    return _READERS[kind + colon](directory, spec)

@@ -1,0 +1,141 @@
+"""Tensors in safetensors files, one file or several with an index, read and written one at a time."""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxlm.errors import InputError
+
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# safetensors' names of the types that parameters are read from and written in.
+FLOATS = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_NAMES = {dtype: name for name, dtype in FLOATS.items()}
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a file's header says of a tensor. dtype: safetensors' name, F32 say."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+
+
+class TensorFiles:
+    """The tensors of a directory, by name; one is read when it is asked for.
+
+    Raises InputError, one line, where there are none, where a file is damaged or missing, and for pickles, which are
+    programs and never loaded.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        single, index = directory / FILE, directory / INDEX
+        if single.is_file():
+            self.files = [single]
+        elif index.is_file():
+            self.files = [directory / name for name in sorted(set(_weight_map(index).values()))]
+        elif pickles := sorted(directory.glob("pytorch_model*.bin")):
+            raise InputError(
+                f"{pickles[0]} is a pickle, a program that is run when it is loaded: turn it into safetensors where "
+                f'you trust it, with python -c "from transformers import AutoModel; '
+                f"AutoModel.from_pretrained('{directory}').save_pretrained('{directory}-safe')\""
+            )
+        else:
+            raise InputError(f"{directory}: no {FILE} (or {INDEX}) there; give a directory that holds a model")
+        self.infos: dict[str, Info] = {}
+        self._open: dict[Path, Any] = {}
+        for file in self.files:
+            for name, info in self._headers(file).items():
+                if name in self.infos:
+                    raise InputError(f"{file}: tensor {name} stands in {self.infos[name].file.name} too")
+                self.infos[name] = info
+        if index.is_file() and not single.is_file():
+            missing = sorted(set(_weight_map(index)) - set(self.infos))
+            if missing:
+                raise InputError(f"{index} names {missing[0]}, which is in none of its files; download them again")
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor in the file's own type."""
+        from safetensors import SafetensorError
+
+        file = self.infos[name].file
+        try:
+            return self._open[file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: tensor {name} cannot be read ({error}); download the file again") from error
+
+    def _headers(self, file: Path) -> dict[str, Info]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            opened = self._open[file] = safe_open(file, framework="numpy")
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
+            return {name: Info(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()}
+        except FileNotFoundError:
+            raise InputError(f"{file} is missing, though {INDEX} names it; download it again") from None
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InputError(f"{file} is damaged or no safetensors file ({error}); download it again") from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        names = json.loads(index.read_bytes())["weight_map"]
+        if not names or not all(isinstance(file, str) and "/" not in file for file in names.values()):
+            raise ValueError("weight_map must give each tensor the name of a file beside it")
+        return names
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index} is damaged ({error!r}); download it again") from error
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor that is to be written: its name and shape, and what makes its values when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: Callable[[], np.ndarray]
+
+
+def write_tensors(path: Path, tensors: Iterable[Planned], dtype: np.dtype) -> None:
+    """Write one safetensors file, a tensor in memory at a time; it appears whole or not at all.
+
+    (The library's own writer takes all tensors at once: a second copy of a model whose layout differs.)
+    """
+    ordered = sorted(tensors, key=lambda planned: planned.name)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for planned in ordered:
+        size = int(np.prod(planned.shape, dtype=np.int64)) * dtype.itemsize
+        offsets = [end, end + size]
+        header[planned.name] = {"dtype": _NAMES[dtype], "shape": list(planned.shape), "data_offsets": offsets}
+        end += size
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for planned in ordered:
+                values = planned.values()
+                if values.shape != planned.shape:
+                    raise ValueError(f"{planned.name}: {values.shape} where {planned.shape} was announced")
+                file.write(np.ascontiguousarray(values.astype(dtype, copy=False)).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
