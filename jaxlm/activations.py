@@ -62,7 +62,7 @@ def activations(
     """
     execution = Execution(dtype="float32")
     module: Bert | GPT = Bert(model, execution) if isinstance(model, BertConfig) else GPT(model, execution)
-    apply = jax.jit(lambda params, *inputs: _outputs(module, params, kind, *inputs))
+    apply = jax.jit(lambda params, *inputs: model_outputs(module, params, kind, *inputs))
     longest = max(map(len, rows.ids))
     found: dict[str, list[np.ndarray]] = {}
     for first in range(0, len(rows.ids), ROWS):
@@ -77,7 +77,10 @@ def activations(
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def _outputs(module: Bert | GPT, params: Any, kind: str | None, ids_BL, seen_BL, types_BL) -> dict[str, Any]:
+def model_outputs(
+    module: Bert | GPT, params: Any, kind: str | None, ids_BL: Any, seen_BL: Any, types_BL: Any
+) -> dict[str, Any]:
+    """`activations` of one batch; seen_BL is 0 at padding."""
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1]), ids_BL.shape)
     variables, head = {"params": params["backbone"]}, params.get("head", {})
     inputs: tuple[Any, ...] = (ids_BL, positions_BL)

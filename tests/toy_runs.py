@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxlm import finetune, pretrain
+from jaxlm import convert, finetune, pretrain
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
@@ -25,7 +25,11 @@ from jaxlm.text import Tokenizer, train_sentencepiece, train_wordpiece
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SECONDS = 300  # after which a process that should have ended is killed; machines may be busy
-COMMANDS: dict[str, Callable[[], None]] = {"pretrain": pretrain.main, "finetune": finetune.main}
+COMMANDS: dict[str, Callable[[], None]] = {
+    "pretrain": pretrain.main,
+    "finetune": finetune.main,
+    "convert": convert.main,
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.interop.configs import config_from_model, model_type_of
+from jaxlm.interop.configs import ACTIVATIONS, config_from_model, model_type_of
 from jaxlm.interop.huggingface import CLASSES
 from jaxlm.interop.names import rules_for
 from jaxlm.interop.rules import planned_tensors
@@ -31,7 +31,7 @@ class Export:
     architecture: str
     parts: tuple[str, ...]
     leaves: Mapping[str, np.ndarray]
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     notes: tuple[str, ...] = ()
 
 
@@ -55,11 +55,13 @@ def planned_export(
         kept = {leaf: values for leaf, values in leaves.items() if leaf in _leaves(model_type, parts)}
         dropped = sorted({"/".join(leaf.split("/")[:2]) for leaf in leaves if leaf not in kept})
         notes = (f"left out, as {name} has none: {', '.join(dropped)}",) if dropped else ()
-        return Export(model, name, parts, kept, config or {}, notes)
+        return Export(model, name, parts, kept, dict(config or {}), notes)
     if heads != {"kernel", "bias"}:
         raise InputError(f"a head of {', '.join(sorted(heads))} has no counterpart in Hugging Face's models")
     found = _tuned(model, model_type, dict(leaves), task)
-    return replace(found, config=dict(config or {}) | dict(found.config))
+    if task.kind == "regression" and "id2label" not in (config or {}):
+        found = replace(found, config=found.config | {"id2label": {"0": "score"}, "label2id": {"score": 0}})
+    return replace(found, config=dict(config or {}) | found.config)
 
 
 def _pretrained(model_type: str, leaves: set[str], heads: set[str], architecture: str | None) -> tuple[str, tuple]:
@@ -78,7 +80,7 @@ def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.
     if task.kind == "regression":  # the head learns standardised scores; the file's own come out of the export
         leaves["head/kernel"] = leaves["head/kernel"] * np.float32(task.deviation)
         leaves["head/bias"] = leaves["head/bias"] * np.float32(task.deviation) + np.float32(task.mean)
-        config |= {"problem_type": "regression", "id2label": {"0": "score"}, "label2id": {"score": 0}}
+        config["problem_type"] = "regression"
     if task.kind in ("classification", "tagging"):
         config["id2label"] = {str(k): label for k, label in enumerate(task.labels)}
         config["label2id"] = {label: k for k, label in enumerate(task.labels)}
@@ -138,6 +140,9 @@ def write_export(
     if directory.exists() and any(directory.iterdir()):
         raise InputError(f"{directory} is there already; choose another directory, or delete it first")
     values = dict(export.config) | config_from_model(export.model)
+    for key in ("hidden_act", "activation_function"):  # of two names for one activation, the one it came with
+        if key in values and ACTIVATIONS.get(export.config.get(key, "")) == export.model.activation:
+            values[key] = export.config[key]
     values |= {"architectures": [export.architecture], "dtype": _TORCH[dtype], "tie_word_embeddings": True}
     specials = {} if tokenizer is None else tokenizer.specials
     for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():

@@ -1,0 +1,62 @@
+"""The models of `published_case` in PyTorch: their files, what they give, and a gradient."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from parity import published_case as case
+
+# Our names for what a model of Hugging Face calls its outputs.
+OUTPUTS = {
+    "logits": "logits",
+    "prediction_logits": "logits",
+    "seq_relationship_logits": "next_sentence_logits",
+    "pooler_output": "pooled",
+}
+
+
+def model(name: str, sizes: case.Sizes) -> torch.nn.Module:
+    """The model, its numbers drawn by name."""
+    kind, _ = case.CASES[name]
+    cls = getattr(transformers, kind)
+    found = cls(cls.config_class(**case.settings(name, sizes))).eval()
+    with torch.no_grad():
+        for key, parameter in found.named_parameters():
+            parameter.copy_(torch.from_numpy(case.tensor(key, list(parameter.shape))))
+    found.tie_weights()
+    return found
+
+
+def save(name: str, sizes: case.Sizes, directory: Path) -> None:
+    """The model's directory, as the library writes it."""
+    model(name, sizes).save_pretrained(directory)
+
+
+def answers(name: str, sizes: case.Sizes) -> dict[str, np.ndarray]:
+    """`hidden_0/0` … (layer and row), logits by row, and `gradient/TENSOR` of their weighted sum over all rows."""
+    found = model(name, sizes)
+    kind, _ = case.CASES[name]
+    arrays: dict[str, np.ndarray] = {}
+    total = torch.zeros(())
+    for row, (ids, segments) in enumerate(zip(*case.rows(sizes), strict=True)):
+        inputs = {"input_ids": torch.tensor([ids])}
+        if kind.startswith("Bert"):
+            inputs["token_type_ids"] = torch.tensor([segments])
+        if "MultipleChoice" in kind:
+            inputs = {key: value[None] for key, value in inputs.items()}
+        given = found(**inputs, output_hidden_states=True)
+        for layer, states in enumerate(given.hidden_states):
+            arrays[f"hidden_{layer}/{row}"] = states[0].detach().numpy()
+        outputs = {ours: given[theirs][0] for theirs, ours in OUTPUTS.items() if given.get(theirs) is not None}
+        if "start_logits" in given:
+            outputs["logits"] = torch.stack([given["start_logits"][0], given["end_logits"][0]], dim=-1)
+        for key, value in outputs.items():
+            arrays[f"{key}/{row}"] = value.detach().numpy()
+            total = total + (value * torch.from_numpy(case.weights(f"{key}/{row}", tuple(value.shape)))).sum()
+    total.backward()
+    for key, parameter in found.named_parameters():
+        gradient = parameter.grad
+        arrays[f"gradient/{key}"] = np.zeros(parameter.shape) if gradient is None else gradient.numpy()
+    return arrays

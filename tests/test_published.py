@@ -1,0 +1,305 @@
+"""Published models against Hugging Face's own: every layer, logits, gradients, and the same bits on the way back.
+
+Fails when a tensor is read into another place, transposed wrongly, used twice or not at all; when a size, an activation
+or an eps comes from a default; when an export has a tensor too many or a changed bit; and when a damaged or unfamiliar
+directory is not refused in one line.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from parity import published_case as case
+from safetensors.numpy import load_file, save_file
+from toy_runs import assert_one_line, run_here
+
+from jaxlm.activations import IdRows, activations, model_outputs
+from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.errors import InputError
+from jaxlm.interop.configs import model_type_of
+from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.names import rules_for
+from jaxlm.interop.published import Published
+from jaxlm.interop.rules import planned_tensors
+from jaxlm.interop.sources import read_published
+from jaxlm.models.bert import Bert, BertConfig
+from jaxlm.models.gpt import GPT
+from jaxlm.nn.execution import Execution
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+LISTED = json.loads((GOLDEN / "published.json").read_text())
+WHY = "needs PyTorch and transformers, the extra [parity]; the frozen twin in tests/golden runs without"
+
+
+@pytest.fixture(scope="session")
+def frozen():
+    with np.load(GOLDEN / "published.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+def make(directory: Path, name: str, rename=lambda key: key) -> Path:
+    """The directory of a case as Hugging Face writes it, its numbers drawn by today's names of its tensors."""
+    directory.mkdir(parents=True)
+    listed = LISTED[name]
+    (directory / "config.json").write_text(json.dumps(listed["config"]))
+    tensors = {rename(key): case.tensor(key, shape) for key, shape in listed["tensors"].items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def found_by(published: Published, name: str, sizes: case.Sizes) -> dict[str, np.ndarray]:
+    """What `published_torch.answers` says, from our model."""
+    ids, segments = case.rows(sizes)
+    encoder = isinstance(published.model, BertConfig)
+    kind = None if published.task is None else published.task.kind
+    rows = IdRows(ids, segments if encoder else None)
+    arrays = activations(published.model, published.params, kind, rows)
+    found = {}
+    for key, values in arrays.items():
+        for row, given in enumerate(ids):
+            per_token = key.startswith("hidden") or values.ndim == 3
+            found[f"{key}/{row}"] = values[row][: len(given)] if per_token else values[row]
+            if per_token:
+                assert not values[row][len(given) :].any(), "padding is not zero"
+    gradient = gradient_of(published, kind, rows)
+    rules = rules_for(model_type_of(published.model), published.parts)
+    leaves = {leaf: values for leaf, values in gradient.items() if leaf in {rule.leaf for rule in rules}}
+    for tensor in planned_tensors(rules, leaves, published.model.num_layers):
+        found[f"gradient/{tensor.name}"] = tensor.values()
+    return found
+
+
+def gradient_of(published: Published, kind: str | None, rows: IdRows) -> dict[str, np.ndarray]:
+    """Of the sum over all rows of each output times its weights."""
+    execution = Execution(dtype="float32")
+    model = published.model
+    module = Bert(model, execution) if isinstance(model, BertConfig) else GPT(model, execution)
+
+    longest = max(map(len, rows.ids))
+    ids, seen, types = (np.zeros((len(rows.ids), longest), np.int32) for _ in range(3))
+    for row, given in enumerate(rows.ids):
+        ids[row, : len(given)], seen[row, : len(given)] = given, 1
+        types[row, : len(given)] = 0 if rows.segments is None else rows.segments[row]
+
+    def total(params):
+        outputs, summed = model_outputs(module, params, kind, ids, seen, types), 0.0
+        for key in ("logits", "next_sentence_logits", "pooled"):
+            if key in outputs and (key != "pooled" or published.architecture == "BertModel"):
+                for row, given in enumerate(rows.ids):
+                    values = outputs[key][row][: len(given)] if outputs[key].ndim == 3 else outputs[key][row]
+                    summed = summed + jnp.sum(values * case.weights(f"{key}/{row}", values.shape))
+        return summed
+
+    gradient = jax.jit(jax.grad(total))(published.params)
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(gradient).items()}
+
+
+def largest(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference as a share of the largest number."""
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / max(1e-6, np.abs(theirs).max()))
+
+
+def with_prefix(name: str, key: str) -> str:
+    """A tensor of a model without a head, by its name in one with a head."""
+    kind, _ = case.CASES[name]
+    return f"bert.{key}" if kind == "BertModel" and not key.startswith("bert.") else key
+
+
+@pytest.mark.parametrize("name", case.CASES)
+def test_frozen_twin(frozen, tmp_path, name):
+    published = read_published(f"hf:{make(tmp_path / 'model', name)}")
+    found = found_by(published, name, case.Sizes())
+    wanted = {key.removeprefix(f"{name}/"): value for key, value in frozen.items() if key.startswith(f"{name}/")}
+    for key, value in wanted.items():
+        if key.startswith("gradient/"):
+            ours = found[f"gradient/{with_prefix(name, key.removeprefix('gradient/'))}"]
+            norm, product = case.summary(key, ours)
+            if key.endswith(".key.bias"):  # the softmax takes it away: there is nothing but rounding
+                assert max(norm, value[0]) < 1e-4, key
+                continue
+            # A sum over n random numbers: its rounding is judged by the gradient's norm.
+            assert abs(norm - value[0]) <= 1e-4 * max(value[0], 1e-3), key
+            assert value[0] < 1e-3 or abs(product - value[1]) < 2e-3, key
+        else:
+            assert largest(found[key], value) < 1e-5, key
+    heads = {key.split("/")[0] for key in wanted if not key.startswith(("gradient", "hidden"))}
+    assert heads, "no output is compared"
+
+
+@pytest.mark.parametrize("name", case.CASES)
+def test_the_same_bits_come_back(tmp_path, name):
+    directory = make(tmp_path / "model", name)
+    published = read_published(f"hf:{directory}")
+    export = planned_export(
+        published.model,
+        published.leaves,
+        published.task,
+        architecture=published.architecture,
+        config=published.config,
+    )
+    write_export(tmp_path / "back", export, tokenizer=None, dtype=published.dtype)
+    before, after = load_file(directory / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert sorted(before) == sorted(after)
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    given = LISTED[name]["config"]
+    assert {key: config.get(key) for key in given} == given
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", case.CASES)
+def test_live(tmp_path, name):
+    """The sizes are odd ones; what is written loads without a missing or unexpected name."""
+    pytest.importorskip("torch", reason=WHY)
+    transformers = pytest.importorskip("transformers", reason=WHY)
+    from parity import published_torch
+
+    published_torch.save(name, case.ODD, tmp_path / "model")
+    published = read_published(f"hf:{tmp_path / 'model'}")
+    found = found_by(published, name, case.ODD)
+    for key, value in published_torch.answers(name, case.ODD).items():
+        where = f"gradient/{with_prefix(name, key.removeprefix('gradient/'))}" if key.startswith("gradient/") else key
+        if key.endswith(".key.bias"):
+            assert max(np.abs(found[where]).max(), np.abs(value).max()) < 1e-3, key
+        else:
+            assert largest(found[where], value) < (1e-4 if key.startswith("gradient/") else 1e-5), key
+    export = planned_export(published.model, published.leaves, published.task, architecture=published.architecture)
+    write_export(tmp_path / "back", export, tokenizer=None)
+    cls = getattr(transformers, published.architecture)
+    _, said = cls.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(said.values()), said
+    assert published.architecture == case.CASES[name][0]
+
+
+def test_both_gelus_are_told_apart(tmp_path):
+    one, other = (read_published(f"hf:{make(tmp_path / name, name)}") for name in ("gpt2", "gpt2_exact"))
+    assert (one.model.activation, other.model.activation) == ("gelu_tanh", "gelu_erf")
+    assert one.model.norm_eps == case.Sizes().eps and one.model.feed_forward_width == case.Sizes().inner
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda key: re.sub(r"(LayerNorm|ln_\w)\.weight", r"\1.gamma", re.sub(r"(LayerNorm)\.bias", r"\1.beta", key)),
+        lambda key: f"module.{key}",
+        lambda key: re.sub(r"^(bert|transformer)\.", "", key),
+    ],
+    ids=["gamma and beta", "module", "no prefix"],
+)
+@pytest.mark.parametrize("name", ["bert_masked_lm", "gpt2", "openai_gpt"])
+def test_older_spellings(tmp_path, name, rename):
+    today = read_published(f"hf:{make(tmp_path / 'today', name)}")
+    older = read_published(f"hf:{make(tmp_path / 'older', name, rename)}")
+    assert all(np.array_equal(today.leaves[leaf], older.leaves[leaf]) for leaf in today.leaves)
+    assert today.leaves.keys() == older.leaves.keys() and today.architecture == older.architecture
+
+
+def changed(directory: Path, change) -> Path:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def test_buffers_and_second_names_of_tied_tensors_are_no_parameters(tmp_path):
+    def change(tensors):
+        tensors["bert.embeddings.position_ids"] = np.arange(13)[None]
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+
+    directory = make(tmp_path / "model", "bert_masked_lm")
+    plain = read_published(f"hf:{directory}")
+    assert plain.leaves.keys() == read_published(f"hf:{changed(directory, change)}").leaves.keys()
+
+    def untie(tensors):
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
+
+    with pytest.raises(InputError, match=r"decoder.weight differs from bert.embeddings.word_embeddings.weight"):
+        read_published(f"hf:{changed(directory, untie)}")
+
+
+def test_shards_and_types(tmp_path):
+    """Fails when a shard is left out, or a half-precision checkpoint comes back in another type."""
+    whole = read_published(f"hf:{make(tmp_path / 'whole', 'gpt2')}")
+    directory = make(tmp_path / "parts", "gpt2")
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    files = ["a.safetensors", "b.safetensors"]
+    parts = [{key: value for k, (key, value) in enumerate(sorted(tensors.items())) if k % 2 == n} for n in range(2)]
+    for file, part in zip(files, parts, strict=True):
+        save_file(part, directory / file)
+    index = {"weight_map": {key: file for file, part in zip(files, parts, strict=True) for key in part}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    sharded = read_published(f"hf:{directory}")
+    assert all(np.array_equal(whole.leaves[leaf], sharded.leaves[leaf]) for leaf in whole.leaves)
+    (directory / "b.safetensors").unlink()
+    with pytest.raises(InputError, match="b.safetensors is missing"):
+        read_published(f"hf:{directory}")
+    for dtype, name in ((jnp.bfloat16, "BF16"), (np.float16, "F16")):
+        half = make(tmp_path / name, "gpt2")
+        tensors = {key: value.astype(dtype) for key, value in load_file(half / "model.safetensors").items()}
+        save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})
+        published = read_published(f"hf:{half}")
+        export = planned_export(published.model, published.leaves, None, architecture=published.architecture)
+        write_export(tmp_path / f"{name}-back", export, tokenizer=None, dtype=published.dtype)
+        back = load_file(tmp_path / f"{name}-back" / "model.safetensors")
+        assert published.dtype == name
+        assert all(back[key].dtype == dtype and back[key].tobytes() == tensors[key].tobytes() for key in tensors)
+
+
+def edit_config(directory: Path, **values) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config = {key: value for key, value in (config | values).items() if value != "absent"}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def drop(name):
+    return lambda directory: changed(directory, lambda tensors: tensors.pop(name))
+
+
+def put(name, shape):
+    return lambda directory: changed(directory, lambda tensors: tensors.update({name: np.zeros(shape, np.float32)}))
+
+
+BAD = {
+    "a tensor less": (drop("bert.pooler.dense.bias"), "- bert.pooler.dense.bias [20]"),
+    "a tensor more": (put("bert.extra.weight", (3, 4)), "+ bert.extra.weight [3, 4]"),
+    "another shape": (
+        put("bert.embeddings.token_type_embeddings.weight", (3, 20)),
+        "token_type_embeddings.weight [2, 20]",
+    ),
+    "relative positions": (
+        lambda d: edit_config(d, position_embedding_type="relative_key"),
+        "position_embedding_type 'relative_key' has no counterpart",
+    ),
+    "another activation": (lambda d: edit_config(d, hidden_act="relu"), "hidden_act 'relu' has no counterpart"),
+    "no eps": (lambda d: edit_config(d, layer_norm_eps="absent"), "layer_norm_eps is missing"),
+    "another model": (lambda d: edit_config(d, model_type="t5"), "model_type 't5'; bert, openai-gpt and gpt2"),
+    "no config": (lambda d: (d / "config.json").unlink(), "no config.json there"),
+    "a config cut short": (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
+    "a file cut short": (
+        lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-5]),
+        "model.safetensors is damaged",
+    ),
+    "a file that is none": (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 99), "no safetensors file"),
+    "a pickle": (
+        lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
+        "is a pickle, a program that is run when it is loaded",
+    ),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "no model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, what):
+    directory = make(tmp_path / "model", "bert_pretraining")
+    spoil, said = BAD[what]
+    spoil(directory)
+    ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run")
+    assert_one_line(ended, 2, said)
+    assert not (tmp_path / "run").exists()
