@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import tyro
 
+from jaxlm.activations import IdRows, activations
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.config import command_line
@@ -23,10 +24,12 @@ from jaxlm.interop.cards import model_card
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
+from jaxlm.interop.verify import verify
 from jaxlm.models.bert import BertConfig
 from jaxlm.output import write_json
+from jaxlm.text import Tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.loaded import load_run
+from jaxlm.training.loaded import LoadedRun, load_run
 from jaxlm.training.run import RunDirectory
 
 
@@ -60,6 +63,10 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 def import_model(arguments: Import) -> None:
     """Read everything, then make the run directory: what cannot be read leaves none."""
     published = read_published(arguments.source)
+    if arguments.verify:
+        of_hf = arguments.source.startswith("hf:")
+        directory = Path(arguments.source.partition(":")[2]).expanduser()
+        _verify(published, directory, published.architecture if of_hf else "", published.tokenizer)
     resolved = _resolved(published)
     with RunDirectory(arguments.run) as run:
         run.open(resolved)
@@ -102,6 +109,18 @@ def _resolved(published: Published) -> dict[str, Any]:
     return resolved_json(FinetuneConfig(published.model), fingerprints) | origin | tuned
 
 
+def _verify(model: Published | LoadedRun, directory: Path, architecture: str, tokenizer: Tokenizer | None) -> None:
+    """Compare with the model in `directory`, and print the table."""
+    config = model.model if isinstance(model, Published) else model.model.config
+    kind = None if model.task is None else model.task.kind
+
+    def ours(ids: list[list[int]]) -> dict[str, np.ndarray]:
+        return activations(config, model.params, kind, IdRows(ids, None))
+
+    for line in verify(directory, architecture, ours, tokenizer, config.vocab_size, config.num_positions):
+        print(line)
+
+
 def export_run(arguments: Export) -> None:
     """Read the run, plan which class it becomes, write."""
     kind, _, place = arguments.to.partition(":")
@@ -114,11 +133,10 @@ def export_run(arguments: Export) -> None:
         run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
     )
     directory = Path(place).expanduser()
-    tokenizer = run.given_tokenizer
     write_export(
         directory,
         export,
-        tokenizer=tokenizer,
+        tokenizer=run.given_tokenizer,
         dtype=saved.get("dtype", "F32"),
         card=model_card(
             architecture=export.architecture,
@@ -131,6 +149,8 @@ def export_run(arguments: Export) -> None:
     print(f"{directory}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
     for note in export.notes:
         print(f"  {note}")
+    if arguments.verify:
+        _verify(run, directory, export.architecture, run.given_tokenizer)
 
 
 def main() -> None:

@@ -93,9 +93,9 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     stores = tuple(open_store(Path(path)) for path in config.data.store)
     validation = tuple(open_store(Path(path)) for path in config.data.validation)
     source = None if arguments.start is None else open_source(arguments.start)
-    expected, expected_of = stores[0].tokenizer_fingerprint, f"store {stores[0].path}"
+    expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     if source is not None:
-        expected, expected_of = source.tokenizer.fingerprint, f"the run {source.name}"
+        expected, expected_of, remedy = source.tokenizer.fingerprint, source.name, source.tokenizer_spec
         config = replace(config, model=model_of_source(source, config.model, given))
     elif config.model.vocab_size not in (0, stores[0].vocab_size):
         raise InputError(
@@ -105,7 +105,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     else:
         config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
     for store in stores + validation:
-        check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of)
+        check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of, remedy)
         if arguments.verify_stores:
             store.verify()
     config.check()

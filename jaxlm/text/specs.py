@@ -27,7 +27,10 @@ def tokenizer_from_spec(spec: str) -> Tokenizer:
     if kind == "gpt2":
         return bpe.GPT2Tokenizer.from_directory(path)
     if kind == "hf":
-        return tokenizer_json.JsonTokenizer.from_directory(path)
+        found = published_tokenizer(path) if path.is_dir() else tokenizer_json.JsonTokenizer.from_directory(path)
+        if found is None:
+            raise InputError(f"tokenizer {spec!r}: no tokenizer's files in {path}; a tokenizer.json is expected there")
+        return found
     if kind == "store":
         if not (path / "tokenizer" / DESCRIPTION).exists():
             raise InputError(f"tokenizer {spec!r}: {path} is not a token store (no tokenizer in it)")

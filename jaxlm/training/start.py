@@ -53,6 +53,14 @@ class Source:
         return self.given_tokenizer
 
     @property
+    def tokenizer_spec(self) -> str:
+        """What `--tokenizer` names it by, to prepare a text for it; "" for a run, whose store has it."""
+        kind, _, place = self.name.partition(":")
+        if kind == "openai":
+            return f"{'gpt2' if isinstance(self.model, GPTConfig) and self.model.norm == 'pre' else 'gpt1'}:{place}"
+        return {"hf": self.name, "google": f"wordpiece:{place}/vocab.txt"}.get(kind, "")
+
+    @property
     def of_run(self) -> Checkpoints:
         """The checkpoints of a run. InputError for published weights, which have no state beside the parameters."""
         if self.checkpoints is None:
@@ -206,10 +214,13 @@ def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[Tra
     return from_saved(restored.state, abstract, seed), list(restored.notes)
 
 
-def check_tokenizer(what: str, path: Path | str, fingerprint: str, expected: str, expected_of: str) -> None:
+def check_tokenizer(
+    what: str, path: Path | str, fingerprint: str, expected: str, expected_of: str, remedy: str = ""
+) -> None:
     """Refuse a store or a source made with another tokenizer."""
     if fingerprint != expected:
+        remedy = remedy or "store:DIR of the store whose tokenizer is meant"
         raise InputError(
             f"{what} {path} was made with another tokenizer ({fingerprint[:12]}) than {expected_of} ({expected[:12]}): "
-            f"prepare it with --tokenizer store:DIR of the store whose tokenizer is meant"
+            f"prepare it with --tokenizer {remedy}"
         )

@@ -1,0 +1,124 @@
+"""A converted model against another program: the largest difference in each layer, on real sentences, in float32."""
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlm.errors import InputError, RunError
+from jaxlm.text import Tokenizer
+
+TOLERANCE = 1e-4
+IDS, REFERENCE = "ids.json", "activations.npz"
+
+SENTENCES = (
+    "The harbour was quiet when the two boats came in, an hour before the storm.",
+    "Nobody at the mill could say where the new miller had learnt his trade.",
+    "“You will find it,” she wrote, “behind the third brick from the left.”",
+    "In 1911 the line was 42.5 miles long; ten years later, it was twice that.",
+    "Rain.",
+    "He asked whether the letter had been sent, and to whom, and why no copy of it was kept in the office.",
+)
+
+Arrays = Mapping[str, np.ndarray]
+Compute = Callable[[list[list[int]]], Arrays]
+
+
+def verify(
+    directory: Path, architecture: str, ours: Compute, tokenizer: Tokenizer | None, vocab_size: int, longest: int
+) -> list[str]:
+    """A table of the largest absolute differences, a line a layer.
+
+    The other side is transformers, with the model in `directory`; where it is not installed or `architecture` is "",
+    reference activations beside the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them.
+    RunError above TOLERANCE; InputError where there is nothing to compare with.
+    """
+    if architecture and importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
+        ids = _ids(tokenizer, vocab_size, longest)
+        theirs, with_whom = _of_transformers(directory, architecture, ids), "transformers"
+    elif (directory / IDS).is_file() and (directory / REFERENCE).is_file():
+        ids = json.loads((directory / IDS).read_bytes())["ids"]
+        with np.load(directory / REFERENCE, allow_pickle=False) as file:
+            theirs, with_whom = {name: file[name] for name in file.files}, REFERENCE
+    else:
+        raise InputError(
+            f"--verify: nothing to compare with; install transformers and PyTorch (pip install 'jaxlm[parity]'), or "
+            f"put {IDS} and {REFERENCE} of another program into {directory}"
+        )
+    found = ours(ids)
+    lines, worst = [f"against {with_whom}, {len(ids)} sentences, float32, largest absolute difference:"], 0.0
+    for name, values in theirs.items():
+        if name not in found or found[name].shape != values.shape:
+            have = list(found[name].shape) if name in found else "absent"
+            raise RunError(f"--verify: {name} is {list(values.shape)} in {with_whom} and here {have}")
+        difference = float(np.abs(found[name] - values).max())
+        worst = max(worst, difference) if np.isfinite(difference) else np.inf
+        lines.append(f"  {name:<22}{difference:.2e}")
+    if not worst <= TOLERANCE:
+        raise RunError(f"--verify: the outputs differ by {worst:.2e}, over {TOLERANCE:g}; " + "; ".join(lines[1:]))
+    return lines
+
+
+def _ids(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -> list[list[int]]:
+    """The sentences' ids, an encoder's with CLS and SEP; without a tokenizer ids from a fixed seed."""
+    if tokenizer is None:
+        rng = np.random.default_rng(0)
+        return [rng.integers(vocab_size, size=min(longest, n)).tolist() for n in (24, 17, 3)]
+    specials = tokenizer.specials
+    rows = []
+    for sentence in SENTENCES:
+        ids = tokenizer.encode(sentence)
+        if {"cls", "sep"} <= set(specials):
+            ids = [specials["cls"], *ids[: longest - 2], specials["sep"]]
+        rows.append(ids[:longest] or [0])
+    return rows
+
+
+def _of_transformers(directory: Path, architecture: str, ids: list[list[int]]) -> Arrays:
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    cls = getattr(transformers, architecture)
+    model, said = cls.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    wrong = {what: sorted(names) for what, names in said.items() if names}
+    if wrong:
+        raise RunError(f"--verify: transformers loads {directory} with {wrong}")
+    longest = max(map(len, ids))
+    found: dict[str, list[Any]] = {}
+    with torch.no_grad():
+        for row in ids:
+            inputs = torch.tensor([row])
+            given = model.eval()(
+                inputs[None] if "MultipleChoice" in architecture else inputs, output_hidden_states=True
+            )
+            states = {f"hidden_{n}": layer[0] for n, layer in enumerate(given.hidden_states)}
+            for theirs, ours in _OUTPUTS.items():
+                if given.get(theirs) is not None:
+                    states[ours] = given[theirs][0]
+            if "mc_logits" in given:
+                states["logits"] = given["mc_logits"][0].reshape(1)
+            if "start_logits" in given:
+                states["logits"] = torch.stack([given["start_logits"][0], given["end_logits"][0]], dim=-1)
+            for name, values in states.items():
+                found.setdefault(name, []).append(_padded(values.float().numpy(), len(row), longest))
+    return {name: np.stack(rows) for name, rows in found.items()}
+
+
+_OUTPUTS = {
+    "logits": "logits",
+    "prediction_logits": "logits",
+    "seq_relationship_logits": "next_sentence_logits",
+    "pooler_output": "pooled",
+}
+
+
+def _padded(values: np.ndarray, length: int, longest: int) -> np.ndarray:
+    """What has a number for each of a row's tokens, with zeros up to the longest row."""
+    if values.ndim < 2 or values.shape[0] != length:
+        return values
+    return np.pad(values, [(0, longest - length), *[(0, 0)] * (values.ndim - 1)])

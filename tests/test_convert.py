@@ -1,0 +1,247 @@
+"""Runs as published models and back, through the commands: parameters, tokenizers, starts, heads, what is refused.
+
+Fails when a run and its export differ in a number or an id, when a start from an export is not the start from the run,
+when a head that Hugging Face writes otherwise gives other scores, or when --verify lets a difference pass.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_encoder
+import toy_run
+from toy_runs import assert_one_line, checksums, run_here
+
+from jaxlm import evaluate
+from jaxlm.activations import IdRows, activations
+from jaxlm.checkpoints.trees import named_leaves, nested_leaves
+from jaxlm.errors import InputError
+from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.sources import read_published
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.tasks import Task
+from jaxlm.text import published_files, published_tokenizer, train_sentencepiece
+from jaxlm.training.loaded import load_run
+
+ODD = ("", " ", "  two  blanks ", "a\tb\n\nc", "naïve café — “x”", "日本語 😀 a\u0301", "w" * 230, "\x00\x07")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A pretrained run and a fine-tuned one of either kind of model, random parameters."""
+    directory = tmp_path_factory.mktemp("runs")
+    tokenizer = toy_run.toy_tokenizer()
+    store = toy_run.toy_store(directory / "store", tokenizer)
+    vocabulary = toy_encoder.write_vocabulary(directory / "vocabulary")
+    files = toy_encoder.make_files(directory / "files", "tagging")
+    with pytest.MonkeyPatch.context() as patch:  # Hugging Face's openai-gpt has no other feed-forward width
+        patch.setattr(toy_run, "SIZES", dataclasses.replace(toy_run.SIZES, feed_forward_width=4 * toy_run.SIZES.width))
+        gpt = toy_run.pretrained(directory / "gpt", store)
+    return {
+        "gpt": gpt,
+        "bert": toy_encoder.pretrained(directory / "bert", vocabulary),
+        "tagger": toy_encoder.finetuned(directory / "tagger", vocabulary, files, "tagging"),
+    }
+
+
+def export(run: Path, to: Path, *more) -> Path:
+    ended = run_here("convert", "export", run, "--to", f"hf:{to}", *more)
+    assert ended.code == 0, ended.errors
+    return to
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert", "tagger"])
+def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
+    run = load_run(runs[kind])
+    directory = export(runs[kind], tmp_path / "out")
+    assert (directory / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+    ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back")
+    assert ended.code == 0, ended.errors
+    back = load_run(tmp_path / "back")
+    ours, theirs = named_leaves(run.params), named_leaves(back.params)
+    left_out = {name for name in ours if name not in theirs}
+    assert left_out == ({"backbone/pooler/bias", "backbone/pooler/kernel"} if kind == "tagger" else set())
+    assert all(np.array_equal(ours[name], leaf) for name, leaf in theirs.items())
+    assert dataclasses.asdict(run.model.config) == dataclasses.asdict(back.model.config)
+    for text in (*toy_run.DOCUMENTS[:5], " ".join(toy_encoder.WORDS), *ODD):
+        assert run.tokenizer.encode(text) == back.tokenizer.encode(text), text
+    if kind == "tagger":
+        assert back.task.labels == run.task.labels and back.task.kind == "tagging"
+    again = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back")
+    assert again.code == 0 and "nothing to do" in again.output
+    refused = run_here("convert", "export", runs[kind], "--to", f"hf:{directory}")
+    assert_one_line(refused, 2, "is there already")
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_sentencepiece_vocabularies_give_the_same_ids_there(tmp_path, model_type):
+    tokenizer = train_sentencepiece(toy_run.DOCUMENTS, 300, model_type)
+    for name, content in published_files(tokenizer, 32).items():
+        (tmp_path / name).write_bytes(content)
+    published = published_tokenizer(tmp_path)
+    assert published.size == tokenizer.size and published.specials == tokenizer.specials
+    for text in (*toy_run.DOCUMENTS, *ODD):
+        assert published.encode(text) == tokenizer.encode(text), text
+        assert published.decode(published.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+
+
+def test_fine_tuning_from_an_export_is_fine_tuning_from_the_run(runs, tmp_path):
+    files = toy_encoder.make_files(tmp_path / "files", "classification")
+    directory = export(runs["bert"], tmp_path / "out")
+    for name, start in (("run", runs["bert"]), ("hf", f"hf:{directory}")):
+        ended = run_here(
+            "finetune",
+            *toy_encoder.arguments(tmp_path / name, files, "classification", "--start", start, "--num-epochs", 1),
+        )
+        assert ended.code == 0, ended.errors
+    assert checksums(tmp_path / "run") == checksums(tmp_path / "hf")
+    started = json.loads((tmp_path / "hf" / "starts.jsonl").read_text().splitlines()[0])["started_from"]
+    assert started == f"parameters of hf:{directory}"
+
+
+def test_a_store_for_a_published_model_is_made_with_its_tokenizer(runs, tmp_path):
+    directory = export(runs["gpt"], tmp_path / "out")
+    store = toy_run.toy_store(tmp_path / "store", toy_run.toy_tokenizer())
+    flags = ["debug/gpt", "--run", tmp_path / "run", "--start", f"hf:{directory}", "--data.store", store.path]
+    ended = run_here("pretrain", *flags, "--length", 16)
+    assert_one_line(ended, 2, f"prepare it with --tokenizer hf:{directory}")
+    state = run_here("pretrain", *flags[:-1], _store_with(directory, tmp_path), "--length", 16, "--start-with", "state")
+    assert_one_line(state, 2, "has parameters alone")
+
+
+def _store_with(directory: Path, tmp_path: Path) -> Path:
+    return toy_run.toy_store(tmp_path / "own", published_tokenizer(directory)).path
+
+
+def test_without_a_tokenizer_ids_can_be_read_and_text_cannot(runs, tmp_path, capsys):
+    directory = export(runs["bert"], tmp_path / "out")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / file).unlink()
+    imported = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "bare")
+    assert imported.code == 0 and "has no tokenizer" in imported.output
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps({"ids": [[2, 7, 8, 3], [2, 9]], "segments": [[0, 0, 1, 1], [0, 0]]}))
+    found = {}
+    for name, start in (("run", str(runs["bert"])), ("hf", f"hf:{directory}"), ("bare", str(tmp_path / "bare"))):
+        arguments = evaluate.Activations(start=start, ids=ids, output=tmp_path / f"{name}.npz")
+        evaluate.evaluate_activations(arguments)
+        with np.load(tmp_path / f"{name}.npz") as file:
+            found[name] = dict(file)
+    assert set(found["run"]) == {"hidden_0", "hidden_1", "pooled", "logits", "next_sentence_logits"}
+    for name, values in found["run"].items():
+        assert np.array_equal(values, found["hf"][name]) and np.array_equal(values, found["bare"][name])
+        assert values.dtype == np.float32 and np.isfinite(values).all()
+    assert found["run"]["logits"].shape == (2, 4, len(toy_encoder.PIECES)) and not found["run"]["logits"][1, 2:].any()
+    export(tmp_path / "bare", tmp_path / "again")
+    files = toy_encoder.make_files(tmp_path / "files", "classification")
+    ended = run_here(
+        "finetune", *toy_encoder.arguments(tmp_path / "x", files, "classification", "--start", tmp_path / "bare")
+    )
+    assert_one_line(ended, 2, "has no tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"ids": [[1, 99]]}', "ids[0] has 99; whole numbers from 0 to"),
+        ('{"ids": [[1], []]}', "ids[1] must be a list of numbers"),
+        ('{"ids": [[1]], "segments": [[0, 1]]}', "segments[0] has 2 numbers, ids[0] 1"),
+        ('{"ids": [[1]], "segments": [[2]]}', "segments[0] has 2; whole numbers from 0 to 1"),
+        ('{"rows": []}', 'an object with "ids"'),
+        ("[", "cannot be read as JSON"),
+        (json.dumps({"ids": [[1] * 33]}), "ids[0] has 33 ids and the model 32 positions"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(tmp_path, content, said):
+    from jaxlm.activations import read_ids
+
+    (tmp_path / "ids.json").write_text(content)
+    with pytest.raises(InputError) as caught:
+        read_ids(tmp_path / "ids.json", dataclasses.replace(toy_encoder.SIZES, vocab_size=74))
+    assert said in str(caught.value)
+
+
+GPT = GPTConfig(vocab_size=40, num_positions=16, num_layers=2, width=16, num_heads=2, feed_forward_width=64)
+TASK = Task("custom", "classification", "single", "accuracy", ("accuracy",), labels=("no", "maybe", "yes"))
+
+
+def random_leaves(model, outputs: int) -> dict[str, np.ndarray]:
+    from jaxlm.interop.shapes import backbone_shapes, part_shapes
+
+    parts = ("pooler", "classifier") if isinstance(model, BertConfig) else ("summary",)
+    shapes = backbone_shapes(model) | part_shapes(model, parts, outputs)
+    rng = np.random.default_rng(3)
+    return {name: rng.normal(size=shape).astype(np.float32) * 0.3 for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("model", [GPT, dataclasses.replace(GPT, norm="pre")], ids=["gpt1", "gpt2"])
+def test_the_bias_that_a_decoders_classifier_has_not(tmp_path, model):
+    """Fails when the head's bias is lost where Hugging Face's class has none for it."""
+    leaves = random_leaves(model, 3)
+    found = planned_export(model, leaves, TASK)
+    assert found.architecture.endswith("ForSequenceClassification") and "no bias" in found.notes[0]
+    write_export(tmp_path / "out", found, tokenizer=None)
+    back = read_published(f"hf:{tmp_path / 'out'}")
+    assert back.task.labels == TASK.labels and not back.leaves["head/bias"].any()
+    rows = IdRows([[1, 2, 3, 4, 5], [6, 7]], None)
+    before = activations(model, nested_leaves(leaves), "classification", rows)["logits"]
+    after = activations(back.model, back.params, "classification", rows)["logits"]
+    np.testing.assert_allclose(after, before, atol=2e-5)
+
+
+def test_a_regression_exports_scores_in_the_files_unit(tmp_path):
+    model = dataclasses.replace(toy_encoder.SIZES, vocab_size=40)
+    leaves = random_leaves(model, 1)
+    task = Task("custom", "regression", "single", "pearson", ("pearson",), mean=2.5, deviation=1.5)
+    write_export(tmp_path / "out", planned_export(model, leaves, task), tokenizer=None)
+    back = read_published(f"hf:{tmp_path / 'out'}")
+    rows = IdRows([[1, 2, 3], [4, 5]], None)
+    standard = activations(model, nested_leaves(leaves), "regression", rows)["logits"]
+    scores = activations(back.model, back.params, "regression", rows)["logits"]
+    np.testing.assert_allclose(scores, standard * 1.5 + 2.5, rtol=1e-5)
+    assert back.task.kind == "regression"
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "said"),
+    [
+        (dataclasses.replace(toy_encoder.SIZES, vocab_size=40, attention="causal"), None, "left-to-right BERT"),
+        (dataclasses.replace(GPT, tables="one"), None, "model.tables one"),
+        (dataclasses.replace(GPT, feed_forward_width=48), None, "four times the width, 64"),
+        (dataclasses.replace(GPT, activation="gelu_erf"), None, "only the tanh form"),
+        (GPT, dataclasses.replace(TASK, form="similarity"), "both orders"),
+    ],
+)
+def test_what_has_no_counterpart_is_not_exported(tmp_path, model, task, said):
+    leaves = random_leaves(model, 3)
+    if task is None:
+        leaves = {name: leaf for name, leaf in leaves.items() if not name.startswith("head/")}
+    with pytest.raises(InputError) as caught:
+        write_export(tmp_path / "out", planned_export(model, leaves, task), tokenizer=None)
+    assert said in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_verify_against_what_lies_beside_the_weights(runs, tmp_path, monkeypatch):
+    """Fails when a difference over 1e-4 passes, or nothing is compared."""
+    from jaxlm.interop import verify
+
+    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name: None)
+    directory = export(runs["gpt"], tmp_path / "out")
+    ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run", "--verify")
+    assert_one_line(ended, 2, "nothing to compare with")
+    ids = directory / "ids.json"
+    ids.write_text(json.dumps({"ids": [[5, 6, 7], [8]]}))
+    arguments = evaluate.Activations(start=str(runs["gpt"]), ids=ids, output=directory / "activations.npz")
+    evaluate.evaluate_activations(arguments)
+    ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run", "--verify")
+    assert ended.code == 0 and "hidden_2" in ended.output and "logits" in ended.output
+    with np.load(directory / "activations.npz") as file:
+        arrays = dict(file)
+    arrays["hidden_1"][0, 0, 0] += 2e-4
+    np.savez(directory / "activations.npz", **arrays)
+    ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "other", "--verify")
+    assert_one_line(ended, 1, "--verify: the outputs differ by 2.0")
+    assert not (tmp_path / "other").exists()
