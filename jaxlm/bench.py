@@ -27,7 +27,7 @@ from jaxlm.data.store import open_store
 from jaxlm.devices import peak_memory_gib, peak_tflops, prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
-from jaxlm.models.gpt import GPT1, GPTConfig
+from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.sharding import MeshConfig, check_batch, make_mesh, to_devices, use_mesh
@@ -36,7 +36,12 @@ from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.state import abstract_state, fresh_state
 from jaxlm.training.step import make_train_step
 
-MODELS: dict[str, GPTConfig | BertConfig] = {"gpt1": GPT1, "bert-base": BERT_BASE, "bert-large": BERT_LARGE}
+MODELS: dict[str, GPTConfig | BertConfig] = {
+    "gpt1": GPT1,
+    "gpt2": GPT2,
+    "bert-base": BERT_BASE,
+    "bert-large": BERT_LARGE,
+}
 LOG_EVERY = 10  # as a run does by default: the update norms are made in steps that are logged
 DTYPES: dict[str, Literal["auto", "float32", "bfloat16"]] = {"auto": "auto", "f32": "float32", "bf16": "bfloat16"}
 
@@ -45,7 +50,7 @@ DTYPES: dict[str, Literal["auto", "float32", "bfloat16"]] = {"auto": "auto", "f3
 class Arguments:
     """What is measured, and how."""
 
-    model: Literal["gpt1", "bert-base", "bert-large"] = "gpt1"
+    model: Literal["gpt1", "gpt2", "bert-base", "bert-large"] = "gpt1"
     batch: int = 8
     """Sequences in the global batch."""
     length: int = 512

@@ -79,6 +79,8 @@ def test_a_config_is_sound_at_full_size(name):
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
     if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
         expected += model.num_types * model.width + 2 * model.width + model.width**2 + model.width
+    elif model.norm == "pre":  # the norm at the end
+        expected += 2 * model.width
     assert count == expected
 
 

@@ -17,7 +17,7 @@ from toy_pairs import bert_shapes, init_bert
 
 from jaxlm.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.bert import BERT_BASE
-from jaxlm.models.gpt import GPT1
+from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.optim import decay_mask
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -28,8 +28,8 @@ def is_box(leaf) -> bool:
     return isinstance(leaf, nn.LogicallyPartitioned)
 
 
-def measured_initialiser(values: np.ndarray, std: float) -> str:
-    """What was drawn: zeros, ones, uniform, normal or truncated normal; the declared deviation if the measured fits."""
+def measured_initialiser(values: np.ndarray, *declared: float) -> str:
+    """What was drawn: zeros, ones, uniform, normal or truncated normal; of the declared deviations that which fits."""
     if not values.any():
         return "zeros"
     if np.all(values == 1):
@@ -41,11 +41,11 @@ def measured_initialiser(values: np.ndarray, std: float) -> str:
     if np.abs(x).max() < 1.8 * x.std():
         return f"uniform {np.abs(x).max():.3f}"
     shape = "normal" if np.abs(x).max() > 2.5 * x.std() else "truncated normal"
-    fits = abs(x.std() / std - 1) < 5 / math.sqrt(2 * x.size)
-    return f"{shape} {std if fits else round(float(x.std()), 5)}"
+    fits = [std for std in declared if abs(x.std() / std - 1) < 5 / math.sqrt(2 * x.size)]
+    return f"{shape} {round(fits[0], 5) if fits else round(float(x.std()), 5)}"
 
 
-def table(boxed, drawn, std: float) -> str:
+def table(boxed, drawn, *declared: float) -> str:
     """One line a parameter. `drawn`: the same tree with values, perhaps of a smaller model."""
     rows = [("path", "shape", "dtype", "axes", "initialiser", "decayed")]
     decayed = jax.tree.leaves(decay_mask(boxed))
@@ -55,7 +55,7 @@ def table(boxed, drawn, std: float) -> str:
         name = "/".join(entry.key for entry in path)
         shape, dtype = leaf.value.shape, leaf.value.dtype
         total += math.prod(shape)
-        initialiser = measured_initialiser(np.asarray(values), std)
+        initialiser = measured_initialiser(np.asarray(values), *declared)
         row = ("x".join(map(str, shape)), str(dtype), " ".join(leaf.names), initialiser, "decayed" if on else "-")
         rows.append((name, *row))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -79,6 +79,13 @@ def test_gpt(update_golden):
     for leaf in jax.tree.leaves(drawn["backbone"]["blocks"]):
         assert not leaf.any() or np.all(leaf == 1) or not np.array_equal(leaf[0], leaf[1]), "layers start alike"
     compare("gpt.txt", table(boxed_shapes(GPT1), drawn, GPT1.init_std), update_golden)
+
+
+def test_gpt2(update_golden):
+    """Fails when GPT-2 loses its final norm, or draws branch ends (1 / sqrt(2 N)) or positions (half) otherwise."""
+    small = replace(GPT2, vocab_size=2000, num_positions=300, width=96, feed_forward_width=384)
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    compare("gpt2.txt", table(boxed_shapes(GPT2), drawn, 0.02, 0.01, 0.02 / math.sqrt(24)), update_golden)
 
 
 def test_sequence_head(update_golden):

@@ -1,0 +1,30 @@
+"""GPT-2's pretraining at its smallest size (Radford et al., 2019, section 2.3): 12 x 768, 512 sequences of 1,024.
+
+The paper gives batch and length, and no rate, as its own was tuned by hand; 6e-4, beta2 0.95, decay 0.1 and the cosine
+are GPT-3's for this size (Brown et al., 2020, table 2.1 and appendix B). `--model.residual-init plain` is the released
+code's.
+"""
+
+from dataclasses import replace
+
+from jaxlm.models.gpt import GPT2
+from jaxlm.nn.execution import Execution
+from jaxlm.optim import OptimizerConfig
+from jaxlm.training.config import PretrainConfig
+
+
+def config() -> PretrainConfig:
+    return PretrainConfig(
+        model=replace(GPT2, vocab_size=0),  # the store's tokenizer says how many
+        optimizer=OptimizerConfig(
+            kind="adamw", peak_lr=6e-4, warmup=2000, decay="cosine", beta2=0.95, weight_decay=0.1, clip_norm=1.0
+        ),
+        num_steps=300_000,
+        batch_size=512,
+        length=1024,
+        execution=Execution(remat="dots"),
+        log_every=100,
+        eval_every=5000,
+        checkpoint_every=5000,
+        keep_every=50_000,
+    )
