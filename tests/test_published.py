@@ -19,6 +19,7 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm.activations import IdRows, activations, model_outputs
 from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.decoding import Decoder, Sampling
 from jaxlm.errors import InputError
 from jaxlm.interop.configs import model_type_of
 from jaxlm.interop.export import planned_export, write_export
@@ -115,6 +116,7 @@ def test_frozen_twin(frozen, tmp_path, name):
     published = read_published(f"hf:{make(tmp_path / 'model', name)}")
     found = found_by(published, name, case.Sizes())
     wanted = {key.removeprefix(f"{name}/"): value for key, value in frozen.items() if key.startswith(f"{name}/")}
+    wanted.pop("greedy", None)
     for key, value in wanted.items():
         if key.startswith("gradient/"):
             ours = found[f"gradient/{with_prefix(name, key.removeprefix('gradient/'))}"]
@@ -174,6 +176,40 @@ def test_live(tmp_path, name):
     _, said = cls.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not any(said.values()), said
     assert published.architecture == case.CASES[name][0]
+
+
+def greedy(name: str, directory: Path) -> np.ndarray:
+    """What our decoder finds for each prompt, from a model of the longer position table."""
+    directory.mkdir()
+    config = LISTED[name]["config"] | {"n_positions": case.LONG.positions}
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes = LISTED[name]["tensors"]
+    tensors = {
+        key: case.tensor(key, [case.LONG.positions, shape[1]] if "positions_embed" in key or "wpe" in key else shape)
+        for key, shape in shapes.items()
+    }
+    save_file(tensors, directory / "model.safetensors")
+    published = read_published(f"hf:{directory}")
+    decoder = Decoder(
+        GPT(published.model, Execution(dtype="float32")), published.params, sampling=Sampling(temperature=0.0)
+    )
+    return np.stack([np.concatenate(list(decoder(prompt, length=64))) for prompt in case.prompts()])
+
+
+@pytest.mark.parametrize("name", case.DECODERS)
+def test_greedy_ids_are_hugging_faces(frozen, tmp_path, name):
+    """Fails when the cache, the positions or the final norm of decoding differ from those of training."""
+    assert np.array_equal(greedy(name, tmp_path / "model"), frozen[f"{name}/greedy"].astype(int))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", case.DECODERS)
+def test_greedy_ids_live(frozen, name):
+    pytest.importorskip("torch", reason=WHY)
+    pytest.importorskip("transformers", reason=WHY)
+    from parity import published_torch
+
+    assert np.array_equal(published_torch.greedy(name), frozen[f"{name}/greedy"].astype(int))
 
 
 def test_both_gelus_are_told_apart(tmp_path):

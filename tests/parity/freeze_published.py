@@ -30,6 +30,8 @@ def main() -> None:
         for key, value in published_torch.answers(name, case.Sizes()).items():
             kept = case.summary(key, value) if key.startswith("gradient/") else value
             arrays[f"{name}/{key}"] = np.asarray(kept, np.float32)
+    for name in case.DECODERS:
+        arrays[f"{name}/greedy"] = published_torch.greedy(name)
     (GOLDEN / "published.json").write_text(json.dumps(listed, indent=1) + "\n")
     np.savez_compressed(GOLDEN / "published.npz", **arrays)
     print(f"{(GOLDEN / 'published.npz').stat().st_size} bytes")

@@ -22,6 +22,9 @@ class Sizes:
 
 ODD = Sizes(vocabulary=997, width=60, heads=5, layers=3, inner=150, positions=37)
 
+LONG = Sizes(positions=90)  # for 64 new tokens
+DECODERS = ("openai_gpt", "gpt2")
+
 # name -> Hugging Face's class, and what its config has beside the sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
@@ -95,3 +98,9 @@ def summary(name: str, gradient: np.ndarray) -> np.ndarray:
     gradient = np.asarray(gradient, np.float64)
     norm = np.linalg.norm(gradient)
     return np.array([norm, np.sum(gradient * weights(name, gradient.shape)) / max(norm, 1e-30)])
+
+
+def prompts() -> list[list[int]]:
+    """Of different lengths."""
+    rng = np.random.default_rng(9)
+    return [rng.integers(1, LONG.vocabulary, size=length).tolist() for length in (1, 5, 9, 26)]

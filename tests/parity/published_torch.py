@@ -60,3 +60,21 @@ def answers(name: str, sizes: case.Sizes) -> dict[str, np.ndarray]:
         gradient = parameter.grad
         arrays[f"gradient/{key}"] = np.zeros(parameter.shape) if gradient is None else gradient.numpy()
     return arrays
+
+
+def greedy(name: str) -> np.ndarray:
+    """The 64 ids that `generate` finds for each prompt, one after the other."""
+    found = model(name, case.LONG)
+    rows = []
+    for prompt in case.prompts():
+        ids = torch.tensor([prompt])
+        made = found.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=64,
+            min_new_tokens=64,
+            pad_token_id=0,
+        )
+        rows.append(made[0, len(prompt) :].numpy())
+    return np.stack(rows)
