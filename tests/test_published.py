@@ -259,6 +259,35 @@ def test_buffers_and_second_names_of_tied_tensors_are_no_parameters(tmp_path):
         read_published(f"hf:{changed(directory, untie)}")
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "found"),
+    [
+        ("bert_pretraining", "BertForMaskedLM", "BertForPreTraining"),  # as BERT's own are published
+        ("bert", "BertForMaskedLM", "BertModel"),  # as sentence encoders are
+        ("bert_span", None, "BertForQuestionAnswering"),
+        ("bert_tagging", None, "BertForTokenClassification"),
+        ("bert_choice", "BertForMultipleChoice", "BertForMultipleChoice"),
+    ],
+)
+def test_the_tensors_say_which_class_it_is(tmp_path, name, given, found):
+    directory = make(tmp_path / "model", name)
+    edit_config(directory, architectures=None if given is None else [given])
+    published = read_published(f"hf:{directory}")
+    assert published.architecture == found
+    export = planned_export(published.model, published.leaves, published.task, architecture=published.architecture)
+    write_export(tmp_path / "back", export, tokenizer=None)
+    before, after = load_file(directory / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert before.keys() == after.keys() and all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_a_classifier_of_no_class_is_refused(tmp_path):
+    """Fails when classes and choices are told apart by a guess: their heads have the same names."""
+    directory = make(tmp_path / "model", "bert_classification")
+    edit_config(directory, architectures=["SomethingElse"])
+    with pytest.raises(InputError, match="architectures 'SomethingElse' with the tensors of classifier"):
+        read_published(f"hf:{directory}")
+
+
 def test_shards_and_types(tmp_path):
     """Fails when a shard is left out, or a half-precision checkpoint comes back in another type."""
     whole = read_published(f"hf:{make(tmp_path / 'whole', 'gpt2')}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.interop.configs import model_from_config
-from jaxlm.interop.names import backbone_rules, modern_names, parts_of, rules_for
+from jaxlm.interop.names import HEADS, PARTS, backbone_rules, modern_names, parts_of, rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
 from jaxlm.interop.shapes import backbone_shapes, part_shapes
@@ -60,7 +60,8 @@ def read(directory: Path, spec: str) -> Published:
     names = {modern: stored for modern, stored in names.items() if modern not in tied}
     parts = parts_of(names)
     architecture, kind = _architecture(values, model_type, parts, name)
-    outputs = files.infos[names[_head_name(parts)]].shape[0] if kind is not None else 0
+    kernel = next((PARTS[part][0].theirs[0] for part in parts if part in HEADS), None)
+    outputs = files.infos[names[kernel]].shape[0] if kernel is not None and kernel in names else 0
     shapes = backbone_shapes(model) | part_shapes(model, parts, outputs)
     leaves = read_leaves(rules_for(model_type, parts), shapes, files, names, model.num_layers)
     if "score" in parts:
@@ -101,29 +102,22 @@ def _architecture(values: Mapping[str, Any], model_type: str, parts: list[str], 
     """The class and, of a fine-tuned one, the kind of its task; the tensors decide where there is a doubt."""
     classes = CLASSES[model_type]
     given = (values.get("architectures") or [None])[0]
-    heads = [part for part in parts if part in ("classifier", "qa_outputs", "summary", "score")]
-    if given in classes and set(heads) <= set(classes[given][0]):
-        kind = classes[given][1] if heads else None
-    elif heads == ["qa_outputs"]:
-        given, kind = "BertForQuestionAnswering", "span"
-    elif not heads and (given is None or given not in classes):
-        given, kind = next(cls for cls, (has, _) in classes.items() if set(parts) <= set(has) or not parts), None
-    else:
+    heads = [part for part in parts if part in HEADS]
+    # Models are often saved under the name of another class than that whose tensors they have.
+    fitting = [cls for cls, (has, _) in classes.items() if set(has) == set(parts)]
+    if given not in classes or (set(classes[given][0]) != set(parts) and len(fitting) == 1):
+        given = fitting[0] if len(fitting) == 1 or (fitting and not heads) else given
+    if given not in classes or not set(heads) <= set(classes[given][0]):
         raise InputError(
             f"{name}: architectures {given!r} with the tensors of {', '.join(heads) or 'no head'}; one of "
             f"{', '.join(classes)} is expected"
         )
+    kind = classes[given][1] if heads else None
     if kind == "classification" and (
         values.get("problem_type") == "regression" or len(_labels(values) or ("", "")) == 1
     ):
         kind = "regression"
     return given, kind
-
-
-def _head_name(parts: list[str]) -> str:
-    rules = {"classifier": "classifier", "qa_outputs": "qa_outputs", "score": "score"}
-    part = next(part for part in parts if part in (*rules, "summary"))
-    return f"{rules.get(part, 'multiple_choice_head.summary')}.weight"
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...] | None:

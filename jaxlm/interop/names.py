@@ -59,6 +59,9 @@ PARTS: dict[str, list[Rule]] = {
     "score": [Rule("head/kernel", ("score.weight",), linear())],
 }
 
+# Those of fine-tuned models.
+HEADS = ("classifier", "qa_outputs", "summary", "score")
+
 
 def backbone_rules(model_type: str) -> list[Rule]:
     """The rules of a model without a head (and without a BERT's pooler)."""
