@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 
 from jaxlm.activations import IdRows, activations
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
-from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.interop.cards import model_card
 from jaxlm.interop.export import planned_export, write_export
@@ -68,6 +68,7 @@ def import_model(arguments: Import) -> None:
         directory = Path(arguments.source.partition(":")[2]).expanduser()
         _verify(published, directory, published.architecture if of_hf else "", published.tokenizer)
     resolved = _resolved(published)
+    count = sum(leaf.size for leaf in published.leaves.values())
     with RunDirectory(arguments.run) as run:
         run.open(resolved)
         with Checkpoints(run.checkpoints) as checkpoints:
@@ -79,9 +80,12 @@ def import_model(arguments: Import) -> None:
             if published.task is not None:
                 write_json(run.path / "task.json", published.task.to_json())
             run.record_start(started_from=published.name)
-            checkpoints.save(0, {"params": published.params}, config=resolved)
+            leaves = {}
+            while published.leaves:  # one by one: there is never a second copy of the model
+                name, values = published.leaves.popitem()
+                leaves[name] = jnp.asarray(values)
+            checkpoints.save(0, {"params": nested_leaves(leaves)}, config=resolved)
             checkpoints.wait()
-    count = sum(leaf.size for leaf in published.leaves.values())
     print(f"{run.path}: {published.architecture} from {published.name}, {count:,} parameters, {published.dtype}")
     for note in published.notes:
         print(f"  {note}")
@@ -157,7 +161,6 @@ def main() -> None:
     """The command."""
     kind: Any = Command  # a union: one subcommand each
     arguments, _ = command_line(kind, program="convert", description=__doc__)
-    prepare_process()
     jax.config.update("jax_platforms", "cpu")  # nothing is computed but checksums
     (import_model if isinstance(arguments, Import) else export_run)(arguments)
 

@@ -1,6 +1,6 @@
 """A published model in memory: its config, its parameters by our names, its tokenizer, and what it was made for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ class Published:
 
     name: str
     model: GPTConfig | BertConfig
-    leaves: Mapping[str, np.ndarray]
+    leaves: MutableMapping[str, np.ndarray]
     tokenizer: Tokenizer | None
     fingerprint: str
     architecture: str

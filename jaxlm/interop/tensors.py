@@ -57,7 +57,6 @@ class TensorFiles:
         else:
             raise InputError(f"{directory}: no {FILE} (or {INDEX}) there; give a directory that holds a model")
         self.infos: dict[str, Info] = {}
-        self._open: dict[Path, Any] = {}
         for file in self.files:
             for name, info in self._headers(file).items():
                 if name in self.infos:
@@ -70,11 +69,12 @@ class TensorFiles:
 
     def read(self, name: str) -> np.ndarray:
         """A tensor in the file's own type."""
-        from safetensors import SafetensorError
+        from safetensors import SafetensorError, safe_open
 
         file = self.infos[name].file
         try:
-            return self._open[file].get_tensor(name)
+            with safe_open(file, framework="numpy") as opened:  # opened anew, or the whole file stays in memory
+                return opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file}: tensor {name} cannot be read ({error}); download the file again") from error
 
@@ -82,9 +82,9 @@ class TensorFiles:
         from safetensors import SafetensorError, safe_open
 
         try:
-            opened = self._open[file] = safe_open(file, framework="numpy")
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
-            return {name: Info(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()}
+            with safe_open(file, framework="numpy") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
+                return {name: Info(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()}
         except FileNotFoundError:
             raise InputError(f"{file} is missing, though {INDEX} names it; download it again") from None
         except (SafetensorError, OSError, ValueError) as error:
