@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from jaxlm.config import from_json
 from jaxlm.errors import InputError
-from jaxlm.labelling import Labelled, label_split, make_label_step
 from jaxlm.tasks import CustomConfig, Encoded, Split, Task, TaskOptions, encode_examples, read_task
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.labelling import Labelled, label_split, make_label_step
 from jaxlm.training.loaded import LoadedRun
 from jaxlm.training.run import RunDirectory
 

@@ -32,7 +32,6 @@ from jaxlm.ensembles import averaged, check_agreement, opinion, parts_of
 from jaxlm.errors import InputError, run_command
 from jaxlm.features import token_features
 from jaxlm.interop.sources import KINDS, read_published
-from jaxlm.labelling import default_batch_size, label_split, make_label_step
 from jaxlm.logs import Progress
 from jaxlm.models.bert import Bert
 from jaxlm.objectives import language_model
@@ -45,6 +44,7 @@ from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import check_sizes
+from jaxlm.training.labelling import default_batch_size, label_split, make_label_step
 from jaxlm.training.loaded import LoadedRun, load_run, split_run
 from jaxlm.training.members import write_files
 from jaxlm.training.processes import DistributedConfig, start_processes

@@ -19,9 +19,9 @@ from jaxlm.config import command_line
 from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, left_context
 from jaxlm.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
-from jaxlm.labelling import default_batch_size
 from jaxlm.models.bert import Bert
 from jaxlm.tasks.files import numbered_lines
+from jaxlm.training.labelling import default_batch_size
 from jaxlm.training.loaded import LoadedRun, load_run
 
 DEFAULT_LENGTH = 100

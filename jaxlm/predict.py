@@ -19,13 +19,13 @@ import jax
 from jaxlm.config import command_line
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
-from jaxlm.labelling import default_batch_size, in_pieces, label_split, make_label_step
 from jaxlm.logs import Progress
 from jaxlm.output import whole_file
 from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 from jaxlm.tasks import encode_examples, read_rows
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.labelling import default_batch_size, in_pieces, label_split, make_label_step
 from jaxlm.training.loaded import load_run
 
 log = logging.getLogger("jaxlm.predict")

@@ -19,13 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.labelling import label_split, make_label_step
 from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json
 from jaxlm.sharding import host_rows, to_devices
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
+from jaxlm.training.labelling import label_split, make_label_step
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.network import Network, make_network
 from jaxlm.training.processes import StopSignal
