@@ -30,6 +30,9 @@ def main() -> None:
         for key, value in published_torch.answers(name, case.Sizes()).items():
             kept = case.summary(key, value) if key.startswith("gradient/") else value
             arrays[f"{name}/{key}"] = np.asarray(kept, np.float32)
+    for name in case.CASES:
+        if name != "bert":  # which has nothing to learn
+            arrays[f"{name}/losses"] = published_torch.losses(name, case.Sizes())
     for name in case.DECODERS:
         arrays[f"{name}/greedy"] = published_torch.greedy(name)
     (GOLDEN / "published.json").write_text(json.dumps(listed, indent=1) + "\n")

@@ -104,3 +104,12 @@ def prompts() -> list[list[int]]:
     """Of different lengths."""
     rng = np.random.default_rng(9)
     return [rng.integers(1, LONG.vocabulary, size=length).tolist() for length in (1, 5, 9, 26)]
+
+
+STEPS = {"steps": 20, "rate": 2e-3, "decay": 0.01, "clip": 1.0, "eps": 1e-8}
+
+
+def target(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What an output should be: a class for each of its last axis, or a number where that has one place."""
+    drawn = weights(f"target {name}", shape)
+    return drawn if shape[-1] == 1 else np.asarray(drawn.argmax(axis=-1))

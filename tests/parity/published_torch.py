@@ -34,6 +34,20 @@ def save(name: str, sizes: case.Sizes, directory: Path) -> None:
     model(name, sizes).save_pretrained(directory)
 
 
+def outputs_of(found: torch.nn.Module, kind: str, ids: list[int], segments: list[int]):
+    """What the library's model gives for a row, and its outputs by our names."""
+    inputs = {"input_ids": torch.tensor([ids])}
+    if kind.startswith("Bert"):
+        inputs["token_type_ids"] = torch.tensor([segments])
+    if "MultipleChoice" in kind:
+        inputs = {key: value[None] for key, value in inputs.items()}
+    given = found(**inputs, output_hidden_states=True)
+    outputs = {ours: given[theirs][0] for theirs, ours in OUTPUTS.items() if given.get(theirs) is not None}
+    if "start_logits" in given:
+        outputs["logits"] = torch.stack([given["start_logits"][0], given["end_logits"][0]], dim=-1)
+    return given, outputs
+
+
 def answers(name: str, sizes: case.Sizes) -> dict[str, np.ndarray]:
     """`hidden_0/0` … (layer and row), logits by row, and `gradient/TENSOR` of their weighted sum over all rows."""
     found = model(name, sizes)
@@ -41,17 +55,9 @@ def answers(name: str, sizes: case.Sizes) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     total = torch.zeros(())
     for row, (ids, segments) in enumerate(zip(*case.rows(sizes), strict=True)):
-        inputs = {"input_ids": torch.tensor([ids])}
-        if kind.startswith("Bert"):
-            inputs["token_type_ids"] = torch.tensor([segments])
-        if "MultipleChoice" in kind:
-            inputs = {key: value[None] for key, value in inputs.items()}
-        given = found(**inputs, output_hidden_states=True)
+        given, outputs = outputs_of(found, kind, ids, segments)
         for layer, states in enumerate(given.hidden_states):
             arrays[f"hidden_{layer}/{row}"] = states[0].detach().numpy()
-        outputs = {ours: given[theirs][0] for theirs, ours in OUTPUTS.items() if given.get(theirs) is not None}
-        if "start_logits" in given:
-            outputs["logits"] = torch.stack([given["start_logits"][0], given["end_logits"][0]], dim=-1)
         for key, value in outputs.items():
             arrays[f"{key}/{row}"] = value.detach().numpy()
             total = total + (value * torch.from_numpy(case.weights(f"{key}/{row}", tuple(value.shape)))).sum()
@@ -78,3 +84,32 @@ def greedy(name: str) -> np.ndarray:
         )
         rows.append(made[0, len(prompt) :].numpy())
     return np.stack(rows)
+
+
+def losses(name: str, sizes: case.Sizes) -> np.ndarray:
+    """The loss before each of 20 steps of PyTorch's AdamW: matrices and tables decayed, the gradient's norm clipped."""
+    found = model(name, sizes)
+    kind, _ = case.CASES[name]
+    matrices = [p for p in found.parameters() if p.ndim > 1]
+    vectors = [p for p in found.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": case.STEPS["decay"]}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=case.STEPS["rate"], eps=case.STEPS["eps"])
+    seen = []
+    for _ in range(int(case.STEPS["steps"])):
+        loss = torch.zeros(())
+        for row, (ids, segments) in enumerate(zip(*case.rows(sizes), strict=True)):
+            for key, value in outputs_of(found, kind, ids, segments)[1].items():
+                wanted = torch.from_numpy(case.target(f"{key}/{row}", tuple(value.shape)))
+                if key == "pooled":
+                    continue
+                if value.shape[-1] == 1:
+                    loss = loss + ((value - wanted) ** 2).mean()
+                else:
+                    flat = value.reshape(-1, value.shape[-1])
+                    loss = loss + torch.nn.functional.cross_entropy(flat, wanted.reshape(-1))
+        seen.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(found.parameters(), case.STEPS["clip"])
+        optimizer.step()
+    return np.array(seen)
