@@ -95,7 +95,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     source = None if arguments.start is None else open_source(arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     if source is not None:
-        expected, expected_of, remedy = source.tokenizer.fingerprint, source.name, source.tokenizer_spec
+        expected, remedy = source.tokenizer.fingerprint, source.tokenizer_spec
+        expected_of = source.name if remedy else f"the run {source.name}"
         config = replace(config, model=model_of_source(source, config.model, given))
     elif config.model.vocab_size not in (0, stores[0].vocab_size):
         raise InputError(

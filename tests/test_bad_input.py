@@ -84,7 +84,7 @@ def pretrained(tmp_path_factory, stores):
         ("--data.store nowhere", ["nowhere is not a token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile 5", "START:STOP"]),
         ("--start nowhere", ["nowhere is no run directory"]),
-        ("--start hf:gpt", ["hf:gpt", "start from a run directory"]),
+        ("--start hf:gpt", ["hf:gpt", "gpt is no directory"]),
     ],
 )
 def test_pretraining_refuses(stores, tmp_path, flags, fragments):
