@@ -70,6 +70,13 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
         assert run.tokenizer.encode(text) == back.tokenizer.encode(text), text
     if kind == "tagger":
         assert back.task.labels == run.task.labels and back.task.kind == "tagging"
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(json.dumps({"tokens": toy_encoder.WORDS[:7]}) + "\n")
+        said = [run_here("predict", "--run", path, "--input", rows) for path in (runs[kind], tmp_path / "back")]
+        ours, theirs = (json.loads(ended.output) for ended in said)
+        assert ours["prediction"] == theirs["prediction"] and ours["tokens"] == theirs["tokens"]
+        shares = (line["scores"]["probabilities"] for line in (ours, theirs))  # rows are padded to other lengths
+        np.testing.assert_allclose(*shares, rtol=1e-5)
     again = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back")
     assert again.code == 0 and "nothing to do" in again.output
     refused = run_here("convert", "export", runs[kind], "--to", f"hf:{directory}")

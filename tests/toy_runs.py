@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxlm import convert, finetune, pretrain
+from jaxlm import convert, finetune, predict, pretrain
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "pretrain": pretrain.main,
     "finetune": finetune.main,
     "convert": convert.main,
+    "predict": predict.main,
 }
 
 

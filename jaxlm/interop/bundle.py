@@ -5,7 +5,6 @@ its restart points, and a footer that finds the block of blocks. A key is a tens
 buffer (`tensor_bundle.proto`: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6) that places it in a data file.
 """
 
-import hashlib
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.interop.files import files_fingerprint
 from jaxlm.interop.tensors import Info
 
 _MAGIC = 0xDB4775248B80FB57
@@ -76,12 +76,7 @@ class Bundle:
 
     def fingerprint(self) -> str:
         """SHA-256 over the data files."""
-        digest = hashlib.sha256()
-        for file in sorted({info.file for info in self.infos.values()}):
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 24):
-                    digest.update(block)
-        return digest.hexdigest()
+        return files_fingerprint(sorted({info.file for info in self.infos.values()}))
 
     def _data(self, prefix: Path, shard: int) -> Path:
         return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{self.shards:05d}")

@@ -1,12 +1,13 @@
 """Google's releases of BERT: bert_config.json, vocab.txt and a TensorFlow checkpoint (google-research/bert)."""
 
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from jaxlm.errors import InputError
 from jaxlm.interop.bundle import Bundle
 from jaxlm.interop.configs import model_from_config
+from jaxlm.interop.files import read_object
 from jaxlm.interop.names import modern_names, parts_of, rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
@@ -21,12 +22,7 @@ _NOT_THE_MODEL = re.compile(r"(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimiz
 def read(directory: Path, spec: str) -> Published:
     """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here."""
     config = directory / "bert_config.json"
-    try:
-        values = json.loads(config.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{directory}: no bert_config.json there; give the directory of a release") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{config} is not JSON ({error}); download it again") from error
+    values = read_object(config)
     # The original has GELU in its tanh form alone, under this name (modeling.py:264-277).
     act = values.get("hidden_act")
     given = values | {"model_type": "bert", "layer_norm_eps": NORM_EPS}
@@ -52,7 +48,7 @@ class _Transposed:
     def __init__(self, bundle: Bundle):
         self.bundle = bundle
         self.infos = {
-            name: type(info)(info.shape[::-1], info.dtype, info.file) if name.endswith("/kernel") else info
+            name: replace(info, shape=info.shape[::-1]) if name.endswith("/kernel") else info
             for name, info in bundle.infos.items()
         }
 

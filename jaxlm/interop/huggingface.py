@@ -1,7 +1,5 @@
 """Model directories of Hugging Face: config.json, model.safetensors (or shards), and a tokenizer's files."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.interop.configs import model_from_config
+from jaxlm.interop.files import files_fingerprint, read_object
 from jaxlm.interop.names import HEADS, PARTS, backbone_rules, modern_names, parts_of, rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
@@ -17,7 +16,8 @@ from jaxlm.interop.shapes import backbone_shapes, part_shapes
 from jaxlm.interop.tensors import TensorFiles
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.tasks import Task
+from jaxlm.tasks import Task, ner, squad
+from jaxlm.tasks.task import Columns
 from jaxlm.text import Tokenizer, published_tokenizer
 
 # Hugging Face's classes by what stands on the backbone; the kind of task where it is a fine-tuned head.
@@ -49,7 +49,7 @@ CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
 
 def read(directory: Path, spec: str) -> Published:
     """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here."""
-    values = _config(directory)
+    values = read_object(directory / "config.json")
     name = str(directory / "config.json")
     model = model_from_config(values, name)
     model_type = values["model_type"]
@@ -75,7 +75,7 @@ def read(directory: Path, spec: str) -> Published:
         model=model,
         leaves=leaves,
         tokenizer=tokenizer,
-        fingerprint=_fingerprint(files),
+        fingerprint=files_fingerprint(files.files),
         architecture=architecture,
         dtype=used.pop(),
         parts=tuple(parts),
@@ -83,19 +83,6 @@ def read(directory: Path, spec: str) -> Published:
         config=values,
         notes=tuple(notes),
     )
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    file = directory / "config.json"
-    try:
-        values = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{directory}: no config.json there; give the directory of a model") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} is not JSON ({error}); download it again") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{file} is no JSON object; download it again")
-    return values
 
 
 def _architecture(values: Mapping[str, Any], model_type: str, parts: list[str], name: str) -> tuple[str, str | None]:
@@ -140,6 +127,7 @@ def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task
         "tagging": "f1",
     }[kind]
     form = "single" if kind in ("classification", "regression") else kind
+    columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(kind, Columns(texts=(("text", "sentence"),)))
     return Task(
         name="custom",
         kind=kind,  # type: ignore[arg-type]
@@ -147,6 +135,7 @@ def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task
         metric=metric,
         metrics=(metric,),
         labels=labels if kind in ("classification", "tagging") else (),
+        columns=columns,
     )
 
 
@@ -169,13 +158,3 @@ def _tokenizer(directory: Path, model: GPTConfig | BertConfig) -> tuple[Tokenize
             "together"
         )
     return tokenizer, []
-
-
-def _fingerprint(files: TensorFiles) -> str:
-    """SHA-256 over the files of the tensors."""
-    digest = hashlib.sha256()
-    for file in files.files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 24):
-                digest.update(block)
-    return digest.hexdigest()

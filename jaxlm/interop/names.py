@@ -5,20 +5,18 @@ of fine-tuned models.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxlm.errors import InputError
 from jaxlm.interop.rules import FLAT, THREE_BIASES, THREE_LINEARS, Rule, conv1d, linear
 
-Names = Mapping[str, str]
-
 _BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids)$|\.attn\.(bias|masked_bias)$")
 # A tensor that is another one's under a second name, in checkpoints that were saved without sharing.
-TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-TIED_GPT = {
+_TIED = {
+    "bert": {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
     "openai-gpt": {"lm_head.weight": "transformer.tokens_embed.weight"},
     "gpt2": {"lm_head.weight": "transformer.wte.weight"},
 }
@@ -97,9 +95,7 @@ def modern_names(stored: Sequence[str], model_type: str) -> tuple[dict[str, str]
         if modern in found:
             raise InputError(f"tensors {found[modern]} and {name} are both {modern}; one of them must go")
         found[modern] = name
-    second = TIED if model_type == "bert" else TIED_GPT[model_type]
-    tied = {name: of for name, of in second.items() if name in found}
-    return found, tied
+    return found, {name: of for name, of in _TIED[model_type].items() if name in found}
 
 
 def _bert() -> list[Rule]:

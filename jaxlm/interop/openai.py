@@ -5,8 +5,6 @@ the shapes in `params_shapes.json`: positions before tokens, then twelve arrays 
 `hparams.json` and `model.ckpt`.
 """
 
-import hashlib
-import json
 import math
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.interop.bundle import Bundle
+from jaxlm.interop.files import files_fingerprint, read_json, read_object
 from jaxlm.interop.names import rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
@@ -39,9 +38,9 @@ class _FlatVector:
     """The pieces as one vector, cut into named arrays; what is not asked for is not read."""
 
     def __init__(self, directory: Path):
-        self.directory = directory
         self.shapes = _shapes(directory / "params_shapes.json")
-        self.pieces = [_piece(directory / f"params_{k}.npy") for k in range(PIECES)]
+        self.files = [directory / f"params_{k}.npy" for k in range(PIECES)]
+        self.pieces = [_piece(file) for file in self.files]
         self.ends = np.cumsum([0, *(len(piece) for piece in self.pieces)])
         needed = sum(math.prod(shape) for shape in self.shapes)
         if self.ends[-1] != needed:
@@ -74,12 +73,6 @@ class _FlatVector:
                 parts.append(piece[low:high])
         return np.concatenate(parts).reshape(self.infos[name].shape)
 
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for piece in self.pieces:
-            digest.update(np.ascontiguousarray(piece).tobytes())
-        return digest.hexdigest()
-
 
 def read(directory: Path, spec: str) -> Published:
     """GPT-1's or GPT-2's release. InputError, one line, where a file is missing or damaged."""
@@ -107,11 +100,11 @@ def _gpt1(directory: Path, spec: str) -> Published:
     tokenizer: Tokenizer | None = None
     if (directory / "encoder_bpe_40000.json").is_file():
         tokenizer = GPT1Tokenizer.from_directory(directory)
-    return Published(spec, model, leaves, tokenizer, vector.fingerprint(), "OpenAIGPTLMHeadModel", "F32")
+    return Published(spec, model, leaves, tokenizer, files_fingerprint(vector.files), "OpenAIGPTLMHeadModel", "F32")
 
 
 def _gpt2(directory: Path, spec: str) -> Published:
-    sizes = _json(directory / "hparams.json")
+    sizes = read_object(directory / "hparams.json")
     if missing := [name for name in ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer") if name not in sizes]:
         raise InputError(f"{directory}/hparams.json: {missing[0]} is missing; download it again")
     width = sizes["n_embd"]
@@ -146,21 +139,12 @@ def _gpt2_name(name: str) -> str:
 
 
 def _shapes(file: Path) -> list[list[int]]:
-    shapes = _json(file)
+    shapes = read_json(file)
     if not isinstance(shapes, list) or not all(
         isinstance(shape, list) and all(isinstance(n, int) for n in shape) for shape in shapes
     ):
         raise InputError(f"{file} is no list of shapes; download it again")
     return shapes
-
-
-def _json(file: Path):
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{file} is missing; download it too") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} is not JSON ({error}); download it again") from error
 
 
 def _piece(file: Path) -> np.ndarray:

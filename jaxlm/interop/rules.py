@@ -77,16 +77,14 @@ class Rule:
         """The tensors of one layer, or of the leaf where it has no layers."""
         return [name.format(n=layer) for name in self.theirs]
 
-    def all_names(self, num_layers: int) -> list[str]:
-        """The tensors of the whole leaf."""
-        return [name for n in range(num_layers if self.stacked else 1) for name in self.names(n)]
+    def layers(self, num_layers: int) -> range:
+        """The layers that have tensors of their own; one where the leaf has no layers."""
+        return range(num_layers if self.stacked else 1)
 
     def their_shapes(self, ours: Shape) -> list[Shape]:
         """The shapes of the tensors of one layer, from that of the leaf."""
-        return [part.shape for part in self.layout.to_theirs(np.broadcast_to(np.int8(0), self._one(ours)))]
-
-    def _one(self, ours: Shape) -> Shape:
-        return ours[1:] if self.stacked else ours
+        one = ours[1:] if self.stacked else ours
+        return [part.shape for part in self.layout.to_theirs(np.broadcast_to(np.int8(0), one))]
 
 
 class Tensors(Protocol):
@@ -109,7 +107,7 @@ def read_leaves(
     wanted: dict[str, tuple[Rule, Shape]] = {}
     for rule in rules:
         parts = rule.their_shapes(shapes[rule.leaf])
-        for n in range(num_layers if rule.stacked else 1):
+        for n in rule.layers(num_layers):
             wanted |= {name: (rule, shape) for name, shape in zip(rule.names(n), parts, strict=True)}
     differences = [f"- {name} {list(shape)}" for name, (_, shape) in wanted.items() if name not in names]
     for name, stored in names.items():
@@ -125,7 +123,7 @@ def read_leaves(
     leaves: dict[str, np.ndarray] = {}
     for rule in rules:
         leaf = np.empty(shapes[rule.leaf], np.float32)
-        for n in range(num_layers if rule.stacked else 1):
+        for n in rule.layers(num_layers):
             part = leaf[n] if rule.stacked else leaf
             found = [
                 tensors.read(names[name]).reshape(shape)
@@ -147,7 +145,7 @@ def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], num_layers
     for rule in rules:
         leaf = leaves[rule.leaf]
         shapes = rule.their_shapes(leaf.shape)
-        for n in range(num_layers if rule.stacked else 1):
+        for n in rule.layers(num_layers):
             for k, (name, shape) in enumerate(zip(rule.names(n), shapes, strict=True)):
                 planned.append(Planned(name, shape, _values(rule, leaf, n, k)))
     return planned

@@ -9,18 +9,8 @@ from typing import Any
 from jaxlm.text.gpt1 import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.text.tokenizer import Tokenizer
-from jaxlm.text.tokenizer_json import JsonTokenizer
+from jaxlm.text.tokenizer_json import ROLE_NAMES, JsonTokenizer
 
-# The names that transformers gives to roles; others are additional special tokens.
-_NAMES = {
-    "pad": "pad_token",
-    "unknown": "unk_token",
-    "start": "bos_token",
-    "end": "eos_token",
-    "mask": "mask_token",
-    "cls": "cls_token",
-    "sep": "sep_token",
-}
 _BLANK = "\u2581"
 
 
@@ -28,8 +18,8 @@ def published_files(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
     """File name -> content; `longest` is the model's longest sequence."""
     spelt = {role: tokenizer.pieces([i])[0] for role, i in tokenizer.specials.items()}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
-    config |= {_NAMES[role]: token for role, token in spelt.items() if role in _NAMES}
-    others = [token for role, token in spelt.items() if role not in _NAMES]
+    config |= {ROLE_NAMES[role]: token for role, token in spelt.items() if role in ROLE_NAMES}
+    others = [token for role, token in spelt.items() if role not in ROLE_NAMES]
     if others:
         config["extra_special_tokens"] = others
     if isinstance(tokenizer, GPT1Tokenizer):

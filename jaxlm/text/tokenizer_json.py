@@ -19,8 +19,8 @@ ROLES_FILE = "roles.json"
 
 _BLANKS = ("\u2581", "\u0120")
 
-# The names that Hugging Face gives to roles.
-_NAMES = {
+# The names that Hugging Face gives to roles; others are additional special tokens there.
+ROLE_NAMES = {
     "pad": "pad_token",
     "unknown": "unk_token",
     "start": "bos_token",
@@ -108,7 +108,7 @@ def _named_roles(directory: Path) -> dict[str, str] | None:
         if name == ROLES_FILE:
             return named
         roles = {}
-        for role, key in _NAMES.items():
+        for role, key in ROLE_NAMES.items():
             token = named.get(key)
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):

@@ -99,11 +99,11 @@ def _decoder(config: PretrainConfig) -> Pretraining:
 
 def _encoder(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
     assert isinstance(config.model, BertConfig)
-    specials = Specials(0, 1, 2)
-    continues = np.zeros(config.model.vocab_size, bool)
+    specials, continues = Specials(0, 1, 2), None
     if tokenizer is not None:
         specials = Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask")))
-        continues = tokenizer.continues if config.masking.whole_word else continues
+    if config.masking.whole_word:
+        continues = np.zeros(config.model.vocab_size, bool) if tokenizer is None else tokenizer.continues
     sizes, model, masking = config.model, Bert(config.model, config.execution), config.masking
     masked_lm = MaskedLMHead(sizes)
     next_sentence = NextSentenceHead(sizes.init_std) if config.next_sentence_coefficient else None
@@ -130,7 +130,7 @@ def _encoder(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining
         next_sentence,
         masking=masking,
         specials=specials,
-        continues=continues if masking.whole_word else None,
+        continues=continues,
         next_sentence_coefficient=config.next_sentence_coefficient,
         loss_chunks=chunks,
     )

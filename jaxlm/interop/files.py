@@ -1,0 +1,39 @@
+"""The small files of a published model, and what all of them together are."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxlm.errors import InputError
+
+
+def read_json(file: Path) -> Any:
+    """The values of a JSON file. InputError, one line, where it is missing or damaged."""
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise InputError(
+            f"{file.parent}: no {file.name} there; give the directory of a whole published model"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is not JSON ({error}); download it again") from error
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """`read_json` of a file that must hold an object."""
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise InputError(f"{file} is no JSON object; download it again")
+    return values
+
+
+def files_fingerprint(files: Iterable[Path]) -> str:
+    """SHA-256 over the contents of files, in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
