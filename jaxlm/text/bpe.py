@@ -7,8 +7,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from jaxlm.errors import InputError
-from jaxlm.text.tokenizer import Tokenizer, cut_before_white_space, read_file
+from jaxlm.text.tokenizer import Tokenizer, cut_before_white_space, library_offsets, read_file
 
 VOCABULARY_FILE = "encoder.json"
 MERGES_FILE = "vocab.bpe"
@@ -40,6 +42,9 @@ class GPT2Tokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
 
     def cut(self, text: str, limit: int) -> int:
         # The pattern that parts words takes white space only at the front of a word.

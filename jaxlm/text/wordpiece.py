@@ -2,7 +2,8 @@
 
 A vocabulary without upper-case letters lower-cases and strips accents, as BERT's uncased models do. Words of more than
 200 characters are unknown, as in google-research/bert (the library's default is 100). Case, white space and what is
-unknown are lost, so a decoded text is not the original.
+unknown are lost, so a decoded text is not the original. One letter differs from Google's code: a capital sigma at the
+end of a word is lower-cased to σ by the library, to ς there.
 
 Training is the library's. Left alone, it numbers characters in the order of a hash table that differs from process to
 process, and ties between pairs follow those numbers; here every character comes first, in order, so that the same text
