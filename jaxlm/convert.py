@@ -5,7 +5,7 @@ run as a directory that Hugging Face's `from_pretrained` loads, tokenizer and mo
 exactly once, either way; --verify compares with the other program's own outputs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ import tyro
 from jaxlm.activations import IdRows, activations
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.trees import named_leaves, nested_leaves
-from jaxlm.config import command_line
+from jaxlm.config import command_line, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError, run_command
 from jaxlm.interop.cards import model_card
@@ -27,6 +27,8 @@ from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import verify
 from jaxlm.models.bert import BertConfig
 from jaxlm.output import write_json
+from jaxlm.tasks import CustomConfig
+from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.loaded import LoadedRun, load_run
@@ -43,6 +45,8 @@ class Import:
     """The run directory to make."""
     verify: bool = False
     """Compare each layer's output with transformers' own, or with the reference that lies beside the files."""
+    custom: CustomConfig = CustomConfig()
+    """The rows of a fine-tuned model, for predict and evaluate; unless given, one column `text` or `sentence`."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,12 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 
 def import_model(arguments: Import) -> None:
     """Read everything, then make the run directory: what cannot be read leaves none."""
-    published = read_published(arguments.source)
+    published = _with_rows(read_published(arguments.source), arguments.custom)
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")
         directory = Path(arguments.source.partition(":")[2]).expanduser()
         _verify(published, directory, published.architecture if of_hf else "", published.tokenizer)
-    resolved = _resolved(published)
+    resolved = _resolved(published, arguments.custom)
     count = sum(leaf.size for leaf in published.leaves.values())
     with RunDirectory(arguments.run) as run:
         run.open(resolved)
@@ -91,7 +95,15 @@ def import_model(arguments: Import) -> None:
         print(f"  {note}")
 
 
-def _resolved(published: Published) -> dict[str, Any]:
+def _with_rows(published: Published, custom: CustomConfig) -> Published:
+    if custom == CustomConfig():
+        return published
+    if published.task is None:
+        raise InputError(f"custom: {published.architecture} has no head that reads rows; give no --custom setting")
+    return replace(published, task=with_rows(published.task, custom))
+
+
+def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
     """What the run's config.json holds: the model, what it was imported from, and, of a tuned one, its task."""
     encoder = isinstance(published.model, BertConfig)
     fingerprints = {
@@ -109,7 +121,8 @@ def _resolved(published: Published) -> dict[str, Any]:
         data = DataConfig(layout="pairs" if encoder else "windows")
         length = published.model.num_positions
         return resolved_json(PretrainConfig(published.model, data=data, length=length), fingerprints) | origin
-    tuned = {"task": "custom", "start": published.name, "seeds": 1, "options": None, "custom": None}
+    tuned: dict[str, Any] = {"task": "custom", "start": published.name, "seeds": 1, "options": None}
+    tuned["custom"] = None if custom == CustomConfig() else to_json(custom)
     return resolved_json(FinetuneConfig(published.model), fingerprints) | origin | tuned
 
 

@@ -78,8 +78,11 @@ def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]
 def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     """The parts that runs were evaluated on, read again from the files of the first.
 
-    InputError where these have changed, or where a run was trained on other rows: the others' dev may be among them.
+    InputError where these have changed, where a run was trained on other rows (the others' dev may be among them) or
+    imported.
     """
+    if imported := [run for run in runs if "published" in run.config]:
+        raise InputError(f"{imported[0].path} was imported and has no rows of its own; name a file with --input")
     saved = runs[0].config
     _, data = read_task(
         saved["task"],

@@ -398,6 +398,8 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
 def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     """The batch of a step of a run, from its own config. InputError where its data is not the same any more."""
     config, saved = run_config(run), run.config
+    if "published" in saved:
+        raise InputError(f"{run.path} was imported: no step was trained there, so it has no batch to show")
     prints = saved.get("fingerprints", {})
     if isinstance(config, PretrainConfig):
         found = [open_store(path).fingerprint for path in config.data.store]

@@ -83,6 +83,51 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
     assert_one_line(refused, 2, "is there already")
 
 
+@pytest.mark.parametrize("kind", ["classification", "choice"])
+def test_an_imported_head_labels_rows_as_the_run_it_came_from(runs, tmp_path, kind):
+    vocabulary = toy_encoder.write_vocabulary(tmp_path / "vocabulary")
+    files = toy_encoder.make_files(tmp_path / "files", kind)
+    tuned = toy_encoder.finetuned(tmp_path / "tuned", vocabulary, files, kind)
+    directory, columns = export(tuned, tmp_path / "out"), toy_encoder.columns(kind)
+    ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back", *columns)
+    assert ended.code == 0, ended.errors
+    said = [run_here("predict", "--run", run, "--input", files / "dev.jsonl") for run in (tuned, tmp_path / "back")]
+    ours, theirs = ([json.loads(line) for line in ended.output.splitlines()] for ended in said)
+    assert len(ours) == 13
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["prediction"] == other["prediction"] and one["index"] == other["index"]
+        np.testing.assert_allclose(list(one["scores"].values()), list(other["scores"].values()), rtol=1e-5)
+    figures = [
+        run_here("evaluate", "task", "--run", run, "--input", files / "dev.jsonl") for run in (tuned, tmp_path / "back")
+    ]
+    assert [json.loads(ended.output.splitlines()[-1])["accuracy"] for ended in figures] == [
+        sum(
+            line["prediction"] == row[columns[columns.index("--custom.label") + 1]]
+            for line, row in zip(ours, toy_encoder.lines(files / "dev.jsonl"), strict=True)
+        )
+        / 13
+    ] * 2
+    refused = run_here(
+        "convert",
+        "import",
+        f"hf:{directory}",
+        "--run",
+        tmp_path / "other",
+        "--custom.kind",
+        "regression",
+        "--custom.text",
+        "text",
+    )
+    assert_one_line(refused, 2, "custom.kind regression", kind)
+    assert not (tmp_path / "other").exists()
+    if kind == "choice":
+        run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "plain")
+        refused = run_here("predict", "--run", tmp_path / "plain", "--input", files / "dev.jsonl")
+        assert_one_line(refused, 2, "which choices a row has", "--custom.choices")
+    shown = run_here("show", tmp_path / "back", "--step", 0)
+    assert_one_line(shown, 2, "was imported")
+
+
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_sentencepiece_vocabularies_give_the_same_ids_there(tmp_path, model_type):
     tokenizer = train_sentencepiece(toy_run.DOCUMENTS, 300, model_type)

@@ -127,7 +127,9 @@ def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task
         "tagging": "f1",
     }[kind]
     form = "single" if kind in ("classification", "regression") else kind
-    columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(kind, Columns(texts=(("text", "sentence"),)))
+    columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(
+        kind, Columns(texts=(("text", "sentence"),), label=("label",))
+    )
     return Task(
         name="custom",
         kind=kind,  # type: ignore[arg-type]

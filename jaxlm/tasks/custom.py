@@ -100,6 +100,25 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
 
 
+def with_rows(task: Task, custom: CustomConfig) -> Task:
+    """The task of an imported model, which knows its labels, with the rows that `custom` describes.
+
+    Raises:
+      InputError: what `custom` says does not fit the model's kind of task.
+    """
+    if custom.kind not in ("classification", task.kind):  # the first is what it is where nothing is said
+        raise InputError(f"custom.kind {custom.kind}: the imported head is one for {task.kind}; leave it out")
+    if task.kind in ("span", "tagging"):
+        raise InputError(f"custom: rows of a {task.kind} task have columns of their own; give no --custom setting")
+    rows = _unlabelled_task(dataclasses.replace(custom, kind=task.kind, train="-", label=custom.label or "label"))
+    if rows.columns.choice_list:
+        raise InputError(f"custom.choices {custom.choices[0]}: an imported model needs the column of each choice")
+    task = dataclasses.replace(task, form=rows.form, columns=rows.columns, quoting=rows.quoting)
+    if task.kind != "choice":
+        return task
+    return dataclasses.replace(task, labels=custom.choices, num_choices=len(custom.choices))
+
+
 def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
     """Spans and tagged sentences. A span task has questions without an answer if its training part has some."""
     if not custom.train:

@@ -106,6 +106,7 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
         return check_answers({"": read_questions(path, task, labelled=True, errors=errors)})[""]
     if task.name in BUILT_IN and path.suffix.lower() not in (*JSON_SUFFIXES, ".csv"):
         return BUILT_IN[task.name].read(path, task, labelled=True)
+    _check_rows_known(task)
     reader = RowReader(path, task.columns, quoting=task.quoting, errors=errors, warn_quotes=task.quoting == "none")
     return collect(list(reader), reader, task)
 
@@ -126,6 +127,7 @@ def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Ite
     if task.kind == "tagging":
         yield from stream_sentences(path, task, errors=errors)
         return
+    _check_rows_known(task)
     reader = RowReader(
         path,
         task.columns,
@@ -137,6 +139,15 @@ def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Ite
     )
     for number, example in reader:
         yield check_choices(example, task, reader.name, number)
+
+
+def _check_rows_known(task: Task) -> None:
+    """Refuse an imported choice model whose rows nobody described."""
+    if task.form == "choice" and not task.num_choices:
+        raise InputError(
+            "the run does not say which choices a row has: import the model again with --custom.choices and a column "
+            "for each"
+        )
 
 
 def hold_out(train: Split, seed: int, share: float = HELD_OUT_SHARE) -> tuple[Split, Split, str]:
