@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jaxlm.activations import IdRows, activations
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.config import command_line, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError, run_command
+from jaxlm.evaluation.activations import IdRows, activations
 from jaxlm.interop.cards import model_card
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published

@@ -14,10 +14,9 @@ import toy_encoder
 import toy_run
 from toy_runs import assert_one_line, checksums, run_here
 
-from jaxlm import evaluate
-from jaxlm.activations import IdRows, activations
 from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.errors import InputError
+from jaxlm.evaluation.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.sources import read_published
 from jaxlm.models.bert import BertConfig
@@ -178,8 +177,8 @@ def test_without_a_tokenizer_ids_can_be_read_and_text_cannot(runs, tmp_path, cap
     ids.write_text(json.dumps({"ids": [[2, 7, 8, 3], [2, 9]], "segments": [[0, 0, 1, 1], [0, 0]]}))
     found = {}
     for name, start in (("run", str(runs["bert"])), ("hf", f"hf:{directory}"), ("bare", str(tmp_path / "bare"))):
-        arguments = evaluate.Activations(start=start, ids=ids, output=tmp_path / f"{name}.npz")
-        evaluate.evaluate_activations(arguments)
+        arguments = Activations(start=start, ids=ids, output=tmp_path / f"{name}.npz")
+        evaluate_activations(arguments)
         with np.load(tmp_path / f"{name}.npz") as file:
             found[name] = dict(file)
     assert set(found["run"]) == {"hidden_0", "hidden_1", "pooled", "logits", "next_sentence_logits"}
@@ -208,8 +207,6 @@ def test_without_a_tokenizer_ids_can_be_read_and_text_cannot(runs, tmp_path, cap
     ],
 )
 def test_ids_that_do_not_fit_are_refused(tmp_path, content, said):
-    from jaxlm.activations import read_ids
-
     (tmp_path / "ids.json").write_text(content)
     with pytest.raises(InputError) as caught:
         read_ids(tmp_path / "ids.json", dataclasses.replace(toy_encoder.SIZES, vocab_size=74))
@@ -286,8 +283,8 @@ def test_verify_against_what_lies_beside_the_weights(runs, tmp_path, monkeypatch
     assert_one_line(ended, 2, "nothing to compare with")
     ids = directory / "ids.json"
     ids.write_text(json.dumps({"ids": [[5, 6, 7], [8]]}))
-    arguments = evaluate.Activations(start=str(runs["gpt"]), ids=ids, output=directory / "activations.npz")
-    evaluate.evaluate_activations(arguments)
+    arguments = Activations(start=str(runs["gpt"]), ids=ids, output=directory / "activations.npz")
+    evaluate_activations(arguments)
     ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run", "--verify")
     assert ended.code == 0 and "hidden_2" in ended.output and "logits" in ended.output
     with np.load(directory / "activations.npz") as file:

@@ -16,7 +16,7 @@ from jaxlm.decoding import left_context
 from jaxlm.errors import InputError
 from jaxlm.scoring import sequence_log_probs, text_sequence
 from jaxlm.sharding import MeshConfig, make_mesh
-from jaxlm.tasks import CustomConfig, gpt1_sequences
+from jaxlm.tasks import CustomConfig, gpt1_sequences, read_labelled
 from jaxlm.text import train_sentencepiece
 from jaxlm.training.loaded import load_run
 
@@ -252,7 +252,7 @@ def test_a_fine_tuned_run_is_evaluated_on_another_file(task_run, tmp_path, monke
     assert figures["loss"] == pytest.approx(loss, rel=1e-4)
     # One example by hand: the state of the extract token, times the head.
     loaded = load_run(path)
-    example = evaluate.read_labelled(file, task).examples[4]
+    example = read_labelled(file, task).examples[4]
     scores = []
     for ids in gpt1_sequences(example, task, loaded.tokenizer, 40)[0]:
         h, _ = loaded.model.apply({"params": loaded.params["backbone"]}, np.array([ids]), np.arange(len(ids))[None])

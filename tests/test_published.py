@@ -17,10 +17,10 @@ from parity import published_case as case
 from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, run_here
 
-from jaxlm.activations import IdRows, activations, model_outputs
 from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.decoding import Decoder, Sampling
 from jaxlm.errors import InputError
+from jaxlm.evaluation.activations import IdRows, activations, model_outputs
 from jaxlm.interop.configs import model_type_of
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.names import rules_for

@@ -4,22 +4,58 @@ Probabilities are averaged for classes, choices and tags, numbers for scores, an
 compared by them. Spans and tags belong to tokens, so such runs must have read the same ones.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 
 from jaxlm.config import from_json
 from jaxlm.errors import InputError
-from jaxlm.tasks import CustomConfig, Encoded, Split, Task, TaskOptions, encode_examples, read_task
+from jaxlm.evaluation.command import batch_size_for, output_file, say
+from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
+from jaxlm.tasks import (
+    CustomConfig,
+    Encoded,
+    Split,
+    Task,
+    TaskOptions,
+    encode_examples,
+    predictions,
+    read_labelled,
+    read_task,
+)
+from jaxlm.tasks.files import Errors
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.labelling import Labelled, label_split, make_label_step
-from jaxlm.training.loaded import LoadedRun
+from jaxlm.training.loaded import LoadedRun, load_run, split_run
+from jaxlm.training.members import write_files
+from jaxlm.training.processes import DistributedConfig
 from jaxlm.training.run import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Fine-tuned runs of one task as one, by averaged probabilities (numbers for scores, logits for spans)."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Runs, RUN or RUN@STEP."""
+    input: Path | None = None
+    """A labelled file of the task; unless given the parts that the runs themselves were evaluated on."""
+    batch_size: int | None = None
+    """Sequences that run together; it does not change the figures."""
+    output: Path | None = None
+    """A directory for predictions.jsonl and what else the task writes."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8 in --input: stop and name them, or put U+FFFD in their place."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True)
@@ -103,3 +139,45 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
 def _softmax(x: np.ndarray) -> np.ndarray:
     shares = np.exp(x - x.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
+
+
+def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
+    """Figures of the averaged outputs, beside those of each run."""
+    if len(arguments.runs) < 2:
+        raise InputError(f"{' '.join(arguments.runs) or 'no runs'}: an ensemble has two runs or more")
+    mesh = make_mesh(arguments.mesh)
+    first = load_run(arguments.runs[0], mesh=mesh)
+    task, _, _ = first.tuned("evaluate ensemble")
+    if arguments.input is not None:
+        parts = {"": read_labelled(arguments.input, task, errors=arguments.errors)}
+    else:
+        parts = parts_of([RunDirectory(split_run(name)[0]) for name in arguments.runs])
+    opinions = []
+    with use_mesh(mesh):
+        for number, name in enumerate(arguments.runs):  # one after the other: their parameters need not fit together
+            run = first if number == 0 else load_run(name, mesh=mesh)
+            opinions.append(opinion(run, parts, mesh=mesh, batch_size=batch_size_for(arguments, run, mesh)))
+    check_agreement(opinions)
+    said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
+    threshold, lines = (task.threshold or 0.0) if arguments.input is not None and task.no_answer else None, []
+    for part in sorted(parts, key=lambda part: part != task.selects):
+        rows = opinions[0].encoded[part]
+        outputs = averaged(task.kind, [one.labelled[part].outputs for one in opinions])
+        predicted = predictions(task, rows, outputs, threshold=threshold)
+        threshold = predicted.figures.get("threshold", threshold)
+        alone = [one.labelled[part].predicted(task, one.encoded[part])[0].figures for one in opinions]
+        if predicted.figures:
+            said[part or "input"] = predicted.figures | {"alone": [figures[task.metric] for figures in alone]}
+            say(
+                f"{part or arguments.input}: {task.metric} {predicted.figures[task.metric]:.4f} of the ensemble; alone "
+                + ", ".join(f"{figures[task.metric]:.4f}" for figures in alone)
+            )
+        for index, (prediction, scores) in enumerate(predicted.lines):
+            lines.append({"split": part, "index": index, "prediction": prediction, "scores": scores})
+        if arguments.output is not None and jax.process_index() == 0:
+            write_files(arguments.output, predicted)
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        with output_file(arguments.output / "predictions.jsonl") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return said

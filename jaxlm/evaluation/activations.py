@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +12,28 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
+from jaxlm.output import whole_file
+from jaxlm.training.loaded import load_run
+from jaxlm.training.processes import DistributedConfig
 
 ROWS = 8  # that run together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """What a model gives for rows of ids, layer by layer, in float32, for another program to compare."""
+
+    start: str
+    """A run, RUN or RUN@STEP, or published weights, hf:PATH, openai:PATH, google:PATH."""
+    ids: Path
+    """A JSON file, {"ids": [[…], …], "segments": [[…], …]}; segments are for an encoder, and may be left out."""
+    output: Path
+    """An .npz file: hidden_0 … hidden_N, pooled, logits."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 class IdRows(NamedTuple):
@@ -116,3 +134,17 @@ def _check_row(file: Path, name: str, row: Any, size: int) -> None:
     wrong: Sequence[Any] = [i for i in row if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
     if wrong:
         raise InputError(f"{file}: {name} has {wrong[0]!r}; whole numbers from 0 to {size - 1} are expected")
+
+
+def evaluate_activations(arguments: Activations) -> dict[str, Any]:
+    """Every layer's states and the logits, in one .npz."""
+    if arguments.start.startswith(KINDS):
+        published = read_published(arguments.start)
+        name, model, params, task = published.name, published.model, published.params, published.task
+    else:
+        run = load_run(arguments.start)
+        name, model, params, task = run.name, run.model.config, run.params, run.task
+    found = activations(model, params, None if task is None else task.kind, read_ids(arguments.ids, model))
+    with whole_file(arguments.output, "wb") as file:
+        np.savez(file, **found)  # type: ignore[arg-type]  # its stub has flags among the names
+    return {"start": name, "output": str(arguments.output), "arrays": {key: list(x.shape) for key, x in found.items()}}

@@ -5,7 +5,9 @@ A line of the output is the original's: {"linex_index": n, "features": [{"token"
 norm (the original counts its layers from 0 and has no embeddings).
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,14 +19,32 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.decoding import length_bucket
 from jaxlm.errors import InputError
+from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, progress_of, say
 from jaxlm.models.bert import Bert
 from jaxlm.scoring import SMALLEST_BUCKET
-from jaxlm.sharding import check_batch, host_rows, to_devices, use_mesh
+from jaxlm.sharding import check_batch, host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.tasks.encoder import arrange_segments
+from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
+from jaxlm.training.config import check_sizes
+from jaxlm.training.loaded import load_run
 
 PARTED = " ||| "  # between the two texts of a line, as in the original
 DECIMALS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesOf(Evaluation):
+    """What chosen layers of an encoder give for each token, as JSON lines like google-research/bert's."""
+
+    input: str
+    """A text file with a sentence, or two parted by ` ||| `, a line; - is standard input."""
+    layers: tuple[int, ...] = (-1, -2, -3, -4)
+    """Which: -1 is the last, 0 are the embeddings."""
+    length: int | None = None
+    """Longest sequence; longer ones are cut and counted. The model's position table unless given."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
 
 
 class TokenFeatures(NamedTuple):
@@ -119,3 +139,36 @@ def _padded(sequences: Sequence[list[int]], seconds: Sequence[int], batch_size: 
         types[row, second : len(sequence)] = 1
     positions = np.ascontiguousarray(np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape))
     return _Rows(ids, positions, types, segments)
+
+
+def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
+    """The states of chosen layers, a line of JSON a sentence."""
+    if arguments.output is None:
+        raise InputError("--output is not given: features are many numbers; name a file for them")
+    mesh = make_mesh(arguments.mesh)
+    run = load_run(arguments.run, mesh=mesh)
+    if not isinstance(run.model, Bert):
+        raise InputError(f"{run.path} is a decoder (gpt): evaluate features needs an encoder (bert)")
+    length = arguments.length or run.model.config.num_positions
+    check_sizes(length, 1, run.model.config)
+    batch_size = batch_size_for(arguments, run, mesh)
+    name = "standard input" if arguments.input == "-" else arguments.input
+    count = tokens = cut = 0
+    with open_input(arguments.input) as stream, output_file(arguments.output) as file, progress_of("rows") as progress:
+        texts = (text for _, text in numbered_lines(stream, name, arguments.errors))
+        for found in token_features(
+            run.model,
+            run.params,
+            run.tokenizer,
+            texts,
+            arguments.layers,
+            mesh=mesh,
+            batch_size=batch_size,
+            length=length,
+        ):
+            file.write(json.dumps(found.to_json(count, arguments.layers), ensure_ascii=False) + "\n")
+            count, tokens, cut = count + 1, tokens + len(found.pieces), cut + found.cut
+            progress.count(None)
+    say(f"{run.name} on {name}: {count:,} lines, {tokens:,} tokens, {cut} lines cut to {length} tokens")
+    figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(arguments.layers)}
+    return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures

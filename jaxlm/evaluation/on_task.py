@@ -1,0 +1,67 @@
+"""`evaluate task`: how well a fine-tuned run labels another labelled file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxlm.errors import InputError
+from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
+from jaxlm.sharding import make_mesh, use_mesh
+from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, read_labelled
+from jaxlm.tasks.files import Errors
+from jaxlm.tasks.loading import standard_lengths
+from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.labelling import label_split, make_label_step
+from jaxlm.training.loaded import load_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTask(Evaluation):
+    """How well a fine-tuned run labels another labelled file of its task."""
+
+    input: Path
+    """TSV with a header, CSV or JSONL with the task's columns and labels, or a file in the task's own format."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+
+
+def evaluate_task(arguments: OnTask) -> dict[str, Any]:
+    """The task's metrics on another labelled file."""
+    mesh = make_mesh(arguments.mesh)
+    run = load_run(arguments.run, mesh=mesh)
+    task, config, network = run.tuned("evaluate task")
+    split = read_labelled(arguments.input, task, errors=arguments.errors)
+    if not split.labelled:
+        raise InputError(f"{arguments.input} has no labels: python -m jaxlm.predict labels new rows")
+    limit = config.length or config.model.num_positions
+    encoded = encode_examples(task, split.examples, run.tokenizer, limit, config.model.kind)
+    lengths = standard_lengths(limit)
+    step = CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
+    with use_mesh(mesh):
+        batch_size = batch_size_for(arguments, run, mesh)
+        labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
+    threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
+    predicted, figures = labelled.predicted(task, encoded, threshold)
+    if arguments.output is not None:
+        with output_file(arguments.output) as file:
+            for index, ((prediction, scores), example) in enumerate(zip(predicted.lines, split.examples, strict=True)):
+                line = {"index": index, "prediction": prediction, "label": label_of(example), "scores": scores}
+                file.write(json.dumps(line) + "\n")
+    counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
+    say(
+        f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
+        f"read, {len(split.dropped)} dropped, {encoded.truncated} cut to {limit} tokens",
+        *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
+    )
+    found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
+    return found | figures | counts
+
+
+def label_of(example: Any) -> Any:
+    """What an example's file says is right: a label or score, the texts of the answers, the tags."""
+    if isinstance(example, SpanExample):
+        return [text for text, _ in example.answers or ()]
+    return list(example.tags or ()) if isinstance(example, TaggedSentence) else example.label

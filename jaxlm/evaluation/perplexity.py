@@ -1,0 +1,81 @@
+"""`evaluate perplexity`: how well a text that was prepared as a token store is predicted."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxlm.data.loader import validation_batches
+from jaxlm.data.store import Store, open_store
+from jaxlm.errors import InputError
+from jaxlm.evaluation.command import Evaluation, batch_size_for, progress_of, say, write_figures
+from jaxlm.objectives import language_model
+from jaxlm.scoring import perplexity
+from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.config import check_sizes
+from jaxlm.training.loaded import LoadedRun, load_run
+from jaxlm.training.step import make_eval_step
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The text to evaluate on."""
+
+    store: tuple[str, ...]
+    """Token stores, made with the run's tokenizer; they count as one text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(Evaluation):
+    """How well a text is predicted: every token of the stores once."""
+
+    data: Stores
+    length: int | None = None
+    """Tokens in a row, which see nothing of the row before; the run's own unless given."""
+
+
+def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
+    """Perplexity and its kin over whole stores."""
+    mesh = make_mesh(arguments.mesh)
+    run = load_run(arguments.run, mesh=mesh)
+    remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation figures in its metrics.jsonl"
+    model = run.decoder("evaluate perplexity", remedy)
+    stores = tuple(open_store(Path(path)) for path in arguments.data.store)
+    for store in stores:
+        check_store(store, run)
+    length = arguments.length or run.config.length or run.model.config.num_positions
+    check_sizes(length, 1, run.model.config)
+    batch_size = batch_size_for(arguments, run, mesh)
+    objective = language_model(model, loss_chunks=0)
+    batches = validation_batches(stores, length=length, batch_size=batch_size, host_rows=host_rows(batch_size, mesh))
+    words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
+    with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
+        from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
+        step = CompiledStep("evaluation", jax.jit(make_eval_step(objective)))
+        figures = perplexity(step, run.params, from_host, words=words, bytes=size)
+    entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
+    say(
+        f"{run.name} on {', '.join(str(store.path) for store in stores)}: {figures['tokens']:,} tokens, {words:,} "
+        f"words, {size:,} bytes, in rows of {length}",
+        f"  loss            {figures['validation_loss']:.4f} nats a token (from frequencies alone: {entropy:.4f})",
+        f"  perplexity      {figures['perplexity']:.3f} a token, {figures['word_perplexity']:.3f} a word",
+        f"  bits per byte   {figures['bits_per_byte']:.4f}",
+        f"  accuracy        {figures['accuracy']:.4f} of the next tokens",
+    )
+    found = {"run": run.name, "stores": [str(store.path) for store in stores], "length": length} | figures
+    write_figures(arguments.output, found)
+    return found
+
+
+def check_store(store: Store, run: LoadedRun) -> None:
+    """Refuse a store made with another tokenizer; a fine-tuned run's may have grown special tokens at its end."""
+    tokenizer = store.tokenizer()
+    specials = run.tokenizer.specials
+    grown = tokenizer.with_specials(sorted(specials, key=lambda role: specials[role]))
+    if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
+        raise InputError(
+            f"{store.path} was made with another tokenizer ({tokenizer.fingerprint[:12]}) than {run.path} "
+            f"({run.tokenizer.fingerprint[:12]}): prepare the text again with --tokenizer store:DIR of the run's store"
+        )

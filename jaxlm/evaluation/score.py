@@ -1,0 +1,112 @@
+"""`evaluate score`: log-probabilities of sentences and choices, fillings of [MASK]."""
+
+import collections
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxlm.cloze import Answered, answers, check_cloze, fillings_text, named_fillings, text_cloze
+from jaxlm.decoding import left_context
+from jaxlm.errors import InputError
+from jaxlm.evaluation.command import Evaluation, batch_size_for, finite, output_file, progress_of, say
+from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
+from jaxlm.models.bert import Bert
+from jaxlm.scoring import Scored, sequence_log_probs, text_sequence
+from jaxlm.sharding import make_mesh
+from jaxlm.training.loaded import LoadedRun, load_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(Evaluation, RowsToScore):
+    """The log-probability of each sentence or choice of a file, in nats, from the language model alone.
+
+    An encoder gives pseudo-log-likelihoods, each token being masked in turn; a sentence with [MASK] gets fillings.
+    """
+
+    top: int = 5
+    """Fillings of each [MASK]."""
+
+
+def evaluate_score(arguments: Scoring) -> dict[str, Any]:
+    """Log-probabilities of sentences or choices, row by row."""
+    check_rows(arguments)
+    if arguments.top < 1:
+        raise InputError(f"--top {arguments.top}: a number above 0")
+    mesh = make_mesh(arguments.mesh)
+    run = load_run(arguments.run, mesh=mesh)
+    batch_size = batch_size_for(arguments, run, mesh)
+    encode, answer, given = _scorer(run, mesh, batch_size, arguments.top)
+    pending: collections.deque[ScoredRow] = collections.deque()
+
+    def sequences() -> Iterator[Any]:
+        for row in rows_to_score(arguments, encode):
+            pending.append(row)
+            yield from row.sequences
+
+    answered = answer(sequences())
+    tally = Tally()
+    total, tokens, index = 0.0, 0, 0
+    several = len(arguments.fields) > 1 or arguments.choice_list is not None
+    with output_file(arguments.output) as file, progress_of("rows", active=arguments.output is not None) as progress:
+        for first in answered:
+            row = pending.popleft()
+            found = [first, *(next(answered) for _ in row.sequences[1:])]
+            scores = [one.score for one in found]
+            total += sum(score.log_probability for score in scores)
+            tokens += sum(score.tokens for score in scores)
+            if first.fillings and not several:
+                line: dict[str, Any] = {"index": index, "fillings": named_fillings(run.tokenizer, first.fillings)}
+                text = fillings_text(row.texts[0], line["fillings"])
+            else:
+                line = row_result(index, row, scores, arguments.by, several)
+                text = row_text(line, row, scores, several)
+            if row.label is not None:
+                tally.add(row, scores)
+            if arguments.output is not None:
+                file.write(json.dumps({k: finite(v) for k, v in line.items()}, ensure_ascii=False) + "\n")
+            else:
+                say(text)
+            index += 1
+            progress.count(None)
+    mean = total / tokens if tokens else math.nan
+    what = "rows of choices" if several else "sentences"
+    given = "their context" if arguments.context and not isinstance(run.model, Bert) else given
+    say(
+        f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
+        f"  log-probability {mean:.4f} nats a token, {total:.2f} in all",
+        *([] if not tally.rows else [f"  accuracy        {tally.by_sum:.4f} by sum, {tally.by_mean:.4f} per token"]),
+    )
+    figures: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
+    if tally.rows:
+        by = {"sum": tally.by_sum, "per-token": tally.by_mean}
+        figures |= {"accuracy": by[arguments.by], "accuracy_sum": by["sum"], "accuracy_per_token": by["per-token"]}
+    return {"run": run.name, "input": arguments.input} | figures
+
+
+def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int) -> tuple[Any, Any, str]:
+    """How a text becomes what is scored, how many of these are answered in order, and what each token is given."""
+    if isinstance(run.model, Bert):
+        model = check_cloze(run.model, run.params, run.tokenizer, run.name)
+        return (
+            lambda text, context, separator: text_cloze(run.tokenizer, text, context=context, separator=separator),
+            lambda clozes: answers(model, run.params, clozes, run.tokenizer, mesh=mesh, batch_size=batch_size, top=top),
+            "all others of their sentence",
+        )
+    left = left_context(run.tokenizer, finetuned=run.task is not None)
+    decoder = run.model
+
+    def answer(sequences: Iterator[Scored]) -> Iterator[Answered]:
+        for score in sequence_log_probs(decoder, run.params, sequences, mesh=mesh, batch_size=batch_size):
+            yield Answered(score, [])
+
+    return (
+        lambda text, context, separator: text_sequence(
+            run.tokenizer, text, left=left, context=context, separator=separator
+        ),
+        answer,
+        run.tokenizer.pieces(left)[0] if left else "their first token",
+    )
