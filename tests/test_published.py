@@ -123,7 +123,7 @@ def losses(published: Published, sizes: case.Sizes) -> np.ndarray:
 
     settings = case.STEPS
     config = OptimizerConfig(
-        peak_lr=settings["rate"],
+        peak_lr=sizes.rate,
         warmup=0,
         decay="constant",
         weight_decay=settings["decay"],

@@ -18,9 +18,10 @@ class Sizes:
     inner: int = 30
     positions: int = 13
     eps: float = 3e-6
+    rate: float = 2e-3  # of AdamW
 
 
-ODD = Sizes(vocabulary=997, width=60, heads=5, layers=3, inner=150, positions=37)
+ODD = Sizes(vocabulary=997, width=60, heads=5, layers=3, inner=150, positions=37, rate=1e-4)
 
 LONG = Sizes(positions=90)  # for 64 new tokens
 DECODERS = ("openai_gpt", "gpt2")
@@ -106,7 +107,7 @@ def prompts() -> list[list[int]]:
     return [rng.integers(1, LONG.vocabulary, size=length).tolist() for length in (1, 5, 9, 26)]
 
 
-STEPS = {"steps": 20, "rate": 2e-3, "decay": 0.01, "clip": 1.0, "eps": 1e-8}
+STEPS = {"steps": 20, "decay": 0.01, "clip": 1.0, "eps": 1e-8}
 
 
 def target(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -93,7 +93,7 @@ def losses(name: str, sizes: case.Sizes) -> np.ndarray:
     matrices = [p for p in found.parameters() if p.ndim > 1]
     vectors = [p for p in found.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": case.STEPS["decay"]}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=case.STEPS["rate"], eps=case.STEPS["eps"])
+    optimizer = torch.optim.AdamW(groups, lr=sizes.rate, eps=case.STEPS["eps"])
     seen = []
     for _ in range(int(case.STEPS["steps"])):
         loss = torch.zeros(())
