@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Run a command of jaxlm on this machine's GPUs: launch/gpu.sh --help.
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'TEXT'
+usage: launch/gpu.sh COMMAND [ARGUMENT ...]
+
+Sets up .venv for GPUs where needed and runs python -m jaxlm.COMMAND on all of this machine's GPUs, or on those in
+$CUDA_VISIBLE_DEVICES: one process drives them, --mesh.data, --mesh.fsdp and --mesh.tensor say how.
+  launch/gpu.sh pretrain pretrain/gpt1 --run runs/gpt1 --data.store stores/books
+Several machines: one process on each, as launch/slurm.sh starts them.
+TEXT
+}
+
+case "${1:-}" in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  prepare | pretrain | finetune | predict | evaluate | generate | show | convert | bench) ;;
+  *)
+    usage >&2
+    echo "error: unknown command '${1:-}'" >&2
+    exit 2
+    ;;
+esac
+launch/setup.sh gpu >&2
+export JAX_PLATFORMS=cuda,cpu
+export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
+command=$1
+shift
+exec .venv/bin/python -m "jaxlm.$command" "$@"

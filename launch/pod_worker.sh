@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# What launch/tpu_pod.sh does on each worker: launch/pod_worker.sh install|stage|start|follow|result|stop ...
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'TEXT'
+usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB | result JOB | stop JOB
+
+Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process, its files in ~/jaxlm-pod/jobs/JOB:
+pid, log, and exit once it has ended. SIGTERM to any one worker's process makes all of them save and stop.
+  install   Python 3.11 or later where there is none, and .venv for a TPU
+  stage     copy a folder of gs:// to FOLDER in the home directory, what is there already excepted
+  start     run COMMAND in .venv, unless the job runs already
+  follow    print the log's last lines and what follows until the job ends, then a line "exit CODE"
+  result    the code of a job that ended, "running", or "none"
+  stop      send SIGTERM to the job
+TEXT
+}
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+jobs=$HOME/jaxlm-pod/jobs
+
+alive() {
+  [ -e "$jobs/$1/pid" ] && kill -0 "$(cat "$jobs/$1/pid")" 2>/dev/null
+}
+
+install() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      PYTHON=$candidate launch/setup.sh tpu
+      return
+    fi
+  done
+  # The images of TPU VMs have Python 3.10; uv brings its own builds of later ones.
+  python3 -m pip install --quiet --user uv
+  "$HOME/.local/bin/uv" python install --quiet 3.12
+  PYTHON=$("$HOME/.local/bin/uv" python find 3.12) launch/setup.sh tpu
+}
+
+start() {
+  local job=$1 directory=$jobs/$1
+  shift
+  if alive "$job"; then
+    echo "$job runs already"
+    return
+  fi
+  mkdir -p "$directory"
+  rm -f "$directory/exit" "$directory/pid" "$directory/stopped"
+  # The runtime ends with SIGABRT when another worker is gone (128 + 6): that is a failure, 1.
+  # shellcheck disable=SC2016  # expanded by the shell that is started
+  setsid nohup bash -c '
+    directory=$1 && shift
+    export PATH="$PWD/.venv/bin:$PATH"
+    "$@" >>"$directory/log" 2>&1 &
+    echo $! >"$directory/pid"
+    code=0
+    wait $! || code=$?
+    [ "$code" -lt 128 ] || code=1
+    echo "$code" >"$directory/exit.new" && mv "$directory/exit.new" "$directory/exit"
+  ' worker "$directory" "$@" >/dev/null 2>&1 </dev/null &
+  until [ -e "$directory/pid" ]; do sleep 0.1; done
+  echo "$job runs"
+}
+
+result() {
+  if [ -e "$jobs/$1/exit" ]; then
+    cat "$jobs/$1/exit"
+  elif alive "$1"; then
+    echo running
+  else
+    echo none
+  fi
+}
+
+follow() {
+  local directory=$jobs/$1
+  [ -e "$directory/pid" ] || fail "no job $1 was started on this worker"
+  touch "$directory/log"
+  tail --pid="$(cat "$directory/pid")" -n 100 -F "$directory/log" 2>/dev/null || true
+  for _ in 1 2 3 4 5 6 7 8 9 10; do # the code is written just after the process ends
+    [ ! -e "$directory/exit" ] || break
+    sleep 0.5
+  done
+  echo "exit $(result "$1")"
+}
+
+case "${1:-}" in
+  -h | --help) usage ;;
+  install) install ;;
+  stage)
+    mkdir -p "$HOME/$3"
+    gcloud storage rsync --recursive "$2" "$HOME/$3"
+    ;;
+  start | follow | result)
+    "$@"
+    ;;
+  stop)
+    ! alive "$2" || kill -TERM "$(cat "$jobs/$2/pid")"
+    ;;
+  *)
+    usage >&2
+    fail "unknown command '${1:-}'"
+    ;;
+esac

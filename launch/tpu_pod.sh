@@ -1,0 +1,303 @@
+#!/usr/bin/env bash
+# Pretrain on a Cloud TPU pod that may be taken away at any time: launch/tpu_pod.sh --help.
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'TEXT'
+usage: launch/tpu_pod.sh [create|stop|status|logs|delete] --name NAME --zone ZONE --project PROJECT
+                         --type TYPE --run gs://BUCKET/RUN [options] -- CONFIG [--field value ...]
+
+create (unless another is named) asks for a pod, or takes the one of that name, installs this very commit with its
+pins on all workers, copies the token stores from gs:// to each worker's disk, starts
+`python -m jaxlm.pretrain CONFIG --run gs://BUCKET/RUN ...` on every worker and follows the log of the first. When the
+pod is preempted it asks for a new one and goes on from the newest checkpoint, until the run is complete; then it
+deletes the pod. It may itself be stopped and called again. Billing starts when the pod becomes ACTIVE.
+  stop     SIGTERM to the run: all workers save one step and end; the pod stays
+  status   the state of the pod, and of the run on each worker
+  logs     the log of the first worker
+  delete   give the pod back; the run stays in gs://
+
+  --name, --zone, --project, --type, --run   as above; from $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
+                                             $JAXLM_POD_TYPE, $JAXLM_POD_RUN where not given. TYPE: v5litepod-16, v6e-64
+  --spot         cheaper, and taken away at any time; on demand unless given
+  --reserved     from a reservation of the project
+  --slices N     N pods of TYPE as one (multislice)
+  --image IMAGE  the TPU runtime; chosen by TYPE unless given
+  --keep         do not delete the pod when the run is complete
+  --retries N    give up after N failures without a preemption between them (3)
+  --dry-run      print every command and run none
+Exit codes: 0 the run is complete, 1 it failed, 2 wrong usage or input, 75 it was stopped and saved.
+TEXT
+}
+
+fail() {
+  echo "error: $*" >&2
+  exit "${code:-2}"
+}
+
+say() { echo "$(date +%H:%M:%S) $*" >&2; }
+
+# Flags
+
+command=create
+case "${1:-}" in
+  create | stop | status | logs | delete)
+    command=$1
+    shift
+    ;;
+esac
+name=${JAXLM_POD_NAME:-} zone=${JAXLM_POD_ZONE:-} project=${JAXLM_POD_PROJECT:-}
+type=${JAXLM_POD_TYPE:-} run=${JAXLM_POD_RUN:-}
+image='' tier='on demand' slices=1 keep='' retries=3 dry=''
+training=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --name | --zone | --project | --type | --run | --image | --slices | --retries)
+      [ $# -ge 2 ] || fail "$1: a value is missing"
+      printf -v "${1#--}" '%s' "$2"
+      shift 2
+      ;;
+    --spot | --reserved)
+      [ "$tier" = 'on demand' ] || fail "--spot and --reserved: take one of them"
+      tier=${1#--}
+      shift
+      ;;
+    --keep) keep=1 && shift ;;
+    --dry-run) dry=1 && shift ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    --)
+      shift
+      training=("$@")
+      break
+      ;;
+    *) fail "unknown argument '$1'; what is meant for the training command stands after --" ;;
+  esac
+done
+
+for flag in name zone project; do
+  [ -n "${!flag}" ] || fail "--$flag is not given, nor \$JAXLM_POD_${flag^^}"
+done
+[[ $name =~ ^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$ ]] || fail "--name $name: lower-case letters, digits and -, a letter first"
+[[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || fail "--zone $zone: a zone, us-west4-a say"
+[[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices $slices: a number above 0"
+[[ $retries =~ ^[0-9]+$ ]] || fail "--retries $retries: a number"
+if [ "$command" = create ]; then
+  [[ $type =~ ^(v[0-9]+[a-z]*|v5litepod)-[0-9]+$ ]] || fail "--type '$type': an accelerator type, v5litepod-16 say"
+  [[ $run =~ ^gs://[^/]+/.+$ ]] || fail "--run '$run': gs://BUCKET/RUN, which all workers see"
+  [ ${#training[@]} -gt 0 ] || fail "no CONFIG after --: launch/tpu_pod.sh ... -- pretrain/gpt1 --data.store gs://BUCKET/STORE"
+  if [ -z "$image" ]; then
+    case "$type" in # Cloud TPU documentation, "TPU software versions"
+      v4-*) image=tpu-ubuntu2204-base ;;
+      v5litepod-*) image=v2-alpha-tpuv5-lite ;;
+      v5p-*) image=v2-alpha-tpuv5 ;;
+      v6e-*) image=v2-alpha-tpuv6e ;;
+      *) fail "--type $type: no runtime is known for it; name one with --image" ;;
+    esac
+  fi
+  [ -z "$(git status --porcelain)" ] || fail "this checkout has changes that no commit holds; commit them, so that the run says what it ran"
+fi
+[ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is not on the PATH: install the Google Cloud CLI"
+
+# gcloud
+
+nodes=("$name")
+if [ "$slices" -gt 1 ]; then
+  nodes=()
+  for ((k = 0; k < slices; k++)); do nodes+=("$name-$k"); done
+fi
+place=(--project "$project" --zone "$zone")
+
+act() {
+  if [ -n "$dry" ]; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
+queued() { act gcloud compute tpus queued-resources "$@" "${place[@]}"; }
+
+# on NODE WORKER COMMAND ...: on a worker, or on `all` of a node.
+on() {
+  local node=$1 worker=$2
+  shift 2
+  act gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker "$worker" --quiet --command "$(printf '%q ' "$@")"
+}
+
+on_all() {
+  local node
+  for node in "${nodes[@]}"; do on "$node" all "$@" || return; done
+}
+
+# The state of the request, or NONE where there is none: ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...
+state_of() {
+  gcloud compute tpus queued-resources describe "$name" "${place[@]}" --format 'value(state.state)' 2>/dev/null || echo NONE
+}
+
+# The first state of a node that is not READY: PREEMPTED, TERMINATED ...; READY where all are.
+state_of_nodes() {
+  local node found
+  for node in "${nodes[@]}"; do
+    found=$(gcloud compute tpus tpu-vm describe "$node" "${place[@]}" --format 'value(state)' 2>/dev/null || echo NONE)
+    [ "$found" = READY ] || break
+  done
+  echo "$found"
+}
+
+give_back() { queued delete "$name" --quiet --force; }
+
+request() {
+  local flags=(--accelerator-type "$type" --runtime-version "$image")
+  if [ "$slices" -gt 1 ]; then
+    flags+=(--node-prefix "$name" --node-count "$slices")
+  else
+    flags+=(--node-id "$name")
+  fi
+  [ "$tier" = 'on demand' ] || flags+=("--$tier")
+  say "asking for $slices x $type, $tier: THIS COSTS MONEY from the moment it is ACTIVE until it is deleted"
+  queued create "$name" "${flags[@]}"
+}
+
+# Ask for the pod where there is none, and wait until it is there.
+obtain() {
+  local state found last='' wait=${JAXLM_POD_POLL:-30}
+  if [ -n "$dry" ]; then
+    request
+    return
+  fi
+  while :; do
+    state=$(state_of)
+    [ "$state" = "$last" ] || say "pod $name: $state"
+    last=$state
+    case "$state" in
+      NONE) request || code=1 fail "the request was refused (gcloud says why above): mend it, or ask for the quota" ;;
+      ACTIVE)
+        found=$(state_of_nodes)
+        case "$found" in
+          READY) return 0 ;;
+          PREEMPTED | TERMINATED | STOPPED | NONE)
+            say "pod $name: $found, so it is given back"
+            give_back
+            ;;
+        esac
+        ;;
+      SUSPENDED | SUSPENDING) give_back ;;
+      FAILED) code=1 fail "the request failed: gcloud compute tpus queued-resources describe $name ${place[*]} says why; delete it and try again" ;;
+    esac
+    [ "$state" = NONE ] || sleep "$wait"
+  done
+}
+
+# The run on the workers
+
+commit=$(git rev-parse HEAD)
+home=jaxlm-pod/$commit
+worker=$home/launch/pod_worker.sh
+
+install() {
+  local archive node
+  archive=$(mktemp -d)/jaxlm.tar.gz
+  act git archive --format tar.gz --output "$archive" "$commit"
+  for node in "${nodes[@]}"; do
+    act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet
+  done
+  on_all mkdir -p "$home"
+  on_all tar -xzf "jaxlm-$commit.tar.gz" -C "$home"
+  on_all "$worker" install
+}
+
+# Copy each gs:// of the training command to the workers' disks, and start the command with the copies.
+start() {
+  local word folder words=()
+  for word in "${training[@]}"; do
+    if [[ $word = gs://* ]]; then
+      folder=stores/$(basename "$word")-$(cksum <<<"$word" | cut -d ' ' -f 1)
+      on_all "$worker" stage "$word" "jaxlm-pod/$folder" || return
+      word=../$folder # the job runs in the checkout, beside stores/
+    fi
+    words+=("$word")
+  done
+  on_all "$worker" start "$name" python -m jaxlm.pretrain "${words[@]}" --run "$run"
+}
+
+# What the workers' jobs are, by the one that decides: refused, running, failed, gone, stopped, complete.
+results() {
+  local node kind found=''
+  for node in "${nodes[@]}"; do
+    found+=" $(on "$node" all "$worker" result "$name" 2>/dev/null | tr '\n' ' ')" || found+=' lost'
+  done
+  for kind in 2 lost running 1 none 75 0; do
+    case " $found " in *" $kind "*) echo "$kind" && return ;; esac
+  done
+  echo lost
+}
+
+follow() { on "${nodes[0]}" 0 "$worker" follow "$name" || true; }
+
+# One failure more; too many in a row end it.
+failed() {
+  failures=$((failures + 1))
+  [ "$failures" -le "$retries" ] || code=1 fail "$1, $failures times; the pod is still there (logs, then delete)"
+}
+
+create() {
+  local result failures=0
+  while :; do
+    obtain
+    if ! { install && start; }; then # of a pod that was taken away too
+      [ "$(state_of_nodes)" != READY ] || failed "the workers could not be set up"
+      continue
+    fi
+    result=running
+    while [ "$result" = running ]; do # the connection may break before the run does
+      follow
+      result=0
+      [ -n "$dry" ] || result=$(results)
+    done
+    case "$result" in
+      0)
+        say "run $run is complete"
+        [ -z "$keep" ] || say "pod $name is kept: it costs money until launch/tpu_pod.sh delete"
+        [ -n "$keep" ] || give_back
+        return
+        ;;
+      2) fail "the training command was refused (its last line says why); the pod is still there (delete gives it back)" ;;
+      75)
+        if on "${nodes[0]}" 0 test -e "jaxlm-pod/jobs/$name/stopped" 2>/dev/null; then
+          say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
+          exit 75
+        fi
+        say "run $run was interrupted and saved"
+        ;;
+      *)
+        if [ "$(state_of_nodes)" = READY ]; then
+          failed "the run failed"
+        else
+          say "pod $name was taken away; the run goes on from its newest checkpoint"
+          failures=0
+        fi
+        ;;
+    esac
+  done
+}
+
+case "$command" in
+  create) create ;;
+  stop)
+    on_all touch "jaxlm-pod/jobs/$name/stopped"
+    on "${nodes[0]}" 0 bash -c "for w in jaxlm-pod/*/launch/pod_worker.sh; do \$w stop $name; done"
+    ;;
+  status)
+    if [ -z "$dry" ]; then
+      echo "pod $name: $(state_of), $(state_of_nodes)"
+    fi
+    on_all bash -c "tail -n 1 jaxlm-pod/jobs/$name/log; cat jaxlm-pod/jobs/$name/exit 2>/dev/null || echo running"
+    ;;
+  logs) on "${nodes[0]}" 0 cat "jaxlm-pod/jobs/$name/log" ;;
+  delete) give_back ;;
+esac

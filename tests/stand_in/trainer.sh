@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# A stand-in for the training command on a worker: does what the next line of $STAND_IN/plan says, and writes it down.
+set -euo pipefail
+echo "$(basename "$HOME"): $*" >>"$STAND_IN/trained"
+number=$(grep -c "^$(basename "$HOME"): " "$STAND_IN/trained")
+played=$(sed -n "${number}p" "$STAND_IN/plan")
+echo "step 1 of 2, $played"
+case "$played" in
+  complete) ;;
+  refuse)
+    echo "error: model.width 7: a number that num_heads divides"
+    exit 2
+    ;;
+  abort) kill -ABRT $$ ;;
+  preempt)
+    [ "$(basename "$HOME")" != worker-1 ] || echo PREEMPTED >"$(dirname "$HOME")/state"
+    sleep 60
+    ;;
+  run)
+    trap 'echo "stopped at step 1, saved"; exit 75' TERM
+    touch "$STAND_IN/running-$(basename "$HOME")"
+    # A signal to one worker leads all of them to save and end.
+    until [ -e "$STAND_IN/signalled" ]; do sleep 0.1; done &
+    wait $!
+    exit 75
+    ;;
+esac

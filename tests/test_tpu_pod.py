@@ -1,0 +1,218 @@
+"""launch/tpu_pod.sh against a stand-in for gcloud: what it asks for, what it does on every worker, and how it ends.
+
+Fails when a command is sent to the wrong workers or in the wrong order, when a pod that was taken away ends the run or
+one that is done is left to cost money, or when something is asked for that the flags do not allow.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STAND_IN = Path(__file__).resolve().parent / "stand_in"
+FLAGS = "--name pod --zone us-west4-a --project mine --type v5litepod-16 --run gs://bucket/runs/one".split()
+TRAINING = "-- pretrain/gpt1 --data.store gs://bucket/store --num-steps 2".split()
+
+
+class Cloud:
+    """A checkout with one commit, a bucket with a store, and gcloud's stand-in before everything else on the PATH."""
+
+    def __init__(self, root: Path):
+        self.root, self.checkout = root / "cloud", root / "checkout"
+        for folder in ("pods", "buckets/bucket/store"):
+            (self.root / folder).mkdir(parents=True)
+        (self.root / "buckets/bucket/store/tokens.bin").write_text("tokens")
+        shutil.copytree(ROOT / "launch", self.checkout / "launch")
+        (self.checkout / "launch" / "setup.sh").write_text(
+            f"#!/usr/bin/env bash\nmkdir -p .venv/bin\ncp {STAND_IN / 'trainer.sh'} .venv/bin/python\necho $1 >.kind\n"
+        )
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+            identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+            subprocess.run(["git", *identity, *words], cwd=self.checkout, check=True)
+        programs = root / "programs"
+        programs.mkdir()
+        (programs / "gcloud").write_text(f'#!/usr/bin/env bash\nexec {sys.executable} {STAND_IN / "gcloud.py"} "$@"\n')
+        (programs / "gcloud").chmod(0o755)
+        self.environment = os.environ | {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "STAND_IN": str(self.root),
+            "JAXLM_POD_POLL": "0.1",
+        }
+
+    def plan(self, *lines: str) -> None:
+        """What the trainer does, start by start."""
+        (self.root / "plan").write_text("".join(f"{line}\n" for line in lines))
+
+    def start(self, *words: str) -> subprocess.Popen:
+        command = [str(self.checkout / "launch" / "tpu_pod.sh"), *words]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        process = self.start(*words)
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+
+    def calls(self) -> list[list[str]]:
+        file = self.root / "calls.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def verbs(self, *, without: tuple[str, ...] = ("describe",)) -> list[str]:
+        """`create`, `ssh all start` …: the calls in order."""
+        found = []
+        for words in self.calls():
+            if words[0] == "storage":
+                found.append("rsync")
+                continue
+            verb = words[3]
+            if verb == "ssh":
+                sent = words[words.index("--command") + 1].split()
+                what = sent[1] if sent[0].endswith("pod_worker.sh") else sent[0]
+                verb = f"ssh {words[4]}/{words[words.index('--worker') + 1]} {what}"
+            found.append(verb)
+        return [verb for verb in found if verb not in without]
+
+    def trained(self) -> list[str]:
+        return (self.root / "trained").read_text().splitlines()
+
+
+@pytest.fixture
+def cloud(tmp_path) -> Cloud:
+    return Cloud(tmp_path)
+
+
+def test_a_run_from_the_request_to_the_end(cloud):
+    cloud.plan("complete")
+    code, output, errors = cloud.run(*FLAGS, "--spot", *TRAINING)
+    assert code == 0, errors
+    (created,) = [words for words in cloud.calls() if words[3:4] == ["create"]]
+    flags = "--accelerator-type v5litepod-16 --runtime-version v2-alpha-tpuv5-lite --node-id pod --spot"
+    assert " ".join(created) == f"compute tpus queued-resources create pod {flags} --project mine --zone us-west4-a"
+    assert cloud.verbs() == [
+        "create",
+        "scp",
+        "ssh pod/all mkdir",
+        "ssh pod/all tar",
+        "ssh pod/all install",
+        "ssh pod/all stage",
+        "rsync",
+        "rsync",
+        "ssh pod/all start",
+        "ssh pod/0 follow",
+        "ssh pod/all result",
+        "delete",
+    ]
+    (started,) = {line.partition(": ")[2] for line in cloud.trained()}
+    assert len(cloud.trained()) == 2, "a process on each worker"
+    assert started.startswith("-m jaxlm.pretrain pretrain/gpt1 --data.store ../stores/store-")
+    assert started.endswith("--num-steps 2 --run gs://bucket/runs/one")
+    assert "step 1 of 2, complete" in output and "COSTS MONEY" in errors and "is complete" in errors
+
+
+def test_a_pod_that_is_taken_away_is_asked_for_again(cloud):
+    cloud.plan("preempt", "preempt", "complete")
+    code, _, errors = cloud.run(*FLAGS, "--spot", "--keep", "--retries", "0", *TRAINING)
+    assert code == 0, errors
+    assert [verb for verb in cloud.verbs() if verb in ("create", "delete")] == ["create", "delete"] * 2 + ["create"]
+    assert errors.count("was taken away") == 2 and "is kept" in errors
+    stores = sorted((cloud.root / "pods" / "pod").glob("worker-*/jaxlm-pod/stores/store-*/tokens.bin"))
+    assert [file.read_text() for file in stores] == ["tokens"] * 2, "the new workers have their copies"
+    assert {file.read_text() for file in (cloud.root / "pods" / "pod").glob("worker-*/jaxlm-pod/*/.kind")} == {"tpu\n"}
+
+
+def test_a_quota_that_refuses_ends_it(cloud):
+    (cloud.root / "refuse").touch()
+    code, _, errors = cloud.run(*FLAGS, *TRAINING)
+    assert code == 1 and "RESOURCE_EXHAUSTED" in errors
+    assert errors.splitlines()[-1].startswith("error: the request was refused")
+    assert cloud.verbs() == ["create"]
+
+
+def test_a_run_that_fails_is_tried_again_and_then_given_up(cloud):
+    cloud.plan("abort", "abort", "abort")
+    code, _, errors = cloud.run(*FLAGS, "--retries", "2", *TRAINING)
+    assert code == 1 and "the run failed, 3 times" in errors.splitlines()[-1]
+    assert len(cloud.trained()) == 6 and "delete" not in cloud.verbs(), "the pod is left, to be looked at"
+    exits = (cloud.root / "pods" / "pod").glob("worker-*/jaxlm-pod/jobs/pod/exit")
+    assert [file.read_text() for file in exits] == ["1\n"] * 2, "the abort is a failure, 1"
+    cloud.plan(*["abort"] * 3, "complete")
+    assert cloud.run(*FLAGS, *TRAINING)[0] == 0, "the same command goes on with the pod that is there"
+    assert cloud.verbs().count("create") == 1
+
+
+def test_input_that_is_refused_is_not_tried_again(cloud):
+    cloud.plan("refuse")
+    code, output, errors = cloud.run(*FLAGS, *TRAINING)
+    assert code == 2 and "error: model.width 7" in output and "was refused" in errors
+    assert len(cloud.trained()) == 2
+
+
+def test_stop_saves_and_leaves_the_pod(cloud):
+    cloud.plan("run", "complete")
+    following = cloud.start(*FLAGS, *TRAINING)
+    deadline = time.monotonic() + 60
+    while len(list(cloud.root.glob("running-*"))) < 2:
+        assert time.monotonic() < deadline and following.poll() is None
+        time.sleep(0.05)
+    code, output, errors = cloud.run("status", *FLAGS)
+    assert code == 0 and "pod pod: ACTIVE, READY" in output and output.count("running") == 2, errors
+    assert cloud.run("stop", *FLAGS)[0] == 0
+    (cloud.root / "signalled").touch()
+    _, errors = following.communicate(timeout=60)
+    assert following.returncode == 75 and "stopped and saved" in errors
+    assert "stopped at step 1, saved" in cloud.run("logs", *FLAGS)[1]
+    assert "delete" not in cloud.verbs()
+    assert cloud.run(*FLAGS, *TRAINING)[0] == 0, "the same command goes on"
+    assert cloud.verbs().count("create") == 1 and cloud.verbs()[-1] == "delete"
+
+
+def test_two_slices_are_one_run(cloud):
+    cloud.plan("complete", "complete")
+    code, _, errors = cloud.run(*FLAGS, "--slices", "2", *TRAINING)
+    assert code == 0, errors
+    (created,) = [" ".join(words) for words in cloud.calls() if words[3:4] == ["create"]]
+    assert "--node-prefix pod --node-count 2" in created and "--node-id" not in created
+    starts = [verb for verb in cloud.verbs() if verb.endswith(" start")]
+    assert starts == ["ssh pod-0/all start", "ssh pod-1/all start"] and len(cloud.trained()) == 4
+
+
+def test_a_dry_run_prints_and_runs_nothing(cloud):
+    code, output, errors = cloud.run(*FLAGS, "--dry-run", *TRAINING)
+    assert code == 0, errors
+    assert cloud.calls() == []
+    lines = output.splitlines()
+    assert lines[0].startswith("gcloud compute tpus queued-resources create pod --accelerator-type v5litepod-16")
+    assert lines[-1].startswith("gcloud compute tpus queued-resources delete pod")
+    assert any("jaxlm.pretrain" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--name pod --zone us-west4-a -- pretrain/gpt1", "--project is not given"),
+        ("--name Pod --zone us-west4-a --project q -- pretrain/gpt1", "--name Pod"),
+        ("--name pod --zone west --project q -- pretrain/gpt1", "--zone west"),
+        ("--name pod --zone us-west4-a --project q --type big --run gs://b/r -- c", "--type 'big'"),
+        ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run runs/one -- c", "--run 'runs/one'"),
+        ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run gs://b/r", "no CONFIG after --"),
+        ("--name pod --zone us-west4-a --project q --type v9-8 --run gs://b/r -- c", "no runtime is known"),
+        ("--name pod --spot --reserved", "take one of them"),
+        ("--name pod pretrain/gpt1", "unknown argument 'pretrain/gpt1'"),
+        ("--name", "--name: a value is missing"),
+    ],
+)
+def test_flags_are_checked_before_anything_is_asked_for(cloud, words, said):
+    code, _, errors = cloud.run(*words.split())
+    assert code == 2 and said in errors.splitlines()[-1] and cloud.calls() == []
+
+
+def test_a_commit_is_what_runs(cloud):
+    (cloud.checkout / "launch" / "setup.sh").write_text("changed\n")
+    code, _, errors = cloud.run(*FLAGS, *TRAINING)
+    assert code == 2 and "changes that no commit holds" in errors and cloud.calls() == []
