@@ -29,12 +29,11 @@ from jaxlm.errors import InputError, run_command
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.optim import OptimizerConfig
 from jaxlm.sharding import MeshConfig, check_batch, make_mesh, to_devices, use_mesh
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.state import abstract_state, fresh_state
-from jaxlm.training.step import make_train_step
+from jaxlm.training.program import training_program
 
 MODELS: dict[str, GPTConfig | BertConfig] = {
     "gpt1": GPT1,
@@ -115,17 +114,18 @@ def measure(arguments: Arguments) -> dict:
     pretraining = make_pretraining(run, tokenizer)
 
     with use_mesh(mesh):
-        mask = decay_mask(jax.eval_shape(pretraining.init_params, jax.random.key(0)))
-        optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"), 1, mask)
-        abstract = abstract_state(pretraining.init_params, optimizer, mesh)
-        state = fresh_state(pretraining.init_params, optimizer, abstract, 0)
-        train_step = make_train_step(
-            pretraining.objective, optimizer, micro_batches=arguments.micro_batches, norms_every=LOG_EVERY
+        program = training_program(
+            pretraining,
+            OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"),
+            mesh,
+            num_steps=1,
+            micro_batches=arguments.micro_batches,
+            norms_every=LOG_EVERY,
         )
+        state = program.fresh_state(0)
         placed = [to_devices(batch, mesh, arguments.batch) for batch in batches]
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         started = time.perf_counter()
-        step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, placed[0]).compile()
+        step = program.step.lower(state, placed[0]).compile()
         compile_seconds = time.perf_counter() - started
         times = []
         for number in range(arguments.warmup + arguments.steps):

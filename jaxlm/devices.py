@@ -1,8 +1,11 @@
 """Devices: what one can do at most (dense bfloat16, from the makers' data sheets), and how the process is set up."""
 
+import contextlib
+import contextvars
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -20,6 +23,24 @@ PEAK_TFLOPS = (
     ("A100", 312.0),  # NVIDIA A100 data sheet, dense
     ("L4", 121.0),  # NVIDIA L4 data sheet, dense
 )
+
+
+_compiled_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("compiled_for", default=None)
+
+
+def platform() -> str:
+    """The platform, `cpu`, `gpu` or `tpu`, that programs are traced for: the mesh's in use, else this process's own."""
+    return _compiled_for.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def compiling_for(platform: str) -> Iterator[None]:
+    """Trace for devices that this process need not have."""
+    token = _compiled_for.set(platform)
+    try:
+        yield
+    finally:
+        _compiled_for.reset(token)
 
 
 def peak_tflops(device: jax.Device | None = None) -> float | None:

@@ -26,13 +26,13 @@ from jaxlm.data.store import Store, open_store
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import MetricsLog
-from jaxlm.optim import decay_mask, make_optimizer
 from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
+from jaxlm.training.program import training_program
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import (
@@ -45,8 +45,8 @@ from jaxlm.training.start import (
     resume,
     with_parameters,
 )
-from jaxlm.training.state import abstract_state, fresh_state, saved_part
-from jaxlm.training.step import make_eval_step, make_train_step
+from jaxlm.training.state import saved_part
+from jaxlm.training.step import make_eval_step
 
 log = logging.getLogger("jaxlm.pretrain")
 
@@ -167,13 +167,17 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         return
 
     pretraining = make_pretraining(config, planned.stores[0].tokenizer())
-    init_params = pretraining.init_params
 
     with quiet_failures(), use_mesh(mesh), run, checkpoints:
-        mask = decay_mask(jax.eval_shape(init_params, jax.random.key(0)))
-        optimizer = make_optimizer(config.optimizer, num_steps, mask)
-        abstract = abstract_state(init_params, optimizer, mesh)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        program = training_program(
+            pretraining,
+            config.optimizer,
+            mesh,
+            num_steps=num_steps,
+            micro_batches=config.micro_batches,
+            norms_every=config.log_every,
+        )
+        abstract = program.abstract
         if steps:
             state, notes = resume(checkpoints, abstract, config.seed)
             origin = f"resumed at step {int(state.step)}"
@@ -181,11 +185,11 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             state, notes = continue_state(source, abstract, config.seed)
             origin = f"state of {source.name}"
         elif source is not None:
-            fresh = fresh_state(init_params, optimizer, abstract, config.seed)
+            fresh = program.fresh_state(config.seed)
             state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh))
             origin = f"parameters of {source.name}"
         else:
-            state, notes = fresh_state(init_params, optimizer, abstract, config.seed), []
+            state, notes = program.fresh_state(config.seed), []
             origin = "from scratch"
         first_step = int(state.step)
         if first_step >= num_steps:
@@ -193,20 +197,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         started_from = None if origin == "from scratch" else origin
         run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
 
-        step = CompiledStep(
-            "training",
-            jax.jit(
-                make_train_step(
-                    pretraining.objective,
-                    optimizer,
-                    micro_batches=config.micro_batches,
-                    norms_every=config.log_every,
-                ),
-                donate_argnums=0,
-                out_shardings=(shardings, None),
-            ),
-            expected_shapes=len(planned.phases),
-        )
+        step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
         rows = phased_rows(
             planned.stores,
             config.data,

@@ -11,6 +11,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxlm.devices import compiling_for
 from jaxlm.errors import InputError
 from jaxlm.nn.partition import partition_spec, use_rules
 
@@ -69,7 +70,7 @@ def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
     """Trace and run under `mesh` with RULES; a constraint on a logical axis does nothing outside of it."""
-    with jax.set_mesh(mesh), use_rules(RULES):
+    with jax.set_mesh(mesh), use_rules(RULES), compiling_for(mesh.devices.flat[0].platform):
         yield
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxlm import devices
 from jaxlm.nn.dropout import dropout
 
 MASKED = -1e30  # finite: a row with nothing to see gives finite numbers, which its zero weight then removes
@@ -35,7 +36,7 @@ def attend(
         raise ValueError(f"attention backend {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
     blocks = 1
-    if causal and length == num_keys and isinstance(query_offset, int) and jax.default_backend() == "cpu":
+    if causal and length == num_keys and isinstance(query_offset, int) and devices.platform() == "cpu":
         blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK))
     if blocks == 1:
         return _attend(

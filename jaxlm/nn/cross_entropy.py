@@ -5,6 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxlm import devices
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1, bias_V=None):
@@ -92,7 +94,7 @@ def loss_pieces(loss_chunks: int, rows: int, length: int, table_VD: jax.Array) -
     """
     if loss_chunks:
         return loss_chunks
-    if jax.default_backend() != "cpu" or table_VD.size > CACHED_TABLE:
+    if devices.platform() != "cpu" or table_VD.size > CACHED_TABLE:
         return 1
     wanted = rows * length * table_VD.shape[0] / CACHED_LOGITS
     return next((pieces for pieces in range(1, length) if length % pieces == 0 and pieces >= wanted), length)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
+from jaxlm import devices
 from jaxlm.errors import InputError
 
 
@@ -28,11 +28,11 @@ class Execution:
     def compute_dtype(self) -> jnp.dtype:
         """The dtype of activations and of the weights inside a step."""
         if self.dtype == "auto":
-            return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+            return jnp.dtype(jnp.float32 if devices.platform() == "cpu" else jnp.bfloat16)
         return jnp.dtype(self.dtype)
 
     def layers_per_iteration(self, num_layers: int) -> int:
         """The `unroll` of the layer loop. On a CPU the loop itself costs 10 to 18 % of a step."""
         if self.unroll < 0 or self.unroll > num_layers:
             raise InputError(f"execution.unroll {self.unroll}: a number from 0 to the model's {num_layers} layers")
-        return self.unroll or (num_layers if jax.default_backend() == "cpu" else 1)
+        return self.unroll or (num_layers if devices.platform() == "cpu" else 1)

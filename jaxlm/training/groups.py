@@ -26,7 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.devices import peak_tflops
+from jaxlm.devices import peak_tflops, platform
 from jaxlm.errors import InputError, RunError
 from jaxlm.logs import MetricsLog
 from jaxlm.nn.partition import use_rules
@@ -109,7 +109,7 @@ def run_group(
 
 def one_at_a_time() -> bool:
     """Whether members of a device run one after the other: a CPU gains nothing from a batch of them."""
-    return jax.default_backend() == "cpu"
+    return platform() == "cpu"
 
 
 @struct.dataclass
