@@ -36,7 +36,7 @@ def training_program(
     norms_every: int,
 ) -> TrainingProgram:
     """The program on `mesh`, which must be in use (`jaxlm.sharding.use_mesh`); nothing is allocated or compiled."""
-    mask = decay_mask(jax.eval_shape(pretraining.init_params, jax.random.key(0)))
+    mask = decay_mask(jax.eval_shape(lambda: pretraining.init_params(jax.random.key(0))))
     made = make_optimizer(optimizer, num_steps, mask)
     abstract = abstract_state(pretraining.init_params, made, mesh)
     step = jax.jit(
