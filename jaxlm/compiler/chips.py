@@ -1,0 +1,112 @@
+"""TPU chips and their topologies, as the compiler can build programs for them on any machine.
+
+Figures of a chip are from the Cloud TPU documentation's page of its version ("TPU v5e", "System architecture").
+"""
+
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxlm.errors import InputError
+
+# Without these the library looks for a TPU, or for another process that holds one.
+SETTINGS = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip. peak_tflops: dense bfloat16. interconnect_gbps: both ways, all links together, 10^9 bytes a second.
+
+    multipliers: multiply-adds of all matrix units in a cycle, which with the peak gives the clock. dimensions: of the
+    torus. chip_config: what the compiler must be told so that a device is a chip.
+    """
+
+    name: str
+    peak_tflops: float
+    memory_gib: float
+    memory_gbps: float
+    interconnect_gbps: float
+    multipliers: int
+    dimensions: int
+    chip_config: str | None = None
+
+    @property
+    def clock_hz(self) -> float:
+        """Cycles a second, those in which the compiler counts."""
+        return self.peak_tflops * 1e12 / (2 * self.multipliers)
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", 275.0, 32.0, 1228.0, 600.0, 8 * 128**2, 3, "megacore"),
+        Chip("v5e", 197.0, 16.0, 819.0, 400.0, 4 * 128**2, 2),
+        Chip("v5p", 459.0, 95.0, 2765.0, 1200.0, 8 * 128**2, 3, "megacore"),
+        Chip("v6e", 918.0, 32.0, 1638.0, 800.0, 4 * 256**2, 2),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`v5e:4x4`: the chip and the sides of the torus; slices of it, joined by the data center's network."""
+
+    chip: Chip
+    sides: tuple[int, ...]
+    slices: int = 1
+
+    @property
+    def name(self) -> str:
+        """As the compiler spells it."""
+        return f"{self.chip.name}:{'x'.join(map(str, self.sides))}"
+
+    @property
+    def num_chips(self) -> int:
+        """In all slices."""
+        return math.prod(self.sides) * self.slices
+
+    def devices(self) -> Sequence[Any]:
+        """Devices to compile for. InputError where there is no TPU compiler, or it does not know the topology."""
+        from jax.experimental import topologies
+
+        if importlib.util.find_spec("libtpu") is None:
+            raise InputError("the TPU compiler is not installed: launch/setup.sh tpu, or pip install 'jaxlm[tpu]'")
+        options: dict[str, Any] = {}
+        if self.chip.chip_config is not None:
+            options["chip_config_name"] = self.chip.chip_config
+        if self.slices > 1:
+            options["num_slices"] = self.slices
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        try:
+            found = topologies.get_topology_desc(platform="tpu", topology_name=self.name, **options)
+        except (RuntimeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"--topology {self.name}: the TPU compiler does not know it ({reason})") from error
+        return found.devices
+
+
+def topology(name: str, slices: int = 1) -> Topology:
+    """`v5e:4x4` as a Topology. InputError, one line, for anything else."""
+    kind, _, shape = name.partition(":")
+    if kind not in CHIPS:
+        raise InputError(f"--topology {name}: the chips are {', '.join(CHIPS)}, v5e:4x4 say")
+    chip = CHIPS[kind]
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != chip.dimensions:
+        raise InputError(
+            f"--topology {name}: {kind} has {chip.dimensions} sides, {'x'.join('4' * chip.dimensions)} say"
+        )
+    if slices < 1:
+        raise InputError(f"--slices {slices}: a number above 0")
+    return Topology(chip, tuple(map(int, shape.split("x"))), slices)
