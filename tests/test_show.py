@@ -17,6 +17,9 @@ from jaxlm.tasks import CustomConfig
 from jaxlm.text import train_sentencepiece
 from jaxlm.training.loaded import run_config
 from jaxlm.training.run import RunDirectory
+from jaxlm.views.batch import run_batch_lines
+from jaxlm.views.run import run_lines
+from jaxlm.views.text import ends
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def test_the_batch_of_a_step_is_the_loaders(tokenizer, store, layout, tmp_path):
     # Each slot that is shown is compared with the batch itself: a wrong row, shift or segment fails.
     path = toy_run.pretrained(tmp_path / "r", store, layout=layout)
     config = run_config(RunDirectory(path))
-    text = "\n".join(show.run_batch_lines(RunDirectory(path), 2, count=4))
+    text = "\n".join(run_batch_lines(RunDirectory(path), 2, count=4))
     batch = batch_at(training_rows([store], config.data, length=16, seed=0), 2, 4)
     assert f"{int(batch.weights.sum())} of 64 slots are predicted" in text
     slots = 0
@@ -143,7 +146,7 @@ def custom(tmp_path):
 
 def test_a_fine_tuning_batch_shows_sequences_labels_and_what_was_cut(tokenizer, custom, tmp_path):
     path, task, data = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
-    text = "\n".join(show.run_batch_lines(RunDirectory(path), 0, count=4))
+    text = "\n".join(run_batch_lines(RunDirectory(path), 0, count=4))
     assert "step 0 of 9: 4 examples of 2 sequences" in text
     assert "'<s>'" in text and "'<delimiter>'" in text and "'<extract>'" in text
     blocks = text.split("\nexample ")[1:]
@@ -152,7 +155,7 @@ def test_a_fine_tuning_batch_shows_sequences_labels_and_what_was_cut(tokenizer, 
         example = data.splits["train"].examples[int(block.split()[0])]
         assert example.texts[0] in block and f"label {example.label!r}" in block
         assert (", cut" in block) == (example.label == "second")  # 60 words do not fit 40 positions
-    run_text = "\n".join(show.run_lines(RunDirectory(path)))
+    run_text = "\n".join(run_lines(RunDirectory(path)))
     assert "fine-tuning on custom" in run_text and "start: runs/x@7" in run_text
 
 
@@ -161,7 +164,7 @@ def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
     with open(custom.train, "a", encoding="utf-8") as file:
         file.write('{"t": "more", "first": "x", "second": "y", "label": "first"}\n')
     with pytest.raises(InputError, match="not those it was trained on"):
-        list(show.run_batch_lines(RunDirectory(path), 0, count=1))
+        list(run_batch_lines(RunDirectory(path), 0, count=1))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,6 @@ def test_bad_input(words, rule, monkeypatch, capsys, tmp_path):
 
 
 def test_ends_of_long_lists():
-    assert show._ends([1, 2, 3], head=1, tail=1) == [1, 2, 3]
-    assert show._ends(list(range(9)), head=2, tail=1) == [0, 1, None, 8]
-    assert np.all(np.diff([k for k in show._ends(list(range(100))) if k is not None]) > 0)
+    assert ends([1, 2, 3], head=1, tail=1) == [1, 2, 3]
+    assert ends(list(range(9)), head=2, tail=1) == [0, 1, None, 8]
+    assert np.all(np.diff([k for k in ends(list(range(100))) if k is not None]) > 0)

@@ -1,0 +1,217 @@
+"""What a model reads in a step, decoded: rows of text, sentence pairs, examples of a task; of a config or a run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxlm.batch import Batch, ExampleBatch, PairBatch
+from jaxlm.config import from_json
+from jaxlm.data.loader import batch_at, row_origins
+from jaxlm.data.origin import RowOrigin
+from jaxlm.data.pairs import pair_figures
+from jaxlm.data.phases import phase_at, phased_rows
+from jaxlm.data.store import open_store
+from jaxlm.errors import InputError
+from jaxlm.tasks import (
+    ROLES,
+    CustomConfig,
+    SpanExample,
+    TaggedSentence,
+    Task,
+    TaskOptions,
+    encode_examples,
+    encode_split,
+    read_task,
+    train_batches,
+)
+from jaxlm.tasks.spans import SpanSplit
+from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
+from jaxlm.training.loaded import run_config
+from jaxlm.training.run import RunDirectory
+from jaxlm.views.text import cut, ends, indented
+
+
+def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[str]:
+    """The batch of a pretraining step: where each row came from, its text, and its slots."""
+    if not config.data.store:
+        raise InputError("data.store is not given: name the token store with --data.store")
+    stores = [open_store(path) for path in config.data.store]
+    by_path = {str(store.path): store for store in stores}
+    tokenizer = stores[0].tokenizer()
+    rows = phased_rows(
+        stores,
+        config.data,
+        length=config.length,
+        seed=config.seed,
+        num_steps=config.num_steps or step + 1,
+        batch_size=config.batch_size,
+    )
+    batch = batch_at(rows, step, config.batch_size)
+    phase = phase_at(step, rows.phases)
+    if len(rows.phases) > 1:
+        yield f"phase {phase.number + 1} of {len(rows.phases)}: steps {phase.first_step:,} to {phase.end_step - 1:,}"
+    yield f"step {step}: {config.batch_size} rows of {phase.length}, layout {config.data.layout}, seed {config.seed}"
+    padding = int((np.asarray(batch.segments) == 0).sum())
+    if isinstance(batch, PairBatch):
+        yield f"  {pair_figures(rows.rows[phase.number].sources)}"
+        pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
+        yield f"  {pairs} pairs, {pairs - random} true; {padding:,} of {batch.ids.size:,} slots are padding"
+    else:
+        yield (f"  {int(batch.weights.sum()):,} of {batch.weights.size:,} slots are predicted, {padding:,} are padding")
+    origins = row_origins(rows, step, config.batch_size)
+    for row in range(min(count, config.batch_size)):
+        yield ""
+        yield f"row {row}"
+        if isinstance(batch, PairBatch):
+            yield from pair_row_lines(batch, row, tokenizer, origins[row])
+            continue
+        for segment, origin in enumerate(origins[row], start=1):
+            assert isinstance(origin, RowOrigin)
+            whole = int(np.diff(by_path[origin.store].document_starts[origin.document : origin.document + 2])[0])
+            part = "" if origin.tokens >= whole else f" of {whole:,}"
+            part += ", cut" if part and config.data.layout == "packed" else ""
+            yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
+        yield from row_lines(batch, row, tokenizer)
+
+
+def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Sequence[Any]) -> Iterator[str]:
+    """The pairs of a row: where they came from, their text, and their first and last slots. Masks are made later."""
+    segments, types = np.asarray(batch.segments[row]), np.asarray(batch.types[row])
+    yield f"  masks are drawn from {batch.mask_seeds[row].tolist()}"
+    for segment, origin in enumerate(origins, start=1):
+        yield f"  pair {segment}: {'true' if origin.is_next else 'random'}, label {batch.next_labels[row, segment - 1]}"
+        yield f"    A: {origin.first}, {origin.first.tokens:,} tokens"
+        yield f"    B: {origin.second}, {origin.second.tokens:,} tokens"
+        chunk = origin.chunk
+        yield f"    of {chunk.tokens:,} tokens from token {chunk.token} on, {origin.dropped:,} are dropped"
+        for kind, name in enumerate("AB"):
+            slots = np.flatnonzero((segments == segment) & (types == kind))
+            text = tokenizer.decode(np.asarray(batch.ids[row, slots]).tolist())
+            yield from indented(f"{name}: {cut(text.strip())}")
+
+    def line(slot: int) -> str:
+        i = int(batch.ids[row, slot])
+        return f"{int(types[slot]):>4} {int(batch.positions[row, slot]):>8} {i:>6}  {tokenizer.pieces([i])[0]!r}"
+
+    yield from _slot_lines(f"{'type':>4} {'position':>8} {'id':>6}  piece", segments, line)
+
+
+def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of a row, and of each segment its first and last slots: piece, position, target, weight."""
+    segments = np.asarray(batch.segments[row])
+    yield from indented(cut(tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist())))
+
+    def line(slot: int) -> str:
+        i, target, weight = int(batch.ids[row, slot]), int(batch.targets[row, slot]), batch.weights[row, slot]
+        wanted = repr(tokenizer.pieces([target])[0]) if weight > 0 else "-"
+        piece = repr(tokenizer.pieces([i])[0])
+        return f"{int(batch.positions[row, slot]):>8} {i:>6}  {piece:<16} {wanted:<16} {weight:g}"
+
+    yield from _slot_lines(f"{'position':>8} {'id':>6}  {'piece':<16} {'target':<16} weight", segments, line)
+
+
+def _slot_lines(title: str, segments: np.ndarray, line: Callable[[int], str]) -> Iterator[str]:
+    """A table of the first and last slots of each segment of a row; `line` is what it says of a slot."""
+    yield f"    {'slot':>5} {'segment':>7} {title}"
+    for segment in dict.fromkeys(segments.tolist()):
+        slots = np.flatnonzero(segments == segment).tolist()
+        if segment == 0:
+            yield f"    {slots[0]:>5} … {slots[-1]}: padding"
+            continue
+        for slot in ends(slots):
+            yield "      …" if slot is None else f"    {slot:>5} {segment:>7} {line(slot)}"
+
+
+def finetune_lines(
+    config: FinetuneConfig, task: Task, data: Any, tokenizer: Tokenizer, step: int, count: int
+) -> Iterator[str]:
+    """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut."""
+    kind = config.model.kind
+    tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt" else tokenizer
+    config, length, batch_size = filled(config, task.paper_for(kind))
+    encoded = encode_split(task, data, "train", tokenizer, length, kind)
+    batches = train_batches(
+        encoded,
+        batch_size=batch_size,
+        num_epochs=config.num_epochs or 0,
+        seed=config.seed,
+        num_steps=config.num_steps,
+    )
+    if step >= len(batches):
+        raise InputError(f"--step {step}: the run has {len(batches)} steps, counted from 0")
+    batch = batches[step]
+    yield f"task {task.name}: {task.kind}, input form {task.form}, labels {', '.join(task.labels) or 'none'}"
+    for line in data.report():
+        yield f"  {line}"
+    buckets = ", ".join(map(str, batches.lengths))
+    yield f"  cut to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
+    yield (
+        f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "
+        f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} slots are tokens, seed {config.seed}"
+    )
+    for row in range(min(count, int(batch.weights.sum()))):
+        number = int(batch.index[row])
+        if isinstance(encoded, SpanSplit):  # a row is a window of a question
+            number = int(encoded.question_of[number])
+        example = data.splits["train"].examples[number]
+        cut = ", cut" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
+        yield ""
+        yield f"example {number} of train, {label_of(batch, row, example)}{cut}"
+        yield from example_lines(batch, row, example, tokenizer)
+
+
+def label_of(batch: ExampleBatch, row: int, example: Any) -> str:
+    """A row's label as the file has it, and as the loss sees it."""
+    labels = np.asarray(batch.labels[row])
+    if isinstance(example, SpanExample):
+        answers = ", ".join(repr(text) for text, _ in example.answers or ()) or "none"
+        return f"answers {answers}, in this window tokens {labels[0]} to {labels[1]}"
+    if isinstance(example, TaggedSentence):
+        return f"{int((labels >= 0).sum())} tags"
+    return f"label {example.label!r}, as a number {labels:g}"
+
+
+def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
+    """An example as the file has it, and as the model reads it; tags stand behind the pieces that have one."""
+    texts = (" ".join(example.tokens),) if isinstance(example, TaggedSentence) else example.parts
+    for text in texts:
+        yield from indented(cut(text))
+    for number in range(batch.ids.shape[1]):
+        tokens, extract = int(batch.lengths[row, number]), int(batch.extract[row, number])
+        pieces = [repr(piece) for piece in tokenizer.pieces(batch.ids[row, number, :tokens].tolist())]
+        reads = f"the head reads position {extract}"
+        if isinstance(example, SpanExample):
+            reads = "the head reads all of them"
+        if isinstance(example, TaggedSentence):
+            reads = "the head reads those with a number, their tag"
+            pieces = [
+                piece if tag < 0 else f"{piece}/{tag}"
+                for piece, tag in zip(pieces, batch.labels[row, :tokens], strict=True)
+            ]
+        shown = " ".join("…" if k is None else pieces[k] for k in ends(list(range(tokens)), head=40, tail=10))
+        yield f"    sequence {number}: {tokens} tokens, {reads}: {shown}"
+
+
+def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
+    """The batch of a step of a run, from its own config. InputError where its data is not the same any more."""
+    config, saved = run_config(run), run.config
+    if "published" in saved:
+        raise InputError(f"{run.path} was imported: no step was trained there, so it has no batch to show")
+    prints = saved.get("fingerprints", {})
+    if isinstance(config, PretrainConfig):
+        found = [open_store(path).fingerprint for path in config.data.store]
+        if found != prints.get("stores", found):
+            raise InputError(f"{run.path}: the stores {', '.join(config.data.store)} are not those it was trained on")
+        yield from pretrain_lines(config, step, count)
+        return
+    custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
+    options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
+    seed = saved.get("held_out_seed", 0)
+    task, data = read_task(saved["task"], saved.get("task_dir"), custom, seed=seed, options=options)
+    if data.fingerprint() != prints.get("task_data", data.fingerprint()):
+        raise InputError(
+            f"{run.path}: the files of {saved['task']} are not those it was trained on, or split otherwise"
+        )
+    yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)

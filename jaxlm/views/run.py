@@ -1,0 +1,103 @@
+"""A run: how far it is, how good, how it was started."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.errors import InputError
+from jaxlm.logs import read_metrics
+from jaxlm.text import load_tokenizer
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.loaded import run_config
+from jaxlm.training.run import RunDirectory
+from jaxlm.views.store import tokenizer_lines
+
+CURVE = 10  # lines of a run's metrics that are shown
+
+
+def run_lines(run: RunDirectory) -> Iterator[str]:
+    """How far a run is, how good, what it learns from, and its starts."""
+    config, saved = run_config(run), run.config
+    checkpoints = Checkpoints(run.checkpoints, read_only=True)
+    steps = checkpoints.steps()
+    kind = "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {saved.get('task')}"
+    model = config.model
+    yield f"run {run.path}: {kind}"
+    sizes = f"{model.num_layers} layers x {model.width}, {model.num_heads} heads, {model.num_positions} positions"
+    if steps:
+        params = named_leaves(checkpoints.metadata(steps[-1]).tree["params"])
+        sizes += f", {sum(int(np.prod(leaf.shape)) for leaf in params.values()):,} parameters"
+    yield f"  model: {sizes}, vocabulary {model.vocab_size:,}"
+    optimizer = config.optimizer
+    yield (
+        f"  training: batch {config.batch_size} x {config.length}, {optimizer.kind}, rate {optimizer.peak_lr:g}, "
+        f"warmup {optimizer.warmup:g}, decay {optimizer.decay}, seed {config.seed}"
+    )
+    if isinstance(config, PretrainConfig):
+        yield f"  data: {', '.join(config.data.store)}; validation: {', '.join(config.data.validation) or 'none'}"
+    else:
+        yield f"  start: {saved.get('start') or 'from scratch'}; seeds: {saved.get('seeds')}"
+    yield f"  checkpoints: {', '.join(map(str, steps)) or 'none yet'}"
+    if run.tokenizer.exists():
+        yield from tokenizer_lines(load_tokenizer(run.tokenizer))
+    lines = list(read_metrics(run.path / "metrics.jsonl")) if (run.path / "metrics.jsonl").exists() else []
+    yield from _metrics_lines(lines, config.num_steps)
+    yield from _results_lines(run.path / "results.json")
+    starts = run.starts()
+    yield f"{len(starts)} start{'' if len(starts) == 1 else 's'}"
+    for start in starts:
+        devices, commit = start.get("devices", {}), (start.get("commit") or "no commit")[:12]
+        yield (
+            f"  {start.get('time')}  {start.get('started_from') or 'from scratch'}, {devices.get('count')} x "
+            f"{devices.get('kind')}, {commit}"
+        )
+        yield f"    {start.get('command')}"
+
+
+def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> Iterator[str]:
+    training = [line for line in lines if "loss" in line]
+    if not training:
+        yield "  no step is logged yet"
+        return
+    last = training[-1]
+    total = f" of {num_steps:,}" if num_steps else ""
+    speed = f", {last['tokens_per_second']:,.0f} tokens/s" if last.get("tokens_per_second") else ""
+    yield f"  step {last['step']:,}{total}: loss {last['loss']:.4f}{speed}"
+    for line in (training[k] for k in np.unique(np.linspace(0, len(training) - 1, CURVE).astype(int))):
+        seed = f" seed {line['seed']}" if "seed" in line else ""
+        yield f"    step {line['step']:>8,}{seed}  loss {line['loss']:8.4f}  rate {line.get('learning_rate', 0):.3g}"
+    validation = [line for line in lines if "validation_loss" in line]
+    if validation:
+        best = min(validation, key=lambda line: line["validation_loss"])
+        for name, line in (("best", best), ("last", validation[-1])):
+            yield (
+                f"  {name} validation: step {line['step']:,}, loss {line['validation_loss']:.4f}, perplexity "
+                f"{line['perplexity']:.2f} a token, {line['word_perplexity']:.2f} a word, "
+                f"{line['bits_per_byte']:.4f} bits a byte"
+            )
+
+
+def _results_lines(path: Path) -> Iterator[str]:
+    if not path.exists():
+        return
+    results = from_file(path)
+    yield f"  results: {len(results['runs'])} runs, {results['metric']} first"
+    for part in ("dev", "test"):
+        figures = results.get(part) or {}
+        names = sorted(figures, key=lambda name: (name != results["metric"], name))
+        if names:
+            parts = (f"{name} {figures[name]['mean']:.4f} ± {figures[name]['std']:.4f}" for name in names)
+            yield f"    {part:<5}{'  '.join(parts)}"
+
+
+def from_file(path: Path) -> Any:
+    """A JSON file of a run. InputError where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}; put it back from a copy") from error
