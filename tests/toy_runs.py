@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxlm import convert, evaluate, finetune, predict, pretrain, show
+from jaxlm import convert, doctor, evaluate, finetune, predict, pretrain, show
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "predict": predict.main,
     "evaluate": evaluate.main,
     "show": show.main,
+    "doctor": doctor.main,
 }
 
 

@@ -1,0 +1,287 @@
+"""Is this machine, or this pod, ready to train? `python -m jaxlm.doctor [CONFIG [--field value …]]`.
+
+The first thing to run on a new pod, the same command on every worker. Looks at versions, devices and whether all of
+them add up, agreement of the processes, attention against a plain reference in float64, memory, disk, the compilation
+cache; with a config also at its batch on this mesh, its state's memory, and, if it names stores, at their checksums. No
+store is needed. A line a check: `ok`, `--` for what is worth knowing, `!!` for what is wrong, with the remedy. Exits
+with 0, or with 1 where something is wrong.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from packaging.requirements import Requirement
+
+from jaxlm.config import command_line
+from jaxlm.data.store import open_store
+from jaxlm.devices import peak_tflops, prepare_process
+from jaxlm.errors import InputError, run_command
+from jaxlm.models.bert import BERT_BASE, BertConfig
+from jaxlm.models.gpt import GPT1
+from jaxlm.nn.attention import attend
+from jaxlm.sharding import AXES, make_mesh, use_mesh
+from jaxlm.training.config import PretrainConfig, check_batches
+from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.processes import DistributedConfig, start_processes
+from jaxlm.training.program import training_program
+
+GIB = 2.0**30
+COPIES = 2  # of the state in host memory while a checkpoint is written: Orbax's, and what is compressed
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # of attention, of numbers around 1
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Look whether this machine is ready to train."""
+
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True)
+class ConfigArguments:
+    """Look whether this machine is ready to train with this config."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: pretrain/gpt1."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a check found. good: True, False, or None for what is worth knowing."""
+
+    what: str
+    good: bool | None
+    said: str
+
+    def line(self) -> str:
+        """For people."""
+        return f"{ {True: 'ok', False: '!!', None: '--'}[self.good] }  {self.what:<14} {self.said}"
+
+
+def versions() -> Iterator[Found]:
+    """Installed packages against what this version of jaxlm was made for."""
+    shown, wrong = [], []
+    for line in importlib.metadata.requires("jaxlm") or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+        if requirement.name in ("jax", "flax", "optax", "orbax-checkpoint"):
+            shown.append(f"{requirement.name} {version}")
+    python = ".".join(map(str, sys.version_info[:3]))
+    remedy = f"{'; '.join(wrong)}: launch/setup.sh cpu, gpu or tpu installs what was tested"
+    yield Found("versions", not wrong, remedy if wrong else f"Python {python}, {', '.join(shown)}")
+
+
+def devices() -> Iterator[Found]:
+    """What there is, and whether its peak is known."""
+    found = jax.devices()
+    kind, platform = found[0].device_kind, found[0].platform
+    yield Found("devices", True, f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them here")
+    if len({device.device_kind for device in found}) > 1:
+        yield Found("devices", False, "they are of several kinds; the slowest decides: take machines of one kind")
+    peak = peak_tflops()
+    if platform != "cpu":
+        known = f"{peak:g} TFLOP/s bfloat16 a device" if peak else f"{kind} is not in jaxlm/devices.py: no MFU is shown"
+        yield Found("peak", True if peak else None, known)
+
+
+def processes() -> Iterator[Found]:
+    """Whether all processes run the same thing, and whether all devices add up."""
+    count = jax.process_count()
+    given = re.sub(r"--distributed\.process[-_]id[= ]\d+", "", " ".join(sys.argv[1:]))  # which must differ
+    same = hashlib.sha256(" ".join([*map(_version_of, ("jax", "jaxlib", "flax", "jaxlm")), given]).encode())
+    mine = np.frombuffer(same.digest()[:8], np.uint8)
+    all_of_them = np.asarray(multihost_utils.process_allgather(mine)).reshape(count, -1)
+    different = [k for k in range(count) if not np.array_equal(all_of_them[k], all_of_them[0])]
+    remedy = f"process {different[:1]} has other versions or another command than process 0: install one commit on all"
+    yield Found("processes", not different, remedy if different else f"{count}, of one mind")
+    mesh = Mesh(np.array(jax.devices()), ("all",))
+    ones = jax.make_array_from_callback(
+        (mesh.size,), NamedSharding(mesh, PartitionSpec("all")), lambda index: np.ones(mesh.size, np.float32)[index]
+    )
+    total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones))
+    remedy = (
+        f"the sum of ones over {mesh.size} devices is {total:g}: a link or a device is broken; take another machine"
+    )
+    good = total == mesh.size
+    yield Found("interconnect", good, f"{mesh.size} devices add up" if good else remedy)
+
+
+def attention_backends() -> Iterator[Found]:
+    """Attention as the models call it against softmax(q k / sqrt(K)) v in float64, causal, with two segments."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 2, 2, 256, 32))
+    segments = np.repeat([[1, 2]], 128, axis=1).reshape(1, -1).repeat(2, axis=0)
+    scores = np.einsum("bhlk,bhsk->bhls", q, k) / np.sqrt(q.shape[-1])
+    seen = np.tril(np.ones((256, 256), bool)) & (segments[:, None, :, None] == segments[:, None, None, :])
+    shares = np.exp(np.where(seen, scores, -np.inf))
+    wanted = np.einsum("bhls,bhsk->bhlk", shares / shares.sum(axis=-1, keepdims=True), v)
+    for dtype in (jnp.float32,) if jax.default_backend() == "cpu" else (jnp.float32, jnp.bfloat16):
+        name = jnp.dtype(dtype).name
+        compute = jax.jit(functools.partial(attend, causal=True))
+        with jax.default_matmul_precision("highest"):
+            found = compute(*(jnp.asarray(x, dtype) for x in (q, k, v)), segments_BL=jnp.asarray(segments, jnp.int32))
+        off = float(np.abs(np.asarray(found, np.float64) - wanted).max())
+        remedy = f"xla in {name} is {off:.1e} off the reference: do not train here; report the versions above"
+        good = off <= TOLERANCE[name]
+        yield Found("attention", good, f"xla in {name}: {off:.1e} off the reference" if good else remedy)
+
+
+def machine() -> Iterator[Found]:
+    """Host memory, disk, the compilation cache."""
+    memory = _available_memory()
+    known = "unknown" if memory is None else f"{memory / GIB:.1f} GiB free on this host"
+    yield Found("memory", None if memory is None else True, known)
+    free = shutil.disk_usage(".").free
+    said = f"{free / GIB:.1f} GiB free in {Path.cwd()}"
+    yield Found("disk", free > GIB, said if free > GIB else f"{said}: make room for checkpoints")
+    cache = Path(jax.config.jax_compilation_cache_dir or "")  # type: ignore[attr-defined]
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        yield Found(
+            "cache", None, f"{cache} cannot be written ({error.strerror}): each start compiles anew; set XDG_CACHE_HOME"
+        )
+    else:
+        yield Found("cache", True, f"compiled programs are kept in {cache}")
+
+
+def of_config(config: PretrainConfig) -> Iterator[Found]:
+    """The config on this mesh: its batch, what its state takes here, its stores."""
+    if not config.model.vocab_size:
+        vocabulary = (BERT_BASE if isinstance(config.model, BertConfig) else GPT1).vocab_size
+        config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    try:
+        config.check()
+        mesh = make_mesh(config.mesh)
+        check_batches(config, mesh)
+    except InputError as error:
+        yield Found("config", False, str(error))
+        return
+    shape = ", ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
+    yield Found("config", True, f"{config.batch_size} x {config.length} tokens a step on {shape}")
+    with use_mesh(mesh):
+        program = training_program(
+            make_pretraining(config, None),
+            config.optimizer,
+            mesh,
+            num_steps=config.num_steps or 1,
+            micro_batches=config.micro_batches,
+            norms_every=config.log_every,
+        )
+    leaves = jax.tree.leaves(program.abstract)
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    here = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    said = f"{here / GIB:.2f} GiB of the state on a device"
+    if limit:
+        said += f" of {limit / GIB:.1f} GiB; activations come on top (jaxlm.aot counts them for TPUs)"
+    remedy = f"{said}: it cannot fit; cut it along more --mesh.fsdp or --mesh.tensor"
+    yield Found("state", not limit or here < limit, said if not limit or here < limit else remedy)
+    needed, memory = COPIES * whole / jax.process_count(), _available_memory()
+    if memory is not None:
+        said = f"a checkpoint passes {needed / GIB:.2f} GiB through this host's memory"
+        remedy = f"{said}, which has {memory / GIB:.1f} GiB free: take larger hosts, or more of them"
+        yield Found("host memory", needed < memory, said if needed < memory else remedy)
+    free, kept = shutil.disk_usage(".").free, (config.keep_newest + 1) * whole
+    said = f"{config.keep_newest} checkpoints and one being written take {kept / GIB:.2f} GiB where --run lies"
+    yield Found("run", None if kept < free else False, said if kept < free else f"{said}; here are {free / GIB:.1f}")
+    for path in (*config.data.store, *config.data.validation):
+        yield from _of_store(path)
+
+
+def _of_store(path: str) -> Iterator[Found]:
+    try:
+        store = open_store(Path(path))
+        store.verify()
+    except InputError as error:
+        yield Found("store", False, str(error))
+    else:
+        yield Found("store", True, f"{path}: {store.num_tokens:,} tokens, every checksum is right")
+
+
+def _version_of(package: str) -> str:
+    return f"{package} {importlib.metadata.version(package)}"
+
+
+def _available_memory() -> int | None:
+    """Bytes that programs on this host can still take; None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def examine(config: PretrainConfig | None) -> list[Found]:
+    """All checks, one after the other; one that fails to run is wrong, and the others go on."""
+    checks: list[tuple[str, Callable[[], Iterator[Found]]]] = [
+        (check.__name__, check) for check in (versions, devices, processes, attention_backends, machine)
+    ]
+    if config is not None:
+        checks.append(("config", functools.partial(of_config, config)))
+    found = []
+    for name, check in checks:
+        try:
+            for one in check():
+                found.append(one)
+                if jax.process_index() == 0:
+                    print(one.line(), flush=True)
+        except Exception as error:  # whatever a broken machine leads to
+            reason = str(error).splitlines() or ["no message"]
+            one = Found(name, False, f"{type(error).__name__}: {reason[0]}")
+            found.append(one)
+            print(one.line(), flush=True)
+    return found
+
+
+def main() -> None:
+    """The command."""
+    arguments: Any
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        arguments, _ = command_line(ConfigArguments, PretrainConfig, program="doctor", description=__doc__)
+    else:
+        arguments, _ = command_line(Arguments, program="doctor", description=__doc__)
+    start_processes(arguments.distributed)
+    prepare_process()
+    wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]
+    code: Literal[0, 1] = 1 if wrong else 0
+    if jax.process_index() == 0:
+        print(f"{len(wrong)} of these must be mended" if wrong else "ready", flush=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    run_command(main)
