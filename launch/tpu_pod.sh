@@ -199,9 +199,11 @@ commit=$(git rev-parse HEAD)
 home=jaxlm-pod/$commit
 worker=$home/launch/pod_worker.sh
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
 install() {
-  local archive node
-  archive=$(mktemp -d)/jaxlm.tar.gz
+  local archive=$scratch/jaxlm.tar.gz node
   act git archive --format tar.gz --output "$archive" "$commit"
   for node in "${nodes[@]}"; do
     act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet
