@@ -375,7 +375,7 @@ def test_a_signal_stops_it_with_75(corpus, number):
     with pytest.raises(InputError, match="another process is preparing"):
         prepare(PrepareConfig(("lines:books/0.txt",), "train-sentencepiece:420", Path("store"), workers=1))
     os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert errors.splitlines()[-1] == "stopped; finished shards are kept, and the same command continues"
     assert wait_for(lambda: no_process_in(process.pid), 5)
