@@ -73,9 +73,10 @@ def import_model(arguments: Import) -> None:
         _verify(published, directory, published.architecture if of_hf else "", published.tokenizer)
     resolved = _resolved(published, arguments.custom)
     count = sum(leaf.size for leaf in published.leaves.values())
+    largest = max(leaf.nbytes for leaf in published.leaves.values())
     with RunDirectory(arguments.run) as run:
         run.open(resolved)
-        with Checkpoints(run.checkpoints) as checkpoints:
+        with Checkpoints(run.checkpoints, write_at_once=largest) as checkpoints:
             if checkpoints.steps():
                 print(f"{run.path} is complete: {published.name} was imported; nothing to do")
                 return
@@ -87,7 +88,7 @@ def import_model(arguments: Import) -> None:
             leaves = {}
             while published.leaves:  # one by one: there is never a second copy of the model
                 name, values = published.leaves.popitem()
-                leaves[name] = jnp.asarray(values)
+                leaves[name] = jax.block_until_ready(jnp.asarray(values))
             checkpoints.save(0, {"params": nested_leaves(leaves)}, config=resolved)
             checkpoints.wait()
     print(f"{run.path}: {published.architecture} from {published.name}, {count:,} parameters, {published.dtype}")

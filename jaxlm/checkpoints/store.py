@@ -72,10 +72,18 @@ class Checkpoints:
     """The checkpoints of one run: the newest `keep_newest` and every step that `keep_every` divides are kept.
 
     read_only: for another run's directory, which may be in use; nothing in it is created, cleaned up or moved.
+    write_at_once: the bytes that a save compresses, in memory, and writes at a time, the largest leaf's at least; all
+    of them unless given.
     """
 
     def __init__(
-        self, directory: Path, *, keep_newest: int = 3, keep_every: int | None = None, read_only: bool = False
+        self,
+        directory: Path,
+        *,
+        keep_newest: int = 3,
+        keep_every: int | None = None,
+        read_only: bool = False,
+        write_at_once: int | None = None,
     ):
         self.directory = Path(directory).absolute()
         self.read_only = read_only
@@ -94,8 +102,17 @@ class Checkpoints:
                 ),
                 lightweight_initialize=True,  # steps by name alone: a damaged step must not keep others from opening
             )
+            arrays = ocp.BasePyTreeCheckpointHandler(
+                save_concurrent_bytes=None if write_at_once is None else write_at_once + 1
+            )
+            handlers = {
+                _ARRAYS: ocp.PyTreeCheckpointHandler(handler_impl=arrays),
+                _DESCRIPTION: ocp.JsonCheckpointHandler(),
+            }
             try:
-                self._manager = _Manager(self.directory, options=options)
+                self._manager = _Manager(
+                    self.directory, options=options, item_handlers=None if write_at_once is None else handlers
+                )
             except OSError as error:
                 raise InputError(f"{self.directory}: cannot keep checkpoints there: {error}") from error
 
