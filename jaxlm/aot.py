@@ -9,7 +9,6 @@ the config the full one stands at the top. The last line of standard output is o
 
 import dataclasses
 import json
-import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,16 +22,12 @@ from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.config import command_line
 from jaxlm.data.phases import Phase, phases
 from jaxlm.errors import run_command
-from jaxlm.models.bert import BERT_BASE, BertConfig
-from jaxlm.models.gpt import GPT1
 from jaxlm.output import write_json
 from jaxlm.sharding import check_batch, make_mesh, use_mesh
-from jaxlm.training.abstract import abstract_batch
+from jaxlm.training.abstract import abstract_batch, with_vocabulary
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program
-
-log = logging.getLogger("jaxlm.aot")
 
 
 @dataclass(frozen=True)
@@ -52,10 +47,7 @@ class Arguments:
 
 def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
     """The figures of each phase's step, that of the full length first."""
-    if not config.model.vocab_size:
-        vocabulary = (BERT_BASE if isinstance(config.model, BertConfig) else GPT1).vocab_size
-        log.info("the config takes its vocabulary from a store; here it has the paper's, %d ids", vocabulary)
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocabulary))
+    config = with_vocabulary(config)
     config.check()
     num_steps = config.num_steps or 1_000_000
     mesh = make_mesh(config.mesh, where.devices())
@@ -73,14 +65,7 @@ def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
 def _step(config: PretrainConfig, phase: Phase, num_steps: int, mesh: Any, where: Topology) -> dict[str, Any]:
     pretraining = make_pretraining(config, None)
     with use_mesh(mesh):
-        program = training_program(
-            pretraining,
-            config.optimizer,
-            mesh,
-            num_steps=num_steps,
-            micro_batches=config.micro_batches,
-            norms_every=config.log_every,
-        )
+        program = training_program(pretraining, config, mesh, num_steps=num_steps)
         started = time.perf_counter()
         compiled = program.step.lower(program.abstract, abstract_batch(config, phase.length, mesh)).compile()
         seconds = time.perf_counter() - started

@@ -108,20 +108,21 @@ def measure(arguments: Arguments) -> dict:
     )
     data.check()
     run = PretrainConfig(
-        config, data=data, execution=execution, batch_size=arguments.batch, length=arguments.length, mesh=arguments.mesh
+        config,
+        data=data,
+        optimizer=OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"),
+        execution=execution,
+        batch_size=arguments.batch,
+        length=arguments.length,
+        mesh=arguments.mesh,
+        micro_batches=arguments.micro_batches,
+        log_every=LOG_EVERY,
     )
     run, tokenizer, batches = _random_rows(run) if arguments.store is None else _rows_of_store(run, arguments)
     pretraining = make_pretraining(run, tokenizer)
 
     with use_mesh(mesh):
-        program = training_program(
-            pretraining,
-            OptimizerConfig(peak_lr=1e-4, warmup=0, decay="constant"),
-            mesh,
-            num_steps=1,
-            micro_batches=arguments.micro_batches,
-            norms_every=LOG_EVERY,
-        )
+        program = training_program(pretraining, run, mesh, num_steps=1)
         state = program.fresh_state(0)
         placed = [to_devices(batch, mesh, arguments.batch) for batch in batches]
         started = time.perf_counter()

@@ -45,7 +45,11 @@ def compiling_for(platform: str) -> Iterator[None]:
 
 def peak_tflops(device: jax.Device | None = None) -> float | None:
     """Peak bfloat16 TFLOP/s of one device; None where it is not known (every CPU)."""
-    kind = (device or jax.devices()[0]).device_kind
+    return peak_of_kind((device or jax.devices()[0]).device_kind)
+
+
+def peak_of_kind(kind: str) -> float | None:
+    """Peak bfloat16 TFLOP/s of a `device_kind`."""
     return next((peak for part, peak in PEAK_TFLOPS if part in kind), None)
 
 

@@ -16,9 +16,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,9 @@ from jaxlm.config import command_line
 from jaxlm.data.store import open_store
 from jaxlm.devices import peak_tflops, prepare_process
 from jaxlm.errors import InputError, run_command
-from jaxlm.models.bert import BERT_BASE, BertConfig
-from jaxlm.models.gpt import GPT1
 from jaxlm.nn.attention import attend
 from jaxlm.sharding import AXES, make_mesh, use_mesh
+from jaxlm.training.abstract import with_vocabulary
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.processes import DistributedConfig, start_processes
@@ -175,9 +174,7 @@ def machine() -> Iterator[Found]:
 
 def of_config(config: PretrainConfig) -> Iterator[Found]:
     """The config on this mesh: its batch, what its state takes here, its stores."""
-    if not config.model.vocab_size:
-        vocabulary = (BERT_BASE if isinstance(config.model, BertConfig) else GPT1).vocab_size
-        config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    config = with_vocabulary(config)
     try:
         config.check()
         mesh = make_mesh(config.mesh)
@@ -188,14 +185,7 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
     shape = ", ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     yield Found("config", True, f"{config.batch_size} x {config.length} tokens a step on {shape}")
     with use_mesh(mesh):
-        program = training_program(
-            make_pretraining(config, None),
-            config.optimizer,
-            mesh,
-            num_steps=config.num_steps or 1,
-            micro_batches=config.micro_batches,
-            norms_every=config.log_every,
-        )
+        program = training_program(make_pretraining(config, None), config, mesh, num_steps=config.num_steps or 1)
     leaves = jax.tree.leaves(program.abstract)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     here = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
@@ -277,10 +267,9 @@ def main() -> None:
     start_processes(arguments.distributed)
     prepare_process()
     wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]
-    code: Literal[0, 1] = 1 if wrong else 0
     if jax.process_index() == 0:
         print(f"{len(wrong)} of these must be mended" if wrong else "ready", flush=True)
-    sys.exit(code)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -169,14 +169,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     pretraining = make_pretraining(config, planned.stores[0].tokenizer())
 
     with quiet_failures(), use_mesh(mesh), run, checkpoints:
-        program = training_program(
-            pretraining,
-            config.optimizer,
-            mesh,
-            num_steps=num_steps,
-            micro_batches=config.micro_batches,
-            norms_every=config.log_every,
-        )
+        program = training_program(pretraining, config, mesh, num_steps=num_steps)
         abstract = program.abstract
         if steps:
             state, notes = resume(checkpoints, abstract, config.seed)

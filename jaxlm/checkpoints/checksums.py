@@ -24,7 +24,8 @@ def leaf_checksums(tree: PyTree) -> dict[str, int]:
     """The checksum of each leaf by its path, the same under every sharding.
 
     Leaves: arrays of bool, integers or floats of 8 to 64 bits, of any shape. Every process must call it. They are
-    computed one after the other: where XLA does not fuse one (a CPU), it takes memory of its leaf's size.
+    computed one after the other, of a stack layer by layer: where XLA does not fuse, on a CPU, that takes the memory of
+    a layer.
     """
     leaves = named_leaves(tree)
     checksum = _compiled(_replicated(leaves.values()))

@@ -102,17 +102,15 @@ class Checkpoints:
                 ),
                 lightweight_initialize=True,  # steps by name alone: a damaged step must not keep others from opening
             )
-            arrays = ocp.BasePyTreeCheckpointHandler(
-                save_concurrent_bytes=None if write_at_once is None else write_at_once + 1
-            )
-            handlers = {
-                _ARRAYS: ocp.PyTreeCheckpointHandler(handler_impl=arrays),
-                _DESCRIPTION: ocp.JsonCheckpointHandler(),
-            }
+            handlers = None
+            if write_at_once is not None:  # Orbax refuses a leaf that takes all of it
+                arrays = ocp.BasePyTreeCheckpointHandler(save_concurrent_bytes=write_at_once + 1)
+                handlers = {
+                    _ARRAYS: ocp.PyTreeCheckpointHandler(handler_impl=arrays),
+                    _DESCRIPTION: ocp.JsonCheckpointHandler(),
+                }
             try:
-                self._manager = _Manager(
-                    self.directory, options=options, item_handlers=None if write_at_once is None else handlers
-                )
+                self._manager = _Manager(self.directory, options=options, item_handlers=handlers)
             except OSError as error:
                 raise InputError(f"{self.directory}: cannot keep checkpoints there: {error}") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from jaxlm.devices import peak_of_kind
 from jaxlm.errors import InputError
 
 # Without these the library looks for a TPU, or for another process that holds one.
@@ -26,20 +27,26 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip. peak_tflops: dense bfloat16. interconnect_gbps: both ways, all links together, 10^9 bytes a second.
+    """A chip; kind: JAX's `device_kind`. interconnect_gbps: both ways, all links together, 10^9 bytes a second.
 
     multipliers: multiply-adds of all matrix units in a cycle, which with the peak gives the clock. dimensions: of the
     torus. chip_config: what the compiler must be told so that a device is a chip.
     """
 
     name: str
-    peak_tflops: float
+    kind: str
     memory_gib: float
-    memory_gbps: float
     interconnect_gbps: float
     multipliers: int
     dimensions: int
     chip_config: str | None = None
+
+    @property
+    def peak_tflops(self) -> float:
+        """Dense bfloat16, from the one table of peaks."""
+        peak = peak_of_kind(self.kind)
+        assert peak is not None
+        return peak
 
     @property
     def clock_hz(self) -> float:
@@ -50,10 +57,10 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 275.0, 32.0, 1228.0, 600.0, 8 * 128**2, 3, "megacore"),
-        Chip("v5e", 197.0, 16.0, 819.0, 400.0, 4 * 128**2, 2),
-        Chip("v5p", 459.0, 95.0, 2765.0, 1200.0, 8 * 128**2, 3, "megacore"),
-        Chip("v6e", 918.0, 32.0, 1638.0, 800.0, 4 * 256**2, 2),
+        Chip("v4", "TPU v4", 32.0, 600.0, 8 * 128**2, 3, "megacore"),
+        Chip("v5e", "TPU v5e", 16.0, 400.0, 4 * 128**2, 2),
+        Chip("v5p", "TPU v5p", 95.0, 1200.0, 8 * 128**2, 3, "megacore"),
+        Chip("v6e", "TPU v6", 32.0, 800.0, 4 * 256**2, 2),
     )
 }
 

@@ -1,5 +1,7 @@
-"""The shapes of a run's batches, without a store: for who compiles a step and runs none."""
+"""A run without its store: for who compiles a step, or sizes it, and runs none."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,8 +9,21 @@ from jax.sharding import Mesh
 
 from jaxlm.data.pairs import chunk_options, empty_pairs
 from jaxlm.data.rows import empty_batch
+from jaxlm.models.bert import BERT_BASE, BertConfig
+from jaxlm.models.gpt import GPT1
 from jaxlm.sharding import batch_sharding
 from jaxlm.training.config import PretrainConfig
+
+log = logging.getLogger(__name__)
+
+
+def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
+    """The config with its paper's vocabulary, where it takes one from a store."""
+    if config.model.vocab_size:
+        return config
+    vocabulary = (BERT_BASE if isinstance(config.model, BertConfig) else GPT1).vocab_size
+    log.info("the config takes its vocabulary from a store; here it has the paper's, %d ids", vocabulary)
+    return replace(config, model=replace(config.model, vocab_size=vocabulary))
 
 
 def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:

@@ -6,7 +6,8 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.optim import Optimizer, decay_mask, make_optimizer
+from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.state import TrainState, abstract_state, fresh_state
 from jaxlm.training.step import make_train_step
@@ -27,20 +28,17 @@ class TrainingProgram:
 
 
 def training_program(
-    pretraining: Pretraining,
-    optimizer: OptimizerConfig,
-    mesh: Mesh,
-    *,
-    num_steps: int,
-    micro_batches: int,
-    norms_every: int,
+    pretraining: Pretraining, config: PretrainConfig, mesh: Mesh, *, num_steps: int
 ) -> TrainingProgram:
-    """The program on `mesh`, which must be in use (`jaxlm.sharding.use_mesh`); nothing is allocated or compiled."""
+    """The program of `config` on `mesh`, which must be in use (`jaxlm.sharding.use_mesh`).
+
+    Nothing is allocated or compiled.
+    """
     mask = decay_mask(jax.eval_shape(lambda: pretraining.init_params(jax.random.key(0))))
-    made = make_optimizer(optimizer, num_steps, mask)
+    made = make_optimizer(config.optimizer, num_steps, mask)
     abstract = abstract_state(pretraining.init_params, made, mesh)
     step = jax.jit(
-        make_train_step(pretraining.objective, made, micro_batches=micro_batches, norms_every=norms_every),
+        make_train_step(pretraining.objective, made, micro_batches=config.micro_batches, norms_every=config.log_every),
         donate_argnums=0,
         out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, abstract), None),
     )
