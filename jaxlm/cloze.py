@@ -143,12 +143,15 @@ def fillings_text(text: str, named: list[list[dict[str, Any]]]) -> str:
 def _answer(model: Bert, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
     """Of each row the log-probability of its target (B,), and the ids and probabilities of its best fillings (B, K)."""
     inputs = (rows.ids, rows.positions, None, rows.segments)
-    h_BLD, table_VD = model.apply({"params": params["backbone"]}, *inputs)
+    out: Any = model.apply({"params": params["backbone"]}, *inputs)
+    h_BLD, table_VD = out
     state_BD = jnp.take_along_axis(h_BLD, rows.where[:, None, None], axis=1)[:, 0]
     head = {"params": params["head"]["masked_lm"]}
     made: Any = MaskedLMHead(model.config).apply(head, state_BD[:, None])
     h_BD, bias_V = made
-    logits_BV = jnp.einsum("bd,vd->bv", h_BD[:, 0], table_VD, preferred_element_type=jnp.float32) + bias_V
+    logits_BV = (
+        jnp.einsum("bd,vd->bv", h_BD[:, 0], table_VD.astype(h_BD.dtype), preferred_element_type=jnp.float32) + bias_V
+    )
     log_probs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
     right_B = jnp.take_along_axis(log_probs_BV, rows.targets[:, None], axis=-1)[:, 0]
     best_BK, ids_BK = jax.lax.top_k(jnp.where(allowed_V, log_probs_BV, -jnp.inf), top)

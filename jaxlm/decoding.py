@@ -172,7 +172,7 @@ class Decoder:
 
     def _logits(self, h_BD: jax.Array, table_VD: jax.Array) -> jax.Array:
         tokens_VD = table_VD[: len(self._allowed_V)]  # no rows of positions
-        logits_BV = jnp.dot(h_BD, tokens_VD.T, preferred_element_type=jnp.float32)
+        logits_BV = jnp.dot(h_BD, tokens_VD.T.astype(h_BD.dtype), preferred_element_type=jnp.float32)
         return jnp.where(self._allowed_V, logits_BV, -jnp.inf)
 
     def _draw_at(self, logits_BV: jax.Array, keys_B: jax.Array, position: jax.Array) -> jax.Array:

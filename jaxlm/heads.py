@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxlm.models.bert import BertConfig
 from jaxlm.nn.activation import activate
 from jaxlm.nn.dropout import dropout
-from jaxlm.nn.linear import gathered, project
+from jaxlm.nn.linear import gathered, linear
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.partition import with_axes
@@ -70,7 +70,7 @@ class MaskedLMHead(nn.Module):
         kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
         bias = self.param("bias", with_axes(zeros, ("transform",)), (config.width,))
         output_bias = self.param("output_bias", with_axes(zeros, ("vocabulary",)), (config.vocab_size,))
-        h_BMD = activate(project(states_BMD, gathered(kernel, states_BMD.dtype, names), bias), config.activation)
+        h_BMD = activate(linear(states_BMD, gathered(kernel, states_BMD.dtype, names), bias), config.activation)
         return LayerNorm(config.norm_eps, name="norm")(h_BMD), output_bias
 
 
@@ -210,4 +210,4 @@ def _linear(module: nn.Module, x: jax.Array, outputs: int, init_std: float) -> j
     init, zeros = nn.initializers.truncated_normal(init_std), nn.initializers.zeros_init()
     kernel = module.param("kernel", with_axes(init, ("width", "classes")), (x.shape[-1], outputs))
     bias = module.param("bias", with_axes(zeros, ("classes",)), (outputs,))
-    return project(x.astype(jnp.float32), kernel, bias)
+    return linear(x.astype(jnp.float32), kernel, bias)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from jaxlm import devices
 from jaxlm.errors import InputError
 
 
@@ -152,7 +153,8 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimi
         nu = jax.tree.map(lambda v, g: jnp.where(sound, b2 * v + (1 - b2) * (g * g), v), state.nu, gradient)
         # What follows reads the new moments. Else XLA's CPU backend makes them from the old ones again wherever they
         # are used, which then cannot be overwritten: it copies all moments and parameters in every step.
-        mu, nu = jax.lax.optimization_barrier((mu, nu))
+        if devices.platform() == "cpu":
+            mu, nu = jax.lax.optimization_barrier((mu, nu))
         new = optax.ScaleByAdamState(jnp.where(sound, state.count + 1, state.count), mu, nu)
         size, (a, _, _) = rate(state.count), corrections(new.count)
 

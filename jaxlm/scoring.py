@@ -147,6 +147,7 @@ def _row_log_probs(model: Any, params: Any, batch: Batch) -> jax.Array:
     """The weighted sum of log-probabilities of each row's targets, float32 (B,), some positions at a time."""
     h_BLD, table_VD = model.apply({"params": params["backbone"]}, batch.ids, batch.positions, None)
     b, length, d = h_BLD.shape
+    table_VD = table_VD.astype(h_BLD.dtype)
     most = max(1, _LOGITS // (b * table_VD.shape[0]))
     size = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
 

@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlm.devices import compiling_for
+from jaxlm.nn import attention
 from jaxlm.nn.attention import attend
 from jaxlm.nn.dropout import dropout, random_halves
+from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 
 B, H, L, K = 2, 3, 7, 4
 
@@ -99,6 +102,102 @@ def test_bfloat16_keeps_a_float32_softmax(qkv):
     assert found.dtype == jnp.bfloat16
     exact = attend_in_loops(*(x.astype(jnp.float32) for x in (q_16, k_16, v_16)), True, None, 0)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
+
+
+def rows(length: int, heads: int = 4, width: int = 8):
+    """Queries, keys and values of four rows, and their segments: packed, packed and padded, whole, all padding."""
+    rng = np.random.default_rng(1)
+    qkv = [jnp.asarray(rng.standard_normal((4, heads, length, width)), jnp.float32) for _ in range(3)]
+    cuts = np.arange(length)
+    packed = 1 + (cuts >= 37) + (cuts >= 128) + (cuts >= 130)
+    padded = np.where(cuts < length - 50, 1 + (cuts >= 100), 0)
+    return qkv, jnp.asarray(np.stack([packed, padded, np.ones(length), np.zeros(length)]), jnp.int32)
+
+
+def value_and_gradients(backend: str, qkv, causal: bool, segments):
+    """A weighted sum of the outputs, which tells them apart, and its gradients."""
+    weights = jnp.cos(jnp.arange(qkv[0].size, dtype=jnp.float32)).reshape(qkv[0].shape)
+
+    @jax.jit
+    def loss(q, k, v):
+        found = attend(q, k, v, causal=causal, segments_BL=segments, backend=backend)
+        return jnp.sum(found * weights), found
+
+    (_, found), gradients = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*qkv)
+    return found, *gradients
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("with_segments", [True, False])
+def test_splash_is_the_reference(causal, with_segments):
+    """Fails when the kernel's scale, mask or layout differ, forward or backward, over several blocks of keys.
+
+    The kernel is interpreted here; padding's rows count too, as they see themselves.
+    """
+    qkv, segments = rows(640)  # blocks of 128, the largest divisor up to 512 being 320, which is no multiple of 128
+    found = value_and_gradients("splash", qkv, causal, segments if with_segments else None)
+    expected = value_and_gradients("xla", qkv, causal, segments if with_segments else None)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_splash_on_a_mesh_is_the_reference(shape):
+    """Fails when rows or heads are dealt out wrongly, heads that the mesh does not divide included."""
+    mesh = make_mesh(MeshConfig(**({"data": 1} | shape)))
+    for heads in (4, 3):
+        qkv, segments = rows(256, heads)
+        expected = value_and_gradients("xla", qkv, True, segments)
+        with use_mesh(mesh):
+            text = jax.jit(lambda *qkv: attend(*qkv, causal=True, backend="splash")).lower(*qkv).as_text()  # noqa: B023
+            found = value_and_gradients("splash", qkv, True, segments)
+        assert "manual_computation" in text  # dealt out by hand, not by a compiler that does not know the kernel
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_cudnn_gets_the_mask(causal, monkeypatch):
+    """Fails when segments, padding or causality do not reach JAX's entrance to cuDNN, whose arithmetic stands in.
+
+    That the kernel itself heeds them only a GPU can tell: `python -m jaxlm.doctor` compares it there.
+    """
+    plain = jax.nn.dot_product_attention
+    asked = []
+
+    def stand_in(*qkv, implementation, **options):
+        asked.append(implementation)
+        return plain(*qkv, implementation="xla", **options)
+
+    monkeypatch.setattr("jax.nn.dot_product_attention", stand_in)
+    qkv, segments = rows(64)
+    qkv = [x.astype(jnp.bfloat16) for x in qkv]
+    with compiling_for("gpu"):
+        found = value_and_gradients("cudnn", qkv, causal, segments)
+        expected = value_and_gradients("xla", qkv, causal, segments)
+    assert asked == ["cudnn"]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.astype(jnp.float32), other.astype(jnp.float32), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform", "options", "why"),
+    [
+        ("splash", "tpu", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "only xla drops weights"),
+        ("auto", "tpu", {"query_offset": jnp.int32(3)}, "decodes with a cache"),
+        ("auto", "tpu", {}, "length 7 is no multiple of 128"),
+        ("splash", "gpu", {}, "splash is a TPU's"),
+        ("cudnn", "cpu", {}, "cudnn is a GPU's"),
+        ("cudnn", "gpu", {}, "knows 16 bits"),
+    ],
+)
+def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, platform, options, why, caplog):
+    """Fails when a kernel is asked for what it cannot do, or xla takes its place without a word."""
+    attention._say.cache_clear()
+    with compiling_for(platform), caplog.at_level("INFO"):
+        found = attend(*qkv, causal=True, backend=backend, **options)
+    np.testing.assert_array_equal(found, attend(*qkv, causal=True, backend="xla", **options))
+    assert why in caplog.text
 
 
 def test_an_unknown_backend_is_refused(qkv):

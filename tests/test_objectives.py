@@ -13,6 +13,7 @@ from flax import linen as nn
 from toy import LENGTH, STILL, examples, packed, random_params, windows
 
 from jaxlm.batch import ExampleBatch
+from jaxlm.devices import compiling_for
 from jaxlm.heads import SequenceHead
 from jaxlm.models.gpt import GPT
 from jaxlm.objectives import language_model, mean, projected_cross_entropy, sequence_task
@@ -42,6 +43,13 @@ def backbone():
     return random_params(STILL)
 
 
+@pytest.fixture(params=["cpu", "tpu"])
+def platform(request):
+    """A TPU's way of summing exp is other arithmetic, which a CPU can do too."""
+    with compiling_for(request.param):
+        yield request.param
+
+
 def plain(h, table, targets, weights):
     logits = jnp.dot(h.astype(jnp.float32), table.astype(jnp.float32).T)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
@@ -50,7 +58,7 @@ def plain(h, table, targets, weights):
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 12])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-6), (jnp.bfloat16, 1.2e-2)])
-def test_chunked_loss_and_gradient_are_the_plain_ones(inputs, chunks, dtype, tolerance):
+def test_chunked_loss_and_gradient_are_the_plain_ones(inputs, chunks, dtype, tolerance, platform):
     """Fails when a chunk is lost or counted twice, a weight is forgotten, or the gradient made by hand is wrong.
 
     The coefficient 3 shows whether the cotangent is used. In bfloat16 the gradient of the logits is rounded once.
@@ -67,7 +75,7 @@ def test_chunked_loss_and_gradient_are_the_plain_ones(inputs, chunks, dtype, tol
         assert np.abs(x - y).max() < tolerance * np.abs(y).max()
 
 
-def test_hits_and_losses_carry_the_weights(inputs):
+def test_hits_and_losses_carry_the_weights(inputs, platform):
     """Fails when hits count places of weight 0, or when ties with the highest logit are missed."""
     (h, table), targets, weights = inputs
     best = np.asarray(jnp.dot(h, table.T).argmax(-1))
@@ -79,7 +87,20 @@ def test_hits_and_losses_carry_the_weights(inputs):
     assert np.all((np.abs(gradients).max(-1) > 0) == (np.asarray(weights) > 0))
 
 
-def test_large_logits_stay_finite(inputs):
+@pytest.mark.parametrize("spread", [1.0, 30.0, 100.0])
+def test_unlikely_targets_cost_what_they_cost(inputs, spread, platform):
+    """Fails when exp of a logit less the target's overflows, or the sums made again belong to another shift.
+
+    With logits spread by hundreds some targets are further from the likeliest word than exp of a float32 reaches.
+    """
+    (h, table), targets, weights = inputs
+    found = jax.value_and_grad(lambda h: projected_cross_entropy(spread * h, table, targets, weights, 2)[0])(h)
+    wanted = jax.value_and_grad(lambda h: plain(spread * h, table, targets, weights)[0])(h)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=2e-6)
+    np.testing.assert_allclose(found[1], wanted[1], atol=1e-5 * float(jnp.abs(wanted[1]).max()))
+
+
+def test_large_logits_stay_finite(inputs, platform):
     """Fails when the softmax is made without its peak: exp(1e4) is infinite."""
     (h, table), targets, weights = inputs
     value, gradient = jax.value_and_grad(lambda h: projected_cross_entropy(1e4 * h, table, targets, weights, 2)[0])(h)

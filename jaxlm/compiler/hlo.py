@@ -136,7 +136,7 @@ def parse(text: str) -> Module:
                 current = computations[header.group(2)] = Computation(header.group(2))
                 if header.group(1):
                     entry = header.group(2)
-        elif line.startswith("}"):
+        elif line == "}":  # a kernel's own description has lines that begin so
             current = None
         elif instruction := _INSTRUCTION.match(line):
             name, body = instruction.groups()

@@ -18,7 +18,7 @@ from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
 from jaxlm.nn.dropout import dropout, fold
 from jaxlm.nn.execution import Execution
-from jaxlm.nn.linear import gathered, project
+from jaxlm.nn.linear import embed, gathered, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.partition import constrain, with_axes
 from jaxlm.nn.stack import stacked
@@ -125,7 +125,7 @@ class Bert(nn.Module):
         *,
         train: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
-        """States h_BLD in the compute dtype, and the token table (V, D) that scores the masked tokens.
+        """States h_BLD in the compute dtype, and the float32 token table (V, D) that scores masked tokens.
 
         types_BL: 0 for the first segment of a pair and 1 for the second; None: all first. segments_BL: sequences of a
         packed row, numbered from 1 (0 is padding, which sees only itself); None: one a row, without padding.
@@ -168,15 +168,12 @@ class Embeddings(nn.Module):
     def __call__(self, ids_BL, positions_BL, types_BL, train: bool) -> tuple[jax.Array, jax.Array]:
         config, dtype = self.config, self.execution.compute_dtype()
         init, d = nn.initializers.truncated_normal(config.init_std), config.width
-
-        def table(name: str, axis: str, rows: int) -> jax.Array:
-            weight = self.param(name, with_axes(init, (axis, "width")), (rows, d))
-            return gathered(weight, dtype, (axis, "width"))
-
-        tokens_VD = table("tokens", "vocabulary", config.vocab_size)
-        positions_PD = table("positions", "positions", config.num_positions)
-        types_YD = table("types", "types", config.num_types)
-        x_BLD = jnp.take(tokens_VD, ids_BL, axis=0) + jnp.take(positions_PD, positions_BL, axis=0)
+        names_V, names_P, names_Y = ("vocabulary", "width"), ("positions", "width"), ("types", "width")
+        tokens_VD = self.param("tokens", with_axes(init, names_V), (config.vocab_size, d))
+        positions_PD = self.param("positions", with_axes(init, names_P), (config.num_positions, d))
+        types_YD = gathered(self.param("types", with_axes(init, names_Y), (config.num_types, d)), dtype, names_Y)
+        x_BLD = embed(tokens_VD, ids_BL, names_V, self.execution)
+        x_BLD = x_BLD + embed(positions_PD, positions_BL, names_P, self.execution)
         if types_BL is None:
             x_BLD = x_BLD + types_YD[0]
         else:  # a product: the gradient of a gather would add every token into two rows, one after the other
@@ -217,7 +214,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD, segments_BL, key):
-        config, dtype = self.config, self.execution.compute_dtype()
+        config = self.config
         d, h = config.width, config.num_heads
         init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
         names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width", "width")
@@ -226,8 +223,10 @@ class Attention(nn.Module):
         kernel_out = self.param("out_kernel", with_axes(init, names_out), (h, d // h, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
-        qkv = project(x_BLD, gathered(kernel_in, dtype, names_in), bias_in)  # (B, L, 3, H, K)
-        q_BHLK, k_BHLK, v_BHLK = jnp.moveaxis(qkv, (2, 3), (0, 2))
+        q_BHLK, k_BHLK, v_BHLK = (
+            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], names_in[:1] + names_in[2:], self.execution)
+            for part in range(3)
+        )
         a_BHLK = attend(
             q_BHLK,
             k_BHLK,
@@ -238,8 +237,7 @@ class Attention(nn.Module):
             dropout_key=key,
             backend=self.execution.attention,
         )
-        a_BLD = jnp.swapaxes(a_BHLK, 1, 2).reshape(*x_BLD.shape)
-        return project(a_BLD, gathered(kernel_out, dtype, names_out).reshape(d, d), bias_out)
+        return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution)
 
 
 class FeedForward(nn.Module):
@@ -250,17 +248,16 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD):
-        config, dtype = self.config, self.execution.compute_dtype()
+        config = self.config
         d, f = config.width, config.feed_forward_width
         init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
         kernel_in = self.param("in_kernel", with_axes(init, ("width", "feed_forward")), (d, f))
         bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
         kernel_out = self.param("out_kernel", with_axes(init, ("feed_forward", "width")), (f, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        h_BLF = activate(
-            project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in), config.activation
-        )
-        return project(h_BLF, gathered(kernel_out, dtype, ("feed_forward", "width")), bias_out)
+        names_in, names_out = ("width", "feed_forward"), ("feed_forward", "width")
+        h_BLF = activate(project(x_BLD, kernel_in, bias_in, names_in, self.execution), config.activation)
+        return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
 
 
 class Pooler(nn.Module):
@@ -275,4 +272,4 @@ class Pooler(nn.Module):
         init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
         kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
         bias = self.param("bias", with_axes(zeros, ("pooled",)), (config.width,))
-        return jnp.tanh(project(first_BD.astype(dtype), gathered(kernel, dtype, names), bias))
+        return jnp.tanh(project(first_BD.astype(dtype), kernel, bias, names, self.execution))

@@ -19,7 +19,7 @@ from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
 from jaxlm.nn.dropout import dropout, fold
 from jaxlm.nn.execution import Execution
-from jaxlm.nn.linear import gathered, project
+from jaxlm.nn.linear import embed, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.partition import constrain, with_axes
 from jaxlm.nn.stack import stacked
@@ -124,7 +124,7 @@ class GPT(nn.Module):
         cache: Cache | None = None,
         cache_index: jax.Array | int = 0,
     ):
-        """States h_BLD in the compute dtype, and the table (V, D) that scores the next token.
+        """States h_BLD in the compute dtype, and the float32 table (V, D) that scores the next token.
 
         The table is that of the tokens; with config.tables `one` the positions' rows follow, (V + P, D).
         segments_BL: documents of a packed row (0 is padding); None is one document a row. With a cache the ids stand at
@@ -154,7 +154,7 @@ class Embeddings(nn.Module):
 
     @nn.compact
     def __call__(self, ids_BL, positions_BL, train: bool) -> tuple[jax.Array, jax.Array]:
-        config, dtype = self.config, self.execution.compute_dtype()
+        config = self.config
         key, rate = self.make_rng("dropout") if train else None, config.embedding_dropout_rate
         # GPT-2's code draws positions with half the deviation (model.py:152-155).
         spread = config.init_std / 2 if config.norm == "pre" else config.init_std
@@ -164,13 +164,13 @@ class Embeddings(nn.Module):
         positions_PD = self.param("positions", with_axes(narrow, names_P), (config.num_positions, config.width))
         if config.tables == "one":
             tokens_VD, positions_PD = dropout(tokens_VD, rate, fold(key, 0)), dropout(positions_PD, rate, fold(key, 1))
-        table_VD, positions_PD = gathered(tokens_VD, dtype, names_V), gathered(positions_PD, dtype, names_P)
-        x_BLD = jnp.take(table_VD, ids_BL, axis=0) + jnp.take(positions_PD, positions_BL, axis=0)
+        x_BLD = embed(tokens_VD, ids_BL, names_V, self.execution)
+        x_BLD = x_BLD + embed(positions_PD, positions_BL, names_P, self.execution)
         if config.tables == "one":
-            table_VD = jnp.concatenate([table_VD, positions_PD])
+            tokens_VD = jnp.concatenate([tokens_VD, positions_PD])
         else:
             x_BLD = dropout(x_BLD, rate, fold(key, 2))
-        return constrain(x_BLD, ("batch", "length", "gathered")), table_VD
+        return constrain(x_BLD, ("batch", "length", "gathered")), tokens_VD
 
 
 class Block(nn.Module):
@@ -227,7 +227,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD, segments_BL, cache, cache_index, key):
-        config, dtype = self.config, self.execution.compute_dtype()
+        config = self.config
         d, h = config.width, config.num_heads
         init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
         names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width", "width")
@@ -236,8 +236,10 @@ class Attention(nn.Module):
         kernel_out = self.param("out_kernel", with_axes(_branch_end(config), names_out), (h, d // h, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
-        qkv = project(x_BLD, gathered(kernel_in, dtype, names_in), bias_in)  # (B, L, 3, H, K)
-        q_BHLK, k_BHLK, v_BHLK = jnp.moveaxis(qkv, (2, 3), (0, 2))
+        q_BHLK, k_BHLK, v_BHLK = (
+            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], names_in[:1] + names_in[2:], self.execution)
+            for part in range(3)
+        )
         if cache is not None:
             at = (0, 0, cache_index, 0)
             cache = Cache(
@@ -251,13 +253,12 @@ class Attention(nn.Module):
             v_BHLK,
             causal=True,
             segments_BL=segments_BL,
-            query_offset=cache_index,
+            query_offset=0 if cache is None else cache_index,
             dropout_rate=config.attention_dropout_rate,
             dropout_key=key,
             backend=self.execution.attention,
         )
-        a_BLD = jnp.swapaxes(a_BHLK, 1, 2).reshape(*x_BLD.shape)
-        return project(a_BLD, gathered(kernel_out, dtype, names_out).reshape(d, d), bias_out), cache
+        return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution), cache
 
 
 class FeedForward(nn.Module):
@@ -268,17 +269,16 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD):
-        config, dtype = self.config, self.execution.compute_dtype()
+        config = self.config
         d, f = config.width, config.feed_forward_width
         init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
         kernel_in = self.param("in_kernel", with_axes(init, ("width", "feed_forward")), (d, f))
         bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
         kernel_out = self.param("out_kernel", with_axes(_branch_end(config), ("feed_forward", "width")), (f, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        h_BLF = activate(
-            project(x_BLD, gathered(kernel_in, dtype, ("width", "feed_forward")), bias_in), config.activation
-        )
-        return project(h_BLF, gathered(kernel_out, dtype, ("feed_forward", "width")), bias_out)
+        names_in, names_out = ("width", "feed_forward"), ("feed_forward", "width")
+        h_BLF = activate(project(x_BLD, kernel_in, bias_in, names_in, self.execution), config.activation)
+        return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
 
 
 def _branch_end(config: GPTConfig) -> Any:

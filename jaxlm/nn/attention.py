@@ -1,18 +1,26 @@
 """Attention behind one entrance (Vaswani et al., 2017, equation 1), with backends behind it.
 
 `xla` is plain arithmetic and the reference: causal or bidirectional, segments (packing) and padding, dropout, and a
-query offset for decoding with a cache. Another backend must agree with it forward and backward on packed rows.
+query offset for decoding with a cache. The kernels, `splash` on a TPU and `cudnn` on a GPU, agree with it forward and
+backward on packed rows; what they cannot do, dropout of weights first of all, `xla` does, and the log says so.
 """
 
+import functools
+import logging
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxlm import devices
+from jaxlm.nn.attention_kernels import LANES, cudnn, splash
 from jaxlm.nn.dropout import dropout
 
 MASKED = -1e30  # finite: a row with nothing to see gives finite numbers, which its zero weight then removes
+
+Backend = Literal["auto", "xla", "splash", "cudnn"]
+
+log = logging.getLogger(__name__)
 
 
 def attend(
@@ -25,15 +33,29 @@ def attend(
     query_offset: jax.Array | int = 0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-    backend: Literal["xla"] = "xla",
+    backend: Backend = "auto",
 ) -> jax.Array:
     """Softmax of q k / sqrt(K), times v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
 
     causal: query l sees keys up to l + query_offset. segments_BL: a query sees keys of its own segment only; segment 0
-    is padding. Without segments there is one segment. The softmax is float32.
+    is padding. Without segments there is one segment. The softmax is float32. backend auto: splash on a TPU, else xla.
     """
+    if backend == "auto":
+        backend = "splash" if devices.platform() == "tpu" else "xla"
     if backend != "xla":
-        raise ValueError(f"attention backend {backend!r}")
+        decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
+        dropped = dropout_rate if dropout_key is not None else 0.0
+        if (reason := _not_by(backend, q_BHLK, decoding, dropped)) is not None:
+            _say(f"attention by xla, not {backend}: {reason}")
+        elif backend == "splash":
+            _say("attention by splash")
+            return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
+        elif backend == "cudnn":
+            _say("attention by cudnn")
+            mask = visible(q_BHLK.shape[2], k_BHSK.shape[2], False, segments_BL, segments_BL)
+            return cudnn(q_BHLK, k_BHSK, v_BHSK, mask, causal=causal)
+        else:
+            raise ValueError(f"attention backend {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
     blocks = 1
     if causal and length == num_keys and isinstance(query_offset, int) and devices.platform() == "cpu":
@@ -50,6 +72,34 @@ def attend(
         q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
         outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, causal, own, seen, first, dropout_rate, key))
     return jnp.concatenate(outputs, axis=2)
+
+
+def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float) -> str | None:
+    """Why `backend` cannot do it; None if it can."""
+    length, platform = q_BHLK.shape[2], devices.platform()
+    if decoding:
+        return "it decodes with a cache"
+    if dropped:
+        return f"only xla drops weights (model.attention_dropout_rate is {dropped}, 0 would do without)"
+    if backend == "splash":
+        if platform == "gpu":
+            return "splash is a TPU's"
+        if length % LANES:
+            return f"length {length} is no multiple of {LANES}"
+    elif backend == "cudnn":
+        if platform != "gpu":
+            return "cudnn is a GPU's"
+        if q_BHLK.dtype.itemsize != 2:
+            return f"cudnn knows 16 bits, this is {q_BHLK.dtype}"
+        if length % 2:
+            return f"length {length} is odd"
+    return None
+
+
+@functools.cache
+def _say(sentence: str) -> None:
+    """Log it, once a process: a step asks in every layer, and for every program that is traced."""
+    log.info(sentence)
 
 
 # On the CPU causal queries are taken in blocks, each with the keys up to its last: 3/8 of the scores, which nobody

@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm import devices
+from jaxlm.nn.linear import gathered
+
+RARELY = "rarely"  # in the name of a branch that a step hardly ever takes, for who counts its cycles
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1, bias_V=None):
     """Sum of weighted negative log-likelihoods (nats) and of weighted hits, of softmax(h table^T + bias).
 
-    h_BLD and table_VD in the compute dtype; bias_V (None: 0), logits, softmax and sums are float32. The length is cut
-    into `chunks` equal pieces, and only one piece's logits exist at a time. The gradient is exact: it is made piece by
-    piece together with the loss, so nothing is computed twice. Hits (the target has the highest logit) carry no
-    gradient.
+    h_BLD in the compute dtype; table_VD, of which products have h's dtype, bias_V (None: 0), logits, softmax and sums
+    are float32. The length is cut into `chunks` equal pieces, and only one piece's logits exist at a time. The gradient
+    is exact: it is made piece by piece together with the loss, so nothing is computed twice. Hits (the target has the
+    highest logit) carry no gradient.
     """
     (nll, hits), _ = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, gradient=False)
     return nll, hits
@@ -26,27 +29,32 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
     if length % chunks:
         raise ValueError(f"length {length} is not divisible by {chunks} loss chunks")
 
+    words_VD = gathered(table_VD, h_BLD.dtype, ("vocabulary", "width"))  # once, not in every piece
+
     def piece(carry, inputs):
         nll, hits, dtable, dbias = carry
         h_BCD, targets_BC, weights_BC = inputs
         h_TD, targets_T, weights_T = h_BCD.reshape(-1, d), targets_BC.reshape(-1), weights_BC.reshape(-1)
-        logits_TV = jnp.dot(h_TD, table_VD.T, preferred_element_type=jnp.float32)
-        if bias_V is not None:
-            logits_TV = logits_TV + bias_V.astype(jnp.float32)
+        logits_TV = _logits(h_TD, words_VD, bias_V)
         peak_T = jnp.max(logits_TV, axis=-1)
-        exp_TV = jnp.exp(logits_TV - peak_T[:, None])
-        total_T = jnp.sum(exp_TV, axis=-1)
         right_T = jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
-        nll += jnp.sum(weights_T * (jnp.log(total_T) + peak_T - right_T))
+        if devices.platform() == "tpu":
+            shift_T, total_T = _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T)
+        else:
+            shift_T, total_T = peak_T, jnp.sum(jnp.exp(logits_TV - peak_T[:, None]), axis=-1)
+        nll += jnp.sum(weights_T * (jnp.log(total_T) + shift_T - right_T))
         hits += jnp.sum(weights_T * (right_T >= peak_T))
         if not gradient:
             return (nll, hits, dtable, dbias), None
         one_hot_TV = jnp.arange(table_VD.shape[0])[None, :] == targets_T[:, None]
+        exp_TV = jnp.exp(logits_TV - shift_T[:, None])
         dlogits_TV = exp_TV * (weights_T / total_T)[:, None] - jnp.where(one_hot_TV, weights_T[:, None], 0.0)
         if bias_V is not None:
             dbias = dbias + jnp.sum(dlogits_TV, axis=0)
-        dlogits_TV = jax.lax.optimization_barrier(dlogits_TV.astype(h_TD.dtype))
-        dh_BCD = jnp.dot(dlogits_TV, table_VD).reshape(h_BCD.shape)
+        dlogits_TV = dlogits_TV.astype(h_TD.dtype)
+        if devices.platform() == "cpu":  # a TPU makes them again in both products, in no time of its own
+            dlogits_TV = jax.lax.optimization_barrier(dlogits_TV)
+        dh_BCD = jnp.dot(dlogits_TV, words_VD).reshape(h_BCD.shape)
         dtable = dtable + jnp.dot(dlogits_TV.T, h_TD, preferred_element_type=jnp.float32)
         return (nll, hits, dtable, dbias), dh_BCD
 
@@ -63,6 +71,35 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
     if gradient:
         dh = jnp.moveaxis(dh, 0, 1).reshape(b, length, d)
     return (nll, hits), (dh, dtable, dbias)
+
+
+def _logits(h_TD, words_VD, bias_V):
+    logits_TV = jnp.dot(h_TD, words_VD.T, preferred_element_type=jnp.float32)
+    return logits_TV if bias_V is None else logits_TV + bias_V.astype(jnp.float32)
+
+
+# exp of it, times 40,000 words, is a float32 still.
+LARGEST_EXPONENT = 70.0
+
+
+def _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T):
+    """What the logits are taken less, and the sums of exp of that: the target's logit, made beforehand.
+
+    Where the highest logit is known beforehand, a TPU makes the sums while it makes the logits; a pass of their own
+    takes it longer than the product. It is not, but the target's logit will do: the sum is 1 at least, and overflows
+    only where the target is LARGEST_EXPONENT nats away from the likeliest word. Then, rarely, all is made once more.
+    """
+    near_T = jnp.sum(h_TD.astype(jnp.float32) * jnp.take(words_VD, targets_T, axis=0).astype(jnp.float32), axis=-1)
+    if bias_V is not None:
+        near_T = near_T + jnp.take(bias_V.astype(jnp.float32), targets_T)
+    total_T = jnp.sum(jnp.exp(logits_TV - near_T[:, None]), axis=-1)
+
+    def by_peak():  # from the product again: logits that a branch takes would be copied for it
+        return peak_T, jnp.sum(jnp.exp(_logits(h_TD, words_VD, bias_V) - peak_T[:, None]), axis=-1)
+
+    with jax.named_scope(RARELY):
+        near = jnp.all(peak_T - near_T < LARGEST_EXPONENT)
+        return jax.lax.cond(near, lambda: (near_T, total_T), by_peak)
 
 
 def _fwd(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxlm import devices
 from jaxlm.errors import InputError
+from jaxlm.nn.attention import Backend
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,24 @@ class Execution:
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms and losses stay float32."""
-    attention: Literal["xla"] = "xla"
-    """Attention backend."""
+    attention: Backend = "auto"
+    """Attention backend. auto: splash on TPUs, xla elsewhere; what a kernel cannot do, as dropping weights, xla does
+    in its place, and the log says so. cudnn: a GPU's kernel."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or each whole layer."""
     unroll: int = 0
-    """Layers per iteration of the layer loop; 0: all of them on the CPU, one elsewhere."""
+    """Layers per iteration of the layer loop; 0: one on a GPU, all of them elsewhere, which takes longer to compile."""
     loss_chunks: int = 0
     """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory.
     0: one piece, and on the CPU as many as let the logits of one fit its cache."""
+
+    gradient_sums: Literal["arithmetic", "float32"] = "arithmetic"
+    """In what the gradients of the blocks' weights are added up over devices: the dtype of the arithmetic, or float32,
+    which sends twice as much. Those of tables, biases and norms are float32."""
+
+    def gradient_dtype(self) -> jnp.dtype:
+        """The dtype of a weight's gradient before it is added up over devices."""
+        return jnp.dtype(jnp.float32) if self.gradient_sums == "float32" else self.compute_dtype()
 
     def compute_dtype(self) -> jnp.dtype:
         """The dtype of activations and of the weights inside a step."""
@@ -32,7 +42,7 @@ class Execution:
         return jnp.dtype(self.dtype)
 
     def layers_per_iteration(self, num_layers: int) -> int:
-        """The `unroll` of the layer loop. On a CPU the loop itself costs 10 to 18 % of a step."""
+        """The `unroll` of the layer loop. The loop itself costs a CPU 10 to 18 % of a step, and a TPU a third."""
         if self.unroll < 0 or self.unroll > num_layers:
             raise InputError(f"execution.unroll {self.unroll}: a number from 0 to the model's {num_layers} layers")
-        return self.unroll or (num_layers if devices.platform() == "cpu" else 1)
+        return self.unroll or (1 if devices.platform() == "gpu" else num_layers)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.nn.linear import project
+from jaxlm.nn.linear import linear
 from jaxlm.nn.partition import with_axes
 
 
@@ -49,7 +49,7 @@ class BiLSTM(nn.Module):
             real_B1 = real_B[:, None]
             return (jnp.where(real_B1, c, c_BU), jnp.where(real_B1, h, h_BU)), jnp.where(real_B1, h, 0.0)
 
-        x_BLG = project(x_BLD, kernel_in, bias)  # of all positions at once
+        x_BLG = linear(x_BLD, kernel_in, bias)  # of all positions at once
         zeros = jnp.zeros((x_BLD.shape[0], u), jnp.float32)
         inputs = (jnp.swapaxes(x_BLG, 0, 1), jnp.swapaxes(real_BL, 0, 1))
         _, h_LBU = jax.lax.scan(step, (zeros, zeros), inputs, reverse=name.endswith("backward"))

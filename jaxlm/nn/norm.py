@@ -18,6 +18,6 @@ class LayerNorm(nn.Module):
         bias = self.param("bias", with_axes(nn.initializers.zeros_init(), ("norm",)), (x.shape[-1],))
         x_32 = x.astype(jnp.float32)
         mean = jnp.mean(x_32, axis=-1, keepdims=True)
-        centred = x_32 - mean
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        return (centred * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
+        # Of the squares, not of the centred values: both sums in one pass over x.
+        variance = jnp.maximum(jnp.mean(jnp.square(x_32), axis=-1, keepdims=True) - jnp.square(mean), 0.0)
+        return ((x_32 - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)

@@ -50,10 +50,15 @@ def partition_spec(
     return PartitionSpec(*spec), kept_whole
 
 
-def constrain(x: jax.Array, names: Sequence[str | None]) -> jax.Array:
-    """`x` laid out by its logical axes under `jax.set_mesh` and `use_rules`; as it is without them."""
+def current_spec(names: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec | None:
+    """The spec of an array with these logical axes under `jax.set_mesh` and `use_rules`; None without them."""
     mesh, rules = jax.sharding.get_abstract_mesh(), _rules.get()
     if rules is None or mesh.empty or mesh.size == 1:
-        return x
-    spec, _ = partition_spec(names, x.shape, rules, mesh.shape)
-    return jax.lax.with_sharding_constraint(x, spec)
+        return None
+    return partition_spec(names, shape, rules, mesh.shape)[0]
+
+
+def constrain(x: jax.Array, names: Sequence[str | None]) -> jax.Array:
+    """`x` laid out by its logical axes under `jax.set_mesh` and `use_rules`; as it is without them."""
+    spec = current_spec(names, x.shape)
+    return x if spec is None else jax.lax.with_sharding_constraint(x, spec)

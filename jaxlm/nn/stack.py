@@ -5,9 +5,16 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from jaxlm.nn.attention_kernels import SAVED
 from jaxlm.nn.execution import Execution
 
-_SAVED = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
+_POLICIES = jax.checkpoint_policies
+_SAVED = {
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(SAVED)
+    ),
+    "full": None,
+}
 
 
 def stacked(
