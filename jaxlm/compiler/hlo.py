@@ -92,7 +92,7 @@ def _iota(text: str) -> np.ndarray:
     assert match is not None, text
     shape, sides, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
     assert sides is not None
-    ids = np.arange(math.prod(sides)).reshape(sides).transpose(order)
+    ids = np.arange(math.prod(sides)).reshape(sides).transpose(order or range(len(sides)))
     return ids if shape is None else ids.reshape(shape)
 
 
