@@ -50,16 +50,15 @@ def aot(arguments: Arguments) -> dict[str, Any]:
     others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
     where = topology(arguments.topology, arguments.slices)
     figures = report(arguments.settings, where)
+    print(*lines(figures), sep="\n", flush=True)
+    if not figures["fits"]:
+        figures["advice"] = advice(replace(arguments.settings, micro_batches=figures["micro_batches"]), where)
+        print(*advice_lines(figures["advice"]), sep="\n")
     if others:
         figures["compared"] = [
             {"choice": choice} | report(other.settings, topology(other.topology, other.slices))
             for choice, other in others
         ]
-    print(*lines(figures), sep="\n")
-    if not figures["fits"]:
-        figures["advice"] = advice(replace(arguments.settings, micro_batches=figures["micro_batches"]), where)
-        print(*advice_lines(figures["advice"]), sep="\n")
-    if others:
         print(*table([{"choice": "as given"} | figures, *figures["compared"]]), sep="\n")
     print(json.dumps(figures), flush=True)
     if arguments.output is not None:

@@ -22,15 +22,17 @@ from jaxlm import aot
 from jaxlm.compiler import chips
 from jaxlm.compiler.chips import topology
 from jaxlm.compiler.collectives import CHIPS, SLICES
-from jaxlm.compiler.estimate import estimate
+from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.compiler.hlo import parse, shape_bytes
 from jaxlm.compiler.kernels import cycles_of_bundles
 from jaxlm.config import load_config
 from jaxlm.errors import InputError
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
 from jaxlm.sharding import MeshConfig, make_mesh
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.rehearsal import _changed, _changes, report
 
 # Written by hand in the compiler's form: a loop of 3 with a loop of 5 in it, a condition, both kinds of collectives.
 MODULE = """HloModule jit_step, is_scheduled=true
@@ -335,18 +337,45 @@ def test_a_comparison_without_a_value_is_refused():
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_changed_until_it_does():
-    """Logits of 128 rows are 8 GB a chip, and there are several of them: more micro-batches fit, and auto finds them.
+def test_what_does_not_fit_is_changed_until_it_does(monkeypatch):
+    """On a chip with a little less memory than the step takes two micro-batches fit, and auto finds them.
 
     Fails when advice is given that was not compiled, or auto takes more micro-batches than it must.
     """
-    topology_or_skip("v5e:2x2")
-    model = replace(tiny().model, vocab_size=120_000)
-    config = replace(tiny(batch_size=512), model=model)
+    where = topology_or_skip("v5e:2x2")
+    config = replace(tiny(batch_size=1024), model=replace(tiny().model, vocab_size=8000))
+    small = replace(where.chip, memory_gib=RUNTIME_GIB + 0.95 * report(config, where)["peak_gib"])
+    monkeypatch.setitem(chips.CHIPS, "v5e", small)
     figures = aot.aot(aot.Arguments("", topology="v5e:2x2", settings=config))
-    assert not figures["fits"]
-    *failed, found = figures["advice"]["tried"]
-    assert found["fits"] and found["peak_gib"] < 16 and not any(one["fits"] for one in failed)
-    assert figures["advice"]["choice"] == found["choice"] == f"--micro-batches {2 ** (len(failed) + 1)}"
-    automatic = aot.aot(aot.Arguments("", topology="v5e:2x2", settings=replace(config, micro_batches="auto")))
-    assert automatic["fits"] and automatic["micro_batches"] == figures["advice"]["report"]["micro_batches"]
+    assert not figures["fits"] and figures["advice"]["choice"] == "--micro-batches 2"
+    assert figures["advice"]["tried"] == [
+        {"choice": "--micro-batches 2", "fits": True, "peak_gib": figures["advice"]["report"]["peak_gib"]}
+    ]
+    automatic = report(replace(config, micro_batches="auto"), topology("v5e:2x2"))
+    assert automatic["fits"] and automatic["micro_batches"] == 2
+
+
+def test_what_the_compiler_refuses():
+    """A table of 6 GB with its two moments on chips of 16: the report says what is needed, and has no milliseconds."""
+    where = topology_or_skip("v5e:2x2")
+    config = replace(tiny(batch_size=4), model=replace(tiny().model, vocab_size=12_000_000))
+    figures = report(config, where)
+    assert not figures["fits"] and figures["peak_gib"] > 16 and figures["step_milliseconds"] is figures["days"] is None
+    assert any("DOES NOT FIT" in line for line in aot.lines(figures))
+    assert aot.table([{"choice": "as given"} | figures])[1].split()[2] == "no"
+
+
+def test_changes_are_tried_in_order():
+    """What costs least first; with slices `data` stays divisible by them; nothing is tried that the config has."""
+    mesh = make_mesh(MeshConfig())
+    config = tiny(batch_size=16, execution=Execution(remat="dots"))
+    said = [" ".join(f"{name} {value}" for name, value in change.items()) for change in _changes(config, mesh, 2)]
+    both = "micro-batches 2 execution.remat full"
+    pieces = ("mesh.data 4 mesh.fsdp 2", "mesh.data 2 mesh.fsdp 4")
+    expected = ["micro-batches 2", "execution.remat full", both]
+    for piece in pieces:
+        expected += [piece, f"{piece} {both}"]
+    assert said == expected
+    changed = _changed(config, {"micro-batches": 2, "execution.remat": "full", "mesh.data": 4, "mesh.fsdp": 2})
+    wanted = replace(config, micro_batches=2, execution=Execution(remat="full"), mesh=MeshConfig(data=4, fsdp=2))
+    assert changed == wanted

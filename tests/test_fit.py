@@ -1,10 +1,12 @@
 """`--micro-batches auto`: the smallest number that fits, found by compiling; what it does where memory is not known."""
 
+import json
 from dataclasses import replace
 
 import jax
 import pytest
 from toy import TOY
+from toy_runs import make_stores, pretrain_arguments, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.nn.execution import Execution
@@ -87,3 +89,18 @@ def test_what_the_compiler_refuses_does_not_fit():
     assert fit._named_gib(said) == 20
     assert fit._named_gib("Ran out of memory in memory space hbm. Used 512.5M of 256.00M hbm.") == 512.5 / 1024
     assert fit._named_gib("RESOURCE_EXHAUSTED") is None
+
+
+def test_a_run_has_the_number_that_was_found(tmp_path, monkeypatch):
+    """config.json holds a number, and the same command goes on. A limit that one micro-batch exceeds, by decree."""
+    peaks = {1: 2.0, 2: 0.5}
+    found = lambda _, config, *__, **___: fit.CompiledTraining(object(), peaks[config.micro_batches], 0.0)  # noqa: E731
+    monkeypatch.setattr(fit, "memory_limit_gib", lambda: 1.0)
+    monkeypatch.setattr(fit, "compile_training", found)
+    given = ("--num-steps", 2, "--batch-size", 16, "--micro-batches", "auto")
+    arguments = pretrain_arguments(tmp_path / "run", make_stores(tmp_path), *given)
+    for _ in range(2):
+        ended = run_here("pretrain", *arguments)
+        assert ended.code == 0, ended.errors
+    assert "micro_batches 2, length" in ended.errors
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["micro_batches"] == 2

@@ -114,8 +114,9 @@ def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
     """Kernels by name, each name once; kernels of a name that differ in shape are taken together."""
     counts: Counter[tuple[str, str]] = Counter()
     for operation, times in module.runs():
-        if is_kernel(operation):
-            counts[re.sub(r"[.\d]+$", "", operation.name), call_of(operation)] += times
+        for inner in (operation, *(inner for inner, _ in module.within(operation))):
+            if is_kernel(inner):
+                counts[re.sub(r"[.\d]+$", "", inner.name), call_of(inner)] += times
     cycles = measure([call for _, call in counts], topology.name)
     found = []
     for name in sorted({name for name, _ in counts}):
