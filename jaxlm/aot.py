@@ -74,7 +74,7 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
             f"--compare {choice!r}: fields with values, mesh.fsdp=16 or 'mesh.fsdp=16 micro-batches=2' say"
         )
     fields = [f"--{word}" for word in words]
-    return tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="--compare")
+    return tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="python -m jaxlm.aot")
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -101,7 +101,7 @@ def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
-        return [*said, f"  memory        {needed} than {step['hbm_gib']:.0f} GiB a chip: DOES NOT FIT, not compiled"]
+        return [*said, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB a chip  DOES NOT FIT"]
     memory, compiler = (
         step["memory_gib"],
         f"{step['compiler_tflops']:,.2f} T and {step['bytes_accessed'] / 1e9:,.1f} GB",
@@ -157,7 +157,7 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
                 "-" if one["peak_gib"] is None else f"{one['peak_gib']:.2f}",
                 f"{one['step_milliseconds']:.1f}" if compiled else "-",
                 f"{one['mfu']:.1%}" if compiled else "-",
-                f"{sum(part['bytes'] for part in one['collectives']) / 1e6:,.0f}" if compiled else "-",
+                f"{sum(part['bytes'] for part in one['collectives']) / 1e6:,.0f}",
                 f"{one['compile_seconds']:.0f}",
             )
         )

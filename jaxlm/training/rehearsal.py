@@ -120,7 +120,7 @@ def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any
     tokens, chip = config.batch_size * length, where.chip
     flops = tokens * pretraining.flops_per_token(length)
     peak = compiled.peak_gib
-    figures = {
+    figures: dict[str, Any] = {
         "length": length,
         "batch_size": config.batch_size,
         "micro_batches": config.micro_batches,
@@ -132,6 +132,8 @@ def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any
         "step_milliseconds": None,
         "mfu": None,
         "tokens_per_second": None,
+        "step_parts": {},
+        "collectives": [],
     }
     if compiled.step is None:
         return figures
