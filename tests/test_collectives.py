@@ -60,11 +60,14 @@ def test_golden_collectives(update_golden):
 
 @pytest.mark.slow
 def test_copies_reduce_their_gradients_and_no_more():
-    """Fails when bytes are counted of a part, twice, or of what goes out: float32 gradients, and some scalars."""
+    """Fails when bytes are counted of a part, twice, or of what goes out: float32 gradients, and some scalars.
+
+    The table has two gradients, as input and as output, which may be reduced one by one.
+    """
     (line,) = table("gpt", (8, 1, 1))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(boxed_shapes(TOY)))
     found = int(line.split(": ")[1].split(", ", 1)[1].removesuffix(" bytes").replace(",", ""))
-    assert 4 * parameters <= found <= 4 * parameters + 256
+    assert 4 * parameters <= found <= 4 * (parameters + TOY.vocab_size * TOY.width) + 256
 
 
 # By hand, in the TPU compiler's form, for eight devices of a slice: an asynchronous gather that stands in two fusions,
