@@ -2,32 +2,29 @@
 
 Compiles the very step that `pretrain` would run, with the TPU's own compiler, on any machine and offline (the extra
 [tpu]); no store is needed. Says whether it fits, and an estimate of its milliseconds as a sum of lines: the compiler's
-cycles with loops multiplied out, and collectives by their bytes; nothing is taken to overlap, and operations that
-memory bounds are estimated up to four times too long. Custom kernels carry no cycles and are named. With two lengths in
-the config the full one stands at the top. The last line of standard output is one JSON object, as in --output.
+cycles with loops multiplied out, custom kernels by their instruction bundles, and collectives by their bytes; nothing
+is taken to overlap, and operations that memory bounds are estimated up to four times too long, which the calibration
+table says. Where the step does not fit, changes are compiled until one does. --compare puts other choices beside it.
+With two lengths in the config the full one stands at the top. The last line of standard output is one JSON object, as
+in --output.
 """
 
-import dataclasses
 import json
-import time
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
 import tyro
 
-from jaxlm.compiler.chips import Topology, topology
-from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
+from jaxlm.compiler.chips import topology
 from jaxlm.config import command_line
-from jaxlm.data.phases import Phase, phases
-from jaxlm.errors import run_command
+from jaxlm.errors import InputError, run_command
 from jaxlm.output import write_json
-from jaxlm.sharding import check_batch, make_mesh, use_mesh
-from jaxlm.training.abstract import abstract_batch, with_vocabulary
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import training_program
+from jaxlm.training.rehearsal import advice, report
 
 
 @dataclass(frozen=True)
@@ -39,97 +36,138 @@ class Arguments:
     topology: str = "v5e:4x4"
     """The chip, v4, v5e, v5p or v6e, and the sides of its torus."""
     slices: int = 1
-    """Such topologies, joined by the data center's network."""
+    """Such topologies, joined by the data center's network; copies of the model (mesh.data) lie across them."""
+    compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Other values for another report beside this one: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'. May be
+    given several times."""
     output: Path | None = None
     """A file for the report as JSON."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
-def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
-    """The figures of each phase's step, that of the full length first."""
-    config = with_vocabulary(config)
-    config.check()
-    num_steps = config.num_steps or 1_000_000
-    mesh = make_mesh(config.mesh, where.devices())
-    check_batch(config.batch_size, config.micro_batches, mesh)
-    found = phases(config.data, length=config.length, num_steps=num_steps)
-    steps = [_step(config, phase, num_steps, mesh, where) for phase in reversed(found)]
-    tokens = [config.batch_size * phase.length * (phase.end_step - phase.first_step) for phase in reversed(found)]
-    days = sum(count / step["tokens_per_second"] for count, step in zip(tokens, steps, strict=True)) / 86400
-    whole = {"topology": where.name, "slices": where.slices, "chips": where.num_chips, "mesh": dict(mesh.shape)}
-    whole |= steps[0] | {"fits": all(step["fits"] for step in steps)}
-    whole["days"] = round(days, 2) if config.num_steps else None
-    return whole | {"steps": steps}
+def aot(arguments: Arguments) -> dict[str, Any]:
+    """The report, printed and written."""
+    others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
+    where = topology(arguments.topology, arguments.slices)
+    figures = report(arguments.settings, where)
+    print(*lines(figures), sep="\n", flush=True)
+    if not figures["fits"]:
+        figures["advice"] = advice(replace(arguments.settings, micro_batches=figures["micro_batches"]), where)
+        print(*advice_lines(figures["advice"]), sep="\n")
+    if others:
+        figures["compared"] = [
+            {"choice": choice} | report(other.settings, topology(other.topology, other.slices))
+            for choice, other in others
+        ]
+        print(*table([{"choice": "as given"} | figures, *figures["compared"]]), sep="\n")
+    print(json.dumps(figures), flush=True)
+    if arguments.output is not None:
+        write_json(arguments.output, figures)
+    return figures
 
 
-def _step(config: PretrainConfig, phase: Phase, num_steps: int, mesh: Any, where: Topology) -> dict[str, Any]:
-    pretraining = make_pretraining(config, None)
-    with use_mesh(mesh):
-        program = training_program(pretraining, config, mesh, num_steps=num_steps)
-        started = time.perf_counter()
-        compiled = program.step.lower(program.abstract, abstract_batch(config, phase.length, mesh)).compile()
-        seconds = time.perf_counter() - started
-    found = estimate(compiled, where)
-    tokens = config.batch_size * phase.length
-    flops = tokens * pretraining.flops_per_token(phase.length)
-    per_second = tokens / (found.milliseconds / 1e3)
-    peak = where.chip.peak_tflops * 1e12 * where.num_chips
-    cost: Any = compiled.cost_analysis()
-    return {
-        "length": phase.length,
-        "batch_size": config.batch_size,
-        "fits": found.memory.peak + RUNTIME_GIB <= where.chip.memory_gib,
-        "hbm_gib": where.chip.memory_gib,
-        "peak_gib": round(found.memory.peak, 3),
-        "memory_gib": {name: round(size, 3) for name, size in dataclasses.asdict(found.memory).items()},
-        "step_milliseconds": round(found.milliseconds, 3),
-        "step_parts": {name: round(value, 3) for name, value in found.parts.items()},
-        "uncounted_kernels": dict(found.uncounted),
-        "model_tflops": round(flops / 1e12, 3),
-        "bytes_accessed": cost.get("bytes accessed"),
-        "mfu": round(flops / (found.milliseconds / 1e3) / peak, 4),
-        "tokens_per_second": round(per_second, 1),
-        "collectives": [dataclasses.asdict(one) for one in found.collectives],
-        "compile_seconds": round(seconds, 1),
-    }
+def with_choice(arguments: Arguments, choice: str) -> Arguments:
+    """The arguments with those of a --compare on top. Wrong ones end the process as on the command line."""
+    words = shlex.split(choice)
+    if not words or not all("=" in word for word in words):
+        raise InputError(
+            f"--compare {choice!r}: fields with values, mesh.fsdp=16 or 'mesh.fsdp=16 micro-batches=2' say"
+        )
+    fields = [f"--{word}" for word in words]
+    return tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="python -m jaxlm.aot")
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
     """The report for people."""
     said = []
     for step in figures["steps"]:
-        memory = step["memory_gib"]
-        said += [
-            f"{figures['chips']} chips of {figures['topology']}, {step['batch_size']} x {step['length']} tokens a step "
-            f"({step['compile_seconds']} s to compile); all figures are estimates",
-            f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB a chip: state and batch "
-            f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
-            + ("" if step["fits"] else "  DOES NOT FIT"),
-            f"  step          {step['step_milliseconds']:.1f} ms, {step['tokens_per_second']:,.0f} tokens/s, "
-            f"MFU {step['mfu']:.1%}",
-        ]
-        said += [f"    {name:<18}{value:8.2f} ms" for name, value in step["step_parts"].items()]
-        said += [
-            f"    {one['kind']} over {one['size']}: {one['count']} a step, {one['bytes'] / 1e6:,.1f} MB, "
-            f"{one['milliseconds']:.2f} ms"
-            for one in step["collectives"]
-        ]
-        said += [f"    not counted: {name}, {times} times" for name, times in step["uncounted_kernels"].items()]
+        said += _step_lines(figures, step)
     if figures["days"] is not None:
         said.append(f"the whole run: {figures['days']:.1f} days")
-    if not figures["fits"]:
-        said.append("it does not fit: more --micro-batches, --execution.remat dots or full, a larger --mesh.fsdp")
+    said.append("calibration: what the compiler's cycles amount to for plain programs, and the chip's peak")
+    said += [
+        f"  {one['program']:<16}{one['estimated']:8,.0f} of {one['peak']:,.0f} {one['unit']}"
+        for one in figures["calibration"]
+    ]
     return said
 
 
-def aot(arguments: Arguments) -> dict[str, Any]:
-    """The report, printed and written."""
-    figures = report(arguments.settings, topology(arguments.topology, arguments.slices))
-    print(*lines(figures), sep="\n")
-    print(json.dumps(figures), flush=True)
-    if arguments.output is not None:
-        write_json(arguments.output, figures)
-    return figures
+def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
+    slices = f"{figures['slices']} slices, " if figures["slices"] > 1 else ""
+    said = [
+        f"{slices}{figures['chips']} chips of {figures['topology']}, {step['batch_size']} x {step['length']} tokens a "
+        f"step in {step['micro_batches']} micro-batches ({step['compile_seconds']} s to compile); all figures are "
+        "estimates"
+    ]
+    if step["step_milliseconds"] is None:
+        needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
+        return [*said, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB a chip  DOES NOT FIT"]
+    memory, compiler = (
+        step["memory_gib"],
+        f"{step['compiler_tflops']:,.2f} T and {step['bytes_accessed'] / 1e9:,.1f} GB",
+    )
+    said += [
+        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB a chip: state and batch "
+        f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
+        + ("" if step["fits"] else "  DOES NOT FIT"),
+        f"  step          {step['step_milliseconds']:.1f} ms, {step['tokens_per_second']:,.0f} tokens/s, "
+        f"MFU {step['mfu']:.1%}",
+        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, that MFU counts; on a chip "
+        f"{step['chip_tflops']:,.2f} T in matrix products outside kernels (the compiler, which counts bodies of loops "
+        f"once: {compiler})",
+    ]
+    said += [f"    {name:<18}{value:8.2f} ms" for name, value in step["step_parts"].items()]
+    said += [
+        f"    kernel {one['name']}: {one['count']} a step, {one['milliseconds']:.2f} ms" for one in step["kernels"]
+    ]
+    said += [f"    not counted: kernel {name}, {times} a step" for name, times in step["uncounted_kernels"].items()]
+    said += [
+        f"    {one['kind']} over {one['axis']} ({one['size']}), {one['network']}: {one['count']} a step, "
+        f"{one['bytes'] / 1e6:,.1f} MB, {one['milliseconds']:.2f} ms"
+        for one in step["collectives"]
+    ]
+    return said
+
+
+def advice_lines(found: dict[str, Any]) -> list[str]:
+    """What was tried where the step as given does not fit."""
+    said = ["it does not fit; tried:"]
+    for one in found["tried"]:
+        peak = "out of memory" if one["peak_gib"] is None else f"{one['peak_gib']:.2f} GiB"
+        said.append(f"  {one['choice']:<60}{peak}{'' if one['fits'] else '  does not fit'}")
+    if found["choice"] is None:
+        return [*said, "nothing tried fits: more chips, or a smaller model or batch"]
+    best = found["report"]
+    return [
+        *said,
+        f"{found['choice']} fits: {best['peak_gib']:.2f} of {best['hbm_gib']:.0f} GiB, "
+        f"{best['step_milliseconds']:.1f} ms, MFU {best['mfu']:.1%}",
+    ]
+
+
+def table(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """Reports side by side, each with its `choice`; figures of the step of the full length."""
+    rows = [("choice", "fits", "peak GiB", "ms", "MFU", "collective MB", "compile s")]
+    for one in reports:
+        compiled = one["step_milliseconds"] is not None
+        rows.append(
+            (
+                one["choice"],
+                "yes" if one["fits"] else "no",
+                "-" if one["peak_gib"] is None else f"{one['peak_gib']:.2f}",
+                f"{one['step_milliseconds']:.1f}" if compiled else "-",
+                f"{one['mfu']:.1%}" if compiled else "-",
+                f"{sum(part['bytes'] for part in one['collectives']) / 1e6:,.0f}",
+                f"{one['compile_seconds']:.0f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from jaxlm.logs import MetricsLog
 from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
+from jaxlm.training.fit import fitted_to_devices
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
@@ -152,6 +153,10 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     config, num_steps, source = planned.config, planned.num_steps, planned.source
     mesh = make_mesh(config.mesh)
     eval_batch_size = check_batches(config, mesh)
+    pretraining = make_pretraining(config, planned.stores[0].tokenizer())
+    lengths = [phase.length for phase in planned.phases]
+    config = fitted_to_devices(config, pretraining, lengths, mesh, num_steps=num_steps)
+    planned = replace(planned, config=config)
 
     run = RunDirectory(arguments.run)
     resolved = resolved_json(config, fingerprints(planned))
@@ -165,8 +170,6 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         if jax.process_index() == 0:
             print(f"{run.path} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
         return
-
-    pretraining = make_pretraining(config, planned.stores[0].tokenizer())
 
     with quiet_failures(), use_mesh(mesh), run, checkpoints:
         program = training_program(pretraining, config, mesh, num_steps=num_steps)

@@ -42,7 +42,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh `data x fsdp x tensor` over all devices (or the given ones)."""
+    """The mesh `data x fsdp x tensor` over all devices (or the given ones); across TPU slices `data` is outermost."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = [config.data, config.fsdp, config.tensor]
     asked = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
@@ -54,7 +54,22 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     if int(np.prod(sizes)) != len(devices):
         raise InputError(f"mesh ({asked}) does not fit {len(devices)} devices: the product must be {len(devices)}")
     auto = (AxisType.Auto,) * len(AXES)  # explicit axes, make_mesh's default, break Linen's logical constraints
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+    slices: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        slices.setdefault(slice_of(device), []).append(device)
+    if sizes[0] % len(slices):
+        raise InputError(
+            f"mesh ({asked}): data, here {sizes[0]}, is not divisible by the {len(slices)} slices, and only copies of "
+            f"the model may lie across them: give a multiple of {len(slices)}"
+        )
+    within = (sizes[0] // len(slices), *sizes[1:])
+    meshes = [jax.make_mesh(within, AXES, axis_types=auto, devices=slices[number]) for number in sorted(slices)]
+    return Mesh(np.concatenate([mesh.devices for mesh in meshes]), AXES, axis_types=auto)
+
+
+def slice_of(device: jax.Device) -> int:
+    """The number of the TPU slice that a device is in; slices are joined by the data center's network. Elsewhere 0."""
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
 def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:

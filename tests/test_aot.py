@@ -4,15 +4,35 @@ Fails when a loop is counted once, a collective is missed, counted twice or give
 leaves out what the step does.
 """
 
-import dataclasses
+import contextlib
 import importlib.util
 import json
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
-from jaxlm.compiler.chips import CHIPS, topology
+from jaxlm import aot
+from jaxlm.compiler import chips
+from jaxlm.compiler.chips import topology
+from jaxlm.compiler.collectives import CHIPS, SLICES
+from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.compiler.hlo import parse, shape_bytes
+from jaxlm.compiler.kernels import cycles_of_bundles
+from jaxlm.config import load_config
 from jaxlm.errors import InputError
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.execution import Execution
+from jaxlm.optim import OptimizerConfig
+from jaxlm.sharding import MeshConfig, make_mesh
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.rehearsal import _changed, _changes, report
 
 # Written by hand in the compiler's form: a loop of 3 with a loop of 5 in it, a condition, both kinds of collectives.
 MODULE = """HloModule jit_step, is_scheduled=true
@@ -72,19 +92,19 @@ def test_loops_are_multiplied_out_and_the_dearest_branch_counts():
     module = parse(MODULE)
     assert sum(operation.cycles * times for operation, times in module.runs()) == 3 * 5 * 100 + 7
     (fusion,) = [(operation, times) for operation, times in module.runs() if operation.kind == "fusion"]
-    assert fusion[1] == 15 and "convolution" in module.kinds(fusion[0])
+    assert fusion[1] == 15 and "convolution" in {inner.kind for inner, _ in module.within(fusion[0])}
 
 
 def test_collectives_are_found_once_with_their_groups():
     found = [
-        (operation.collective, times, operation.group_size(8), operation.bytes)
+        (operation.collective, times, operation.groups(8).tolist(), operation.bytes)
         for operation, times in parse(MODULE).runs()
         if operation.collective
     ]
     assert found == [
-        ("all-reduce", 3, 4, 4 * 8 * 2 + 8 * 4),
-        ("all-gather", 1, 8, 8 * 4 + 64 * 4),
-        ("reduce-scatter", 1, 4, 2 * 4),
+        ("all-reduce", 3, [[0, 2, 4, 6], [1, 3, 5, 7]], 4 * 8 * 2 + 8 * 4),
+        ("all-gather", 1, [list(range(8))], 64 * 4),
+        ("reduce-scatter", 1, [[0, 1, 2, 3], [4, 5, 6, 7]], 2 * 4),
     ]
 
 
@@ -96,7 +116,7 @@ def test_what_is_no_module_is_refused():
 
 def test_the_clock_is_the_peak_of_all_multipliers():
     """The published clocks: 1.05 GHz of v4, 1.5 of v5e, 1.75 of v5p and v6e."""
-    clocks = {name: round(chip.clock_hz / 1e9, 2) for name, chip in CHIPS.items()}
+    clocks = {name: round(chip.clock_hz / 1e9, 2) for name, chip in chips.CHIPS.items()}
     assert clocks == {"v4": 1.05, "v5e": 1.5, "v5p": 1.75, "v6e": 1.75}
 
 
@@ -116,16 +136,176 @@ def test_topologies_that_are_none_are_refused(name, slices, said):
         topology(name, slices)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler, the extra [tpu]")
-def test_the_report_of_a_small_step(tmp_path):
-    from jaxlm import aot
-    from jaxlm.config import load_config
-    from jaxlm.sharding import MeshConfig
-    from jaxlm.training.config import PretrainConfig
+# By hand, in the form of the compiler's final bundles: a grid of 6, a loop of 5 in it, an empty bundle.
+BUNDLES = """
+= control target key start
+LB: loop body
+= control target key end
 
+     0   :  { %s1_s0 = inlined_call_operand.hbm [shape: f32[8,128], index: 0, kind: input] }
+   0x1   :  { %s2_s1 = smov 0 /* copy for cssa */ }
+   0x2 LB: > { %s4_s1 = sphi %s2_s1, %s3_s1 /* iteration index */  ;;  %v1_v0 = vld [vmem:[%s1_s0] sm:$0xff] }
+   0x3 LB: >> { %s6_s2 = sphi %s5_s2, %s7_s2 /* phi copy */  ;;  %s7_s2 = sadd.s32 1, %s6_s2 }
+   0x4   : >> { %p1_p0 = scmp.ge.s32.totalorder (%p2_p1), %s7_s2, 5 /* loop exit test */ }
+   0x5   :  {} /* End region 4 */
+   0x6   : > { %p3_p2 = scmp.ge.s32.totalorder %s3_s1, 6 /* loop exit test */ }
+   0x7   :  { %s9 = smov 0 }
+"""
+
+
+def test_bundles_are_multiplied_by_the_loops_they_are_in():
+    """Fails when the grid or a loop of a kernel counts once; a bound that is no constant must not pass for one."""
+    assert cycles_of_bundles(BUNDLES) == 2 + 6 * (1 + 5 * 3 + 1) + 1
+    assert cycles_of_bundles(BUNDLES.replace("%s7_s2, 5", "%s7_s2, %s8_s8")) is None
+
+
+def topology_or_skip(name, slices=1):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs the TPU's compiler, which the extra [test] brings on Linux (x86-64)")
+    return topology(name, slices)
+
+
+def compiled(program, where, *shapes, dtype=jnp.float32, spec=None):
+    """`program` compiled for a topology: on one chip, or on a mesh `data` of all with arguments laid out by `spec`."""
+    mesh = make_mesh(MeshConfig(), where.devices())
+    place = NamedSharding(mesh, spec) if spec is not None else SingleDeviceSharding(where.devices()[0])
+    with jax.set_mesh(mesh) if spec is not None else contextlib.nullcontext():
+        arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape in shapes]
+        return jax.jit(program).lower(*arguments).compile(), mesh.shape
+
+
+def test_loops_of_3_and_5_matrix_products():
+    """Fails when nested loops are not multiplied out, in cycles or in FLOPs: 15 products of 1024 x 1024."""
+    where = topology_or_skip("v5e:2x2")
+
+    def product(x):
+        return jnp.tanh(x @ x)
+
+    def nested(x):
+        return jax.lax.fori_loop(0, 3, lambda _, y: jax.lax.fori_loop(0, 5, lambda _, z: product(z), y), x)
+
+    one, many = (
+        estimate(*compiled(program, where, (1024, 1024), dtype=jnp.bfloat16)[:1], where, {"data": 4})
+        for program in (product, nested)
+    )
+    assert (one.matmul_flops, many.matmul_flops) == (2 * 1024**3, 15 * 2 * 1024**3)
+    assert many.parts["matrix products"] == pytest.approx(15 * one.parts["matrix products"], rel=0.2)
+    assert one.parts["matrix products"] == pytest.approx(2 * 1024**3 / 197e12 * 1e3, rel=0.5)
+
+
+def test_flops_of_products_with_batch_dimensions_are_the_compilers():
+    """Fails when the windows and dilations that batch dimensions become are miscounted; XLA counts too, without loops.
+
+    One product of the forward pass and four of the backward pass: the gradient of a sum needs no output.
+    """
+    where = topology_or_skip("v5e:2x2")
+
+    def attention(q_BHLK, k_BHLK):
+        scores_BHLL = jnp.einsum("bhlk,bhmk->bhlm", q_BHLK, k_BHLK)
+        return jnp.einsum("bhlm,bhmk->bhlk", jnp.maximum(scores_BHLL, 0), q_BHLK)
+
+    step = jax.grad(lambda q_BHLK, k_BHLK: attention(q_BHLK, k_BHLK).astype(jnp.float32).sum(), argnums=(0, 1))
+    program, _ = compiled(step, where, (3, 5, 128, 64), (3, 5, 128, 64), dtype=jnp.bfloat16)
+    found = estimate(program, where, {"data": 4}).matmul_flops
+    assert found == 5 * (2 * 3 * 5 * 128 * 128 * 64)
+    assert program.cost_analysis()["flops"] == pytest.approx(found, rel=0.1)
+
+
+def test_an_all_reduce_of_known_bytes():
+    """Fails when bytes are counted of all chips, or time is taken over both directions or one link."""
+    where = topology_or_skip("v5e:2x4")
+    total = lambda x: jax.lax.with_sharding_constraint(x.sum(axis=0), P())  # noqa: E731
+    program, mesh = compiled(total, where, (64, 2**20), spec=P("data"))
+    ((one, time),) = estimate(program, where, mesh).collectives
+    assert (one.kind, one.axis, one.network, one.size, one.bytes) == ("all-reduce", "data", CHIPS, 8, 4 * 2**20)
+    assert time == pytest.approx(2 * 7 / 8 * 4 * 2**20 / 200e9 * 1e3)
+
+
+def test_slices_have_data_across_them_and_the_data_centers_network_between():
+    """Fails when a slice's chips are dealt out to several copies, or what crosses slices is timed as if it did not."""
+    where = topology_or_skip("v5e:2x4", slices=2)
+    mesh = make_mesh(MeshConfig(data=4, fsdp=2, tensor=2), where.devices())
+    assert [{device.slice_index for device in part.flat} for part in np.split(mesh.devices, 2)] == [{0}, {1}]
+    with pytest.raises(InputError, match="not divisible by the 2 slices"):
+        make_mesh(MeshConfig(data=1, fsdp=16), where.devices())
+    total = lambda x: jax.lax.with_sharding_constraint(x.sum(axis=0), P())  # noqa: E731
+    program, sizes = compiled(total, where, (64, 2**20), spec=P("data"))
+    found = {one.network: (one, time) for one, time in estimate(program, where, sizes).collectives if one.bytes > 64}
+    between, time = found[SLICES]
+    assert (between.kind, between.axis, between.size) == ("all-reduce", "data", 2) and CHIPS in found
+    assert between.bytes * 8 == 4 * 2**20, "each chip of a slice brings its eighth"
+    assert time == pytest.approx(between.bytes / 3.125e9 * 1e3)
+
+
+def test_a_kernel_takes_its_bundles():
+    """Splash attention, 12 heads of 512 x 64, 16 rows on v5e: 0.26 ms forward, 0.38 fused backward, read once by hand.
+
+    Fails when a kernel is not measured, its grid counts once, or a loop of the step does not multiply it.
+    """
+    where = topology_or_skip("v5e:2x2")
+    heads, length, size = 12, 512, 64
+    block = {name: length for name in ("block_q", "block_kv", "block_kv_compute")}
+    block |= {name: length for name in ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")}
+    attention = splash.make_splash_mha_single_device(
+        mask.MultiHeadMask([mask.CausalMask((length, length))] * heads),
+        block_sizes=splash.BlockSizes(**block, use_fused_bwd_kernel=True),
+    )
+    loss = lambda x: jax.vmap(attention)(x, x, x).astype(jnp.float32).sum()  # noqa: E731
+    three = lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jax.grad(loss)(y), x)  # noqa: E731
+    program, _ = compiled(three, where, (16, heads, length, size), dtype=jnp.bfloat16)
+    found = estimate(program, where, {"data": 4})
+    times = {kernel.name: (kernel.count, kernel.milliseconds / kernel.count) for kernel in found.kernels}
+    assert times == {
+        "splash_mha_fwd_residuals": (3, pytest.approx(0.26, rel=0.25)),
+        "splash_mha_dkv_no_residuals": (3, pytest.approx(0.38, rel=0.25)),
+    }
+    assert found.parts["kernels"] == pytest.approx(3 * sum(time for _, time in times.values()))
+
+
+def tiny(**changes):
+    """A GPT of one layer that compiles in seconds."""
+    model = GPTConfig(
+        vocab_size=1000,
+        num_positions=128,
+        num_layers=1,
+        width=128,
+        num_heads=2,
+        feed_forward_width=512,
+        dropout_rate=0.0,
+        embedding_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    )
+    settings = {"batch_size": 32, "length": 128, "num_steps": 1000} | changes
+    return PretrainConfig(model, optimizer=OptimizerConfig(peak_lr=1e-3, warmup=2), **settings)
+
+
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_the_report_of_a_tiny_step(name, tmp_path, capsys):
+    """Fails when a chip is not one device of the compiler, or the report leaves out what the step does."""
+    where = topology_or_skip(name)
+    figures = aot.aot(aot.Arguments("", topology=name, output=tmp_path / "report.json", settings=tiny()))
+    assert json.loads((tmp_path / "report.json").read_text()) == figures
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == figures
+    assert figures["chips"] == 4 and figures["fits"] and 0 < figures["peak_gib"] < figures["hbm_gib"]
+    assert figures["step_milliseconds"] == pytest.approx(sum(figures["step_parts"].values()), rel=1e-2)
+    assert {(one["kind"], one["axis"]) for one in figures["collectives"]} == {("all-reduce", "data")}
+    parameters = 128 * (1000 + 128 + 4 * 128 + 8 * 128) + 1000  # and some biases and norms
+    reduced = sum(one["bytes"] for one in figures["collectives"])
+    assert 2 * parameters < reduced < 1.05 * 4 * parameters, "gradients of bfloat16 casts are reduced in bfloat16"
+    assert figures["chip_tflops"] * 4 == pytest.approx(figures["model_tflops"], rel=0.1)
+    flops = figures["model_tflops"] / figures["step_milliseconds"] * 1e3
+    assert figures["mfu"] == pytest.approx(flops / (4 * where.chip.peak_tflops), rel=0.1)
+    assert figures["days"] == round(1000 * figures["step_milliseconds"] / 1e3 / 86400, 2)
+    rates = {one["program"]: one["estimated"] / one["peak"] for one in figures["calibration"]}
+    assert 0.6 < rates["matrix product"] <= 1 and 0.1 < rates["row sums"] < rates["elementwise"] <= 1
+
+
+@pytest.mark.slow
+def test_the_report_of_a_small_step(tmp_path):
+    """Two lengths, fsdp: the full length at the top, and the gathers of weights that fsdp makes."""
+    topology_or_skip("v5e:2x2")
     config = load_config("pretrain/bert_small", PretrainConfig)
-    config = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2))
+    config = replace(config, mesh=MeshConfig(data=2, fsdp=2))
     figures = aot.aot(aot.Arguments("", topology="v5e:2x2", output=tmp_path / "report.json", settings=config))
     assert json.loads((tmp_path / "report.json").read_text()) == figures
     assert figures["chips"] == 4 and figures["fits"] and 0 < figures["peak_gib"] < figures["hbm_gib"] == 16
@@ -134,3 +314,68 @@ def test_the_report_of_a_small_step(tmp_path):
     assert {"all-reduce", "all-gather"} <= {one["kind"] for one in figures["collectives"]}
     flops = figures["model_tflops"] / figures["step_milliseconds"] * 1e3
     assert figures["mfu"] == pytest.approx(flops / (4 * 197), rel=2e-2)
+
+
+@pytest.mark.slow
+def test_choices_side_by_side(capsys):
+    """Fails when a choice is compared without its fields, or a topology of two slices is one."""
+    topology_or_skip("v5e:2x2")
+    compare = ("mesh.fsdp=4", "topology=v5e:2x4 slices=2")
+    figures = aot.aot(aot.Arguments("", topology="v5e:2x2", compare=compare, settings=tiny()))
+    assert [one["choice"] for one in figures["compared"]] == list(compare)
+    fsdp, slices = figures["compared"]
+    assert fsdp["mesh"]["fsdp"] == 4 and "all-gather" in {one["kind"] for one in fsdp["collectives"]}
+    assert slices["chips"] == 16 and SLICES in {one["network"] for one in slices["collectives"]}
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("as given", *compare))]
+    assert len(rows) == 3
+
+
+def test_a_comparison_without_a_value_is_refused():
+    """One line that says how, before anything is compiled."""
+    with pytest.raises(InputError, match="mesh.fsdp=16"):
+        aot.aot(aot.Arguments("", compare=("--mesh.fsdp 16",), settings=tiny()))
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_changed_until_it_does(monkeypatch):
+    """On a chip with a little less memory than the step takes two micro-batches fit, and auto finds them.
+
+    Fails when advice is given that was not compiled, or auto takes more micro-batches than it must.
+    """
+    where = topology_or_skip("v5e:2x2")
+    config = replace(tiny(batch_size=1024), model=replace(tiny().model, vocab_size=8000))
+    small = replace(where.chip, memory_gib=RUNTIME_GIB + 0.95 * report(config, where)["peak_gib"])
+    monkeypatch.setitem(chips.CHIPS, "v5e", small)
+    figures = aot.aot(aot.Arguments("", topology="v5e:2x2", settings=config))
+    assert not figures["fits"] and figures["advice"]["choice"] == "--micro-batches 2"
+    assert figures["advice"]["tried"] == [
+        {"choice": "--micro-batches 2", "fits": True, "peak_gib": figures["advice"]["report"]["peak_gib"]}
+    ]
+    automatic = report(replace(config, micro_batches="auto"), topology("v5e:2x2"))
+    assert automatic["fits"] and automatic["micro_batches"] == 2
+
+
+def test_what_the_compiler_refuses():
+    """A table of 6 GB with its two moments on chips of 16: the report says what is needed, and has no milliseconds."""
+    where = topology_or_skip("v5e:2x2")
+    config = replace(tiny(batch_size=4), model=replace(tiny().model, vocab_size=12_000_000))
+    figures = report(config, where)
+    assert not figures["fits"] and figures["peak_gib"] > 16 and figures["step_milliseconds"] is figures["days"] is None
+    assert any("DOES NOT FIT" in line for line in aot.lines(figures))
+    assert aot.table([{"choice": "as given"} | figures])[1].split()[2] == "no"
+
+
+def test_changes_are_tried_in_order():
+    """What costs least first; with slices `data` stays divisible by them; nothing is tried that the config has."""
+    mesh = make_mesh(MeshConfig())
+    config = tiny(batch_size=16, execution=Execution(remat="dots"))
+    said = [" ".join(f"{name} {value}" for name, value in change.items()) for change in _changes(config, mesh, 2)]
+    both = "micro-batches 2 execution.remat full"
+    pieces = ("mesh.data 4 mesh.fsdp 2", "mesh.data 2 mesh.fsdp 4")
+    expected = ["micro-batches 2", "execution.remat full", both]
+    for piece in pieces:
+        expected += [piece, f"{piece} {both}"]
+    assert said == expected
+    changed = _changed(config, {"micro-batches": 2, "execution.remat": "full", "mesh.data": 4, "mesh.fsdp": 2})
+    wanted = replace(config, micro_batches=2, execution=Execution(remat="full"), mesh=MeshConfig(data=4, fsdp=2))
+    assert changed == wanted

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, packed, random_params
 from toy_pairs import STILL_BERT, TOY_BERT, bert_shapes, init_bert, pair_rows, pretraining, random_bert
 
+from jaxlm import sharding
 from jaxlm.errors import InputError
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
@@ -323,3 +324,17 @@ def test_berts_masks_and_dropout_are_those_of_one_device():
     assert evaluations[0]["next_sentence_loss"][1] == rows.pair_weights.sum()
     assert passes[1] == pytest.approx(passes[0], rel=1e-5)
     assert abs(passes[0]["masked_lm_loss"] - evaluations[0]["masked_lm_loss"][0]) > 1.0
+
+
+def test_copies_of_the_model_lie_in_slices(monkeypatch):
+    """Eight devices that play two slices of four: `data` is outermost, and the model of a copy stays within a slice.
+
+    Fails when a slice's devices are dealt out to copies in turn, or fsdp is let across slices.
+    """
+    monkeypatch.setattr(sharding, "slice_of", lambda device: device.id // 2 % 2)
+    mesh = make_mesh(MeshConfig(data=-1, tensor=2))
+    slices = [[device.id // 2 % 2 for device in copy.flat] for copy in mesh.devices]
+    assert mesh.shape == {"data": 4, "fsdp": 1, "tensor": 2} and slices == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
+    with pytest.raises(InputError, match="data, here 1, is not divisible by the 2 slices"):
+        make_mesh(MeshConfig(fsdp=8))

@@ -1,6 +1,8 @@
 """TPU chips and their topologies, as the compiler can build programs for them on any machine.
 
-Figures of a chip are from the Cloud TPU documentation's page of its version ("TPU v5e", "System architecture").
+Figures of a chip are from the Cloud TPU documentation's page of its version ("TPU v5e", "System architecture"). Its
+share of the data center's network is stated for v5p (50 Gbps a chip); for v5e and v6e it is the Pod's (6.4 and 25.6
+Tbps) by its 256 chips; the page of v4 has none, and v5p's is taken, whose hosts have four chips too.
 """
 
 import importlib.util
@@ -27,8 +29,10 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip; kind: JAX's `device_kind`. interconnect_gbps: both ways, all links together, 10^9 bytes a second.
+    """A chip; kind: JAX's `device_kind`.
 
+    10^9 bytes a second: hbm_gbps, of its memory; interconnect_gbps, both ways, all links together; data_center_gbps, of
+    the network between slices, one way.
     multipliers: multiply-adds of all matrix units in a cycle, which with the peak gives the clock. dimensions: of the
     torus. chip_config: what the compiler must be told so that a device is a chip.
     """
@@ -36,7 +40,9 @@ class Chip:
     name: str
     kind: str
     memory_gib: float
+    hbm_gbps: float
     interconnect_gbps: float
+    data_center_gbps: float
     multipliers: int
     dimensions: int
     chip_config: str | None = None
@@ -57,10 +63,10 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", "TPU v4", 32.0, 600.0, 8 * 128**2, 3, "megacore"),
-        Chip("v5e", "TPU v5e", 16.0, 400.0, 4 * 128**2, 2),
-        Chip("v5p", "TPU v5p", 95.0, 1200.0, 8 * 128**2, 3, "megacore"),
-        Chip("v6e", "TPU v6", 32.0, 800.0, 4 * 256**2, 2),
+        Chip("v4", "TPU v4", 32.0, 1200.0, 600.0, 6.25, 8 * 128**2, 3, "megacore"),
+        Chip("v5e", "TPU v5e", 16.0, 819.0, 400.0, 3.125, 4 * 128**2, 2),
+        Chip("v5p", "TPU v5p", 95.0, 2765.0, 1200.0, 6.25, 8 * 128**2, 3, "megacore"),
+        Chip("v6e", "TPU v6", 32.0, 1638.0, 800.0, 12.5, 4 * 256**2, 2),
     )
 }
 

@@ -1,10 +1,11 @@
 """What a compiled step costs on its chips: memory, milliseconds as a sum of lines, collectives. All of it is estimated.
 
-The lines: the compiler's cycles, loops multiplied out; collectives by their bytes over the interconnect. Nothing is
-taken to overlap. The compiler's cycles are near the peak for matrix products and up to four times too many for
-operations that memory bounds.
+The lines: the compiler's cycles, loops multiplied out; custom kernels by their bundles; collectives by their bytes over
+the networks. Nothing is taken to overlap. The compiler's cycles are near the peak for matrix products and up to four
+times too many for operations that memory bounds (`jaxlm.compiler.calibration`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,22 +14,12 @@ from typing import Any
 from jax.stages import Compiled
 
 from jaxlm.compiler.chips import Topology
+from jaxlm.compiler.collectives import Collective, collectives, milliseconds
+from jaxlm.compiler.flops import matmul_flops
 from jaxlm.compiler.hlo import Module, Operation, parse
+from jaxlm.compiler.kernels import call_of, is_kernel, measure
 
-# Of a ring of n: how many times (n - 1) / n of the larger side of a collective goes out of each chip.
-_PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "ragged-all-to-all": 1}
 RUNTIME_GIB = 0.5  # of a chip's memory, which the runtime keeps for itself
-
-
-@dataclass(frozen=True)
-class Collective:
-    """A kind of collective over groups of `size` chips: how many run in a step, their bytes a chip, the time."""
-
-    kind: str
-    size: int
-    count: int
-    bytes: int
-    milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -47,13 +38,26 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A custom kernel: how often it runs in a step, and the milliseconds of all runs; None: not measured."""
+
+    name: str
+    count: int
+    milliseconds: float | None
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """parts: milliseconds by line. uncounted: custom kernels, which carry no cycles, by name and how often they run."""
+    """parts: milliseconds by line, `kernels` and `collectives` among them; those of the collectives one by one beside.
+
+    matmul_flops: of the matrix products outside kernels on one chip, loops multiplied out.
+    """
 
     memory: Memory
     parts: Mapping[str, float]
-    collectives: tuple[Collective, ...]
-    uncounted: Mapping[str, int]
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[tuple[Collective, float], ...]
+    matmul_flops: int
 
     @property
     def milliseconds(self) -> float:
@@ -61,20 +65,21 @@ class Estimate:
         return sum(self.parts.values())
 
 
-def estimate(compiled: Compiled, topology: Topology) -> Estimate:
-    """The estimate for a program that was compiled for `topology`."""
+def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) -> Estimate:
+    """The estimate for a program that was compiled for `topology`, its devices in a mesh of these sizes."""
     module = parse(compiled.as_text() or "")
-    collectives = _collectives(module, topology)
-    parts = {kind: cycles / topology.chip.clock_hz * 1e3 for kind, cycles in sorted(_cycles(module).items()) if cycles}
-    parts["collectives"] = sum(one.milliseconds for one in collectives)
-    kernels: Counter[str] = Counter()
-    for operation, times in module.runs():
-        if "tpu_custom_call" in operation.rest:
-            kernels[operation.source.rsplit("/", 1)[-1] or operation.name] += times
-    return Estimate(_memory(compiled), parts, collectives, kernels)
+    found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, topology.slices))
+    kernels = _kernels(module, topology)
+    cycles = sorted(cycles_of(module).items())
+    parts = {kind: count / topology.chip.clock_hz * 1e3 for kind, count in cycles if count}
+    if kernels:
+        parts["kernels"] = sum(kernel.milliseconds or 0.0 for kernel in kernels)
+    parts["collectives"] = sum(time for _, time in found)
+    return Estimate(memory_of(compiled), parts, kernels, found, matmul_flops(module))
 
 
-def _memory(compiled: Compiled) -> Memory:
+def memory_of(compiled: Compiled) -> Memory:
+    """What a program takes on each device."""
     stats: Any = compiled.memory_analysis()
     gib = 2.0**30
     return Memory(
@@ -85,8 +90,8 @@ def _memory(compiled: Compiled) -> Memory:
     )
 
 
-def _cycles(module: Module) -> Counter[str]:
-    """Cycles by what is done: matrix products, and the rest by the compiler's own kinds."""
+def cycles_of(module: Module) -> Counter[str]:
+    """The compiler's cycles by what is done: matrix products, and the rest by the compiler's own kinds."""
     found: Counter[str] = Counter()
     for operation, times in module.runs():
         if operation.cycles:
@@ -97,7 +102,7 @@ def _cycles(module: Module) -> Counter[str]:
 def _line(module: Module, operation: Operation) -> str:
     if operation.kind != "fusion":
         return "copies" if operation.kind.startswith(("copy", "slice")) else "other operations"
-    kinds = module.kinds(operation)
+    kinds = {inner.kind for inner, _ in module.within(operation)}
     if "convolution" in kinds or "dot" in kinds:
         return "matrix products"
     if "reduce" in kinds or "reduce-window" in kinds:
@@ -105,29 +110,20 @@ def _line(module: Module, operation: Operation) -> str:
     return "other fusions"
 
 
-def _collectives(module: Module, topology: Topology) -> tuple[Collective, ...]:
-    counts: Counter[tuple[str, int]] = Counter()
-    sizes: Counter[tuple[str, int]] = Counter()
+def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
+    """Kernels by name, each name once; kernels of a name that differ in shape are taken together."""
+    counts: Counter[tuple[str, str]] = Counter()
     for operation, times in module.runs():
-        if kind := operation.collective:
-            size = operation.group_size(topology.num_chips)
-            # A gather's result is whole, a scatter's is a piece of what goes in.
-            whole = operation.bytes * (size if kind == "reduce-scatter" else 1)
-            counts[kind, size] += times
-            sizes[kind, size] += whole * times
-    return tuple(
-        Collective(
-            kind, size, counts[kind, size], sizes[kind, size], _milliseconds(kind, size, sizes[kind, size], topology)
-        )
-        for kind, size in sorted(counts)
-    )
-
-
-def _milliseconds(kind: str, size: int, whole: int, topology: Topology) -> float:
-    """All links one way for a group of all chips of a slice; those of one side for a smaller one."""
-    out = topology.chip.interconnect_gbps / 2 * 1e9
-    if size < topology.num_chips // topology.slices:
-        out /= topology.chip.dimensions
-    if kind == "collective-permute":
-        return whole / (out / topology.chip.dimensions / 2) * 1e3
-    return _PASSES[kind] * whole * (size - 1) / size / out * 1e3
+        for inner in (operation, *(inner for inner, _ in module.within(operation))):
+            if is_kernel(inner):
+                counts[re.sub(r"[.\d]+$", "", inner.name), call_of(inner)] += times
+    cycles = measure([call for _, call in counts], topology.name)
+    found = []
+    for name in sorted({name for name, _ in counts}):
+        calls = {call: times for (other, call), times in counts.items() if other == name}
+        for measured in (True, False):
+            of = {call: times for call, times in calls.items() if (cycles[call] is not None) == measured}
+            total = sum(times * (cycles[call] or 0) for call, times in of.items()) / topology.chip.clock_hz * 1e3
+            if of:
+                found.append(Kernel(name, sum(of.values()), total if measured else None))
+    return tuple(found)

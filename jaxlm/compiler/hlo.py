@@ -1,14 +1,17 @@
-"""An optimized HLO module of the TPU compiler as text: its operations, and how often each runs in a step.
+"""An optimized HLO module as text: its operations, and how often each runs in a step.
 
-The compiler writes `estimated_cycles` beside its fusions. Collectives and custom kernels carry none, and the body of a
-loop stands there once: here loops are multiplied out, nested ones too, by the constant that their condition compares
-with, and what carries no cycles is listed with its bytes.
+The TPU compiler writes `estimated_cycles` beside its fusions. Collectives and custom kernels carry none, and the body
+of a loop stands there once: here loops are multiplied out, nested ones too, by the constant that their condition
+compares with (or, where the compiler of another platform states it, the known trip count).
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -21,7 +24,11 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computations)=\{?%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
 _INTEGER = re.compile(r"^[su]\d+\[\]\S* constant\((-?\d+)\)")
-_GROUPS = re.compile(r"replica_groups=(.*?), (?:use_global|channel|dimensions|to_apply|metadata|backend)")
+_GROUPS = re.compile(r"replica_groups=(.*?)(?:, (?!device_ids)[a-z]\w+=|$)")
+_IOTA = re.compile(r"(?:\[([\d,]+)\]<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{\{(.*?)\}\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -37,7 +44,9 @@ class Operation:
 
     @property
     def bytes(self) -> int:
-        """Of the result."""
+        """Of the result; of the first half of an asynchronous gather or permute, without the operands beside it."""
+        if self.kind in ("all-gather-start", "collective-permute-start"):
+            return shape_bytes(tuple_parts(self.shape)[1])
         return shape_bytes(self.shape)
 
     @property
@@ -52,18 +61,39 @@ class Operation:
         kind = self.kind.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
 
-    def group_size(self, num_devices: int) -> int:
-        """Devices that take part with one another."""
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of its operands."""
+        return tuple(re.findall(r"%([\w.\-]+)", self.rest[: self.rest.index(")")]))
+
+    def groups(self, num_devices: int) -> np.ndarray:
+        """Devices that take part with one another, (groups, devices of one); of a permute the pairs, (pairs, 2)."""
+        if pairs := _PAIRS.search(self.rest):
+            return np.array([pair.split(",") for pair in pairs.group(1).split("},{")], int)
         found = _GROUPS.search(self.rest)
         text = found.group(1) if found else ""
-        if axes := re.match(r"mesh\[(.*?)\] \{(.*?)\}", text):
-            sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes.group(1)))
-            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", axes.group(2)))
-        if iota := re.match(r"\[(\d+),(\d+)\]", text):
-            return int(iota.group(2))
-        if listed := re.match(r"\{\{([\d,]*)\}", text):
-            return listed.group(1).count(",") + 1
-        return num_devices
+        if mesh := _MESH.match(text):
+            axes = re.findall(r"'(\w+)'=(\d+)", mesh.group(1))
+            chosen = [[name for name, _ in axes].index(name) for name in re.findall(r"'(\w+)'", mesh.group(3))]
+            ids = _iota(mesh.group(2)) if mesh.group(2) else np.arange(num_devices)
+            ids = ids.reshape([int(size) for _, size in axes])
+            ids = np.moveaxis(ids, chosen, range(-len(chosen), 0))
+            return ids.reshape(-1, math.prod(int(axes[axis][1]) for axis in chosen))
+        if _IOTA.match(text):
+            return _iota(text)
+        if listed := re.match(r"\{\{(.*)\}\}", text):
+            return np.array([group.split(",") for group in listed.group(1).split("},{")], int)
+        return np.arange(num_devices)[None]
+
+
+def _iota(text: str) -> np.ndarray:
+    """`[8,2]<=[2,8]T(1,0)`: the numbers from 0 as an array (2, 8), transposed, then as (8, 2) where that is said."""
+    match = _IOTA.match(text)
+    assert match is not None, text
+    shape, sides, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
+    assert sides is not None
+    ids = np.arange(math.prod(sides)).reshape(sides).transpose(order or range(len(sides)))
+    return ids if shape is None else ids.reshape(shape)
 
 
 @dataclass
@@ -72,6 +102,11 @@ class Computation:
 
     name: str
     operations: list[Operation] = field(default_factory=list)
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Operation]:
+        """Its operations by their names."""
+        return {operation.name: operation for operation in self.operations}
 
 
 @dataclass(frozen=True)
@@ -92,7 +127,9 @@ class Module:
         for operation in self.computations[name].operations:
             if operation.kind == "while":
                 called = dict(re.findall(r"(body|condition)=%?([\w.\-]+)", operation.rest))
-                yield from self._runs(called["body"], times * self.trips(called["condition"]))
+                known = _TRIPS.search(operation.rest)
+                trips = int(known.group(1)) if known else self.trips(called["condition"])
+                yield from self._runs(called["body"], times * trips)
             elif operation.kind == "conditional":
                 branches = [
                     branch.strip().lstrip("%")
@@ -106,13 +143,12 @@ class Module:
             else:
                 yield operation, times
 
-    def kinds(self, operation: Operation) -> set[str]:
-        """The kinds of operations within a fusion, fusions in it included."""
-        found: set[str] = set()
-        for name in _CALLED.findall(operation.rest):
+    def within(self, operation: Operation) -> Iterator[tuple[Operation, Computation]]:
+        """The operations within a fusion, those of fusions in it included, and where each stands."""
+        for name in _CALLED.findall(operation.rest) if operation.kind == "fusion" else ():
             for inner in self.computations[name].operations:
-                found |= {inner.kind} | (self.kinds(inner) if inner.kind == "fusion" else set())
-        return found
+                yield inner, self.computations[name]
+                yield from self.within(inner)
 
     def _cycles(self, name: str) -> int:
         return sum(operation.cycles * times for operation, times in self._runs(name, 1))
@@ -130,13 +166,13 @@ def parse(text: str) -> Module:
     """The module in `text`, as `Compiled.as_text()` gives it."""
     computations: dict[str, Computation] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in _instructions(text):
         if current is None:
             if header := _HEADER.match(line):
                 current = computations[header.group(2)] = Computation(header.group(2))
                 if header.group(1):
                     entry = header.group(2)
-        elif line == "}":  # a kernel's own description has lines that begin so
+        elif line == "}":
             current = None
         elif instruction := _INSTRUCTION.match(line):
             name, body = instruction.groups()
@@ -156,6 +192,22 @@ def parse(text: str) -> Module:
     return Module(computations, entry)
 
 
+def _instructions(text: str) -> Iterator[str]:
+    """Lines; an instruction whose attributes have line breaks of their own (a kernel's metadata) as one."""
+    whole = ""
+    for line in text.splitlines():
+        if whole and line != "}" and not _INSTRUCTION.match(line):
+            whole += line
+            continue
+        if whole:
+            yield whole
+        whole = line if _INSTRUCTION.match(line) else ""
+        if not whole:
+            yield line
+    if whole:
+        yield whole
+
+
 def shape_bytes(shape: str) -> int:
     """The bytes of a type, `bf16[16,512]{1,0}` or a tuple of such, without the padding of its layout."""
     total = 0
@@ -166,3 +218,15 @@ def shape_bytes(shape: str) -> int:
             bits = int(digits.group(0)) if digits else 0
         total += math.prod(int(side) for side in sides.split(",") if side) * bits // 8
     return total
+
+
+def tuple_parts(shape: str) -> list[str]:
+    """The types in a tuple, `(bf16[4]{0}, (f32[2], s32[]))`, tuples in it unbroken."""
+    parts, depth = [""], 0
+    for character in shape[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]

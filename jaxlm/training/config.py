@@ -62,8 +62,9 @@ class PretrainConfig:
     seed: int = 0
     mesh: MeshConfig = field(default_factory=MeshConfig)
     execution: Execution = field(default_factory=Execution)
-    micro_batches: int = 1
-    """Pieces of the batch that are run one after the other; the update is that of the whole batch."""
+    micro_batches: int | Literal["auto"] = 1
+    """Pieces of the batch that are run one after the other; the update is that of the whole batch. auto: as few as fit
+    the devices' memory, by compiling; 1 on a CPU."""
     log_every: int = 10
     eval_every: int = 1000
     """Steps between evaluations on data.validation; 0: at the end only."""
@@ -167,7 +168,7 @@ class FinetuneConfig:
 def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     """Refuse values that no run can have: numbers that are not finite, counts below 1, rates out of their range."""
     check_finite(to_json(config))
-    check_positive(config, "batch_size", "micro_batches", "num_steps", "length")
+    check_positive(config, "batch_size", "num_steps", "length", *(["micro_batches"] * (config.micro_batches != "auto")))
     check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every")
     check_positive(config, "model.num_heads")
     config.model.check()
@@ -215,7 +216,7 @@ def check_seed(name: str, seed: int) -> None:
 
 def check_batches(config: Any, mesh: Mesh) -> int:
     """Refuse batches that the mesh cannot deal out; the number of sequences in an evaluation batch."""
-    check_batch(config.batch_size, config.micro_batches, mesh)
+    check_batch(config.batch_size, 1 if config.micro_batches == "auto" else config.micro_batches, mesh)
     if config.eval_batch_size is not None:
         try:
             check_batch(config.eval_batch_size, 1, mesh)

@@ -32,8 +32,9 @@ def training_program(
 ) -> TrainingProgram:
     """The program of `config` on `mesh`, which must be in use (`jaxlm.sharding.use_mesh`).
 
-    Nothing is allocated or compiled.
+    Nothing is allocated or compiled. micro_batches is a number (`jaxlm.training.fit` resolves auto).
     """
+    assert config.micro_batches != "auto"
     mask = decay_mask(jax.eval_shape(lambda: pretraining.init_params(jax.random.key(0))))
     made = make_optimizer(config.optimizer, num_steps, mask)
     abstract = abstract_state(pretraining.init_params, made, mesh)

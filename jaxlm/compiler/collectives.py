@@ -1,0 +1,104 @@
+"""The collectives of a compiled step: kind, mesh axis, network, how often, bytes, and their time on a TPU.
+
+The TPU compiler hides some of them: in fusions, where one that is spread over several (an asynchronous gather beside
+matrix products) stands in each, with one channel; and, across slices, as a transfer to the host, which reduces over the
+data center's network.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxlm.compiler.chips import Topology
+from jaxlm.compiler.hlo import Module, Operation, shape_bytes, tuple_parts
+
+# Of a ring of n: how many times (n - 1) / n of the larger side of a collective goes out of each chip.
+_PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "ragged-all-to-all": 1}
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_ACROSS_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+
+CHIPS, SLICES = "interconnect", "data center"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A kind of collective over groups of `size` devices along mesh axes, `data` or `data+fsdp`.
+
+    network: between the chips of a slice, or between slices. count: how many run in a step; bytes: of all of them, on
+    each device, what goes in or what comes out, whichever is larger.
+    """
+
+    kind: str
+    axis: str
+    network: str
+    size: int
+    count: int
+    bytes: int
+
+
+def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tuple[Collective, ...]:
+    """Those of a module that was compiled for a mesh of these sizes, `data` outermost across slices."""
+    counts: Counter[tuple[str, str, str, int]] = Counter()
+    sizes: Counter[tuple[str, str, str, int]] = Counter()
+    for operation, kind, times in _found(module):
+        if across := _ACROSS_SLICES.search(operation.rest):
+            key = (across.group(1).lower().replace("_", "-"), "data", SLICES, slices)
+            size = shape_bytes(tuple_parts(operation.shape)[0])
+        else:
+            groups = operation.groups(math.prod(mesh.values()) // slices)
+            axis = _axis(groups, mesh)
+            # A permute's groups are its pairs: it goes round all devices of the axis.
+            length = math.prod(mesh[name] for name in axis.split("+") if name) if "permute" in kind else groups.shape[1]
+            if length == 1:
+                continue
+            key = (kind, axis, CHIPS, length)
+            # A gather's result is whole, a scatter's is a piece of what goes in; a fused scatter stands as a reduction.
+            size = operation.bytes * (length if operation.kind == "reduce-scatter" else 1)
+        counts[key] += times
+        sizes[key] += size * times
+    return tuple(Collective(*key, counts[key], sizes[key]) for key in sorted(counts))
+
+
+def milliseconds(one: Collective, topology: Topology) -> float:
+    """The time of `one` in a step, from its bytes alone.
+
+    Within a slice all links one way serve a group of all chips, those of one side of the torus a smaller one. Between
+    slices a chip has its share of its host's network.
+    """
+    passes = _PASSES.get(one.kind, 1) * (one.size - 1) / one.size
+    if one.network == SLICES:
+        return passes * one.bytes / (topology.chip.data_center_gbps * 1e9) * 1e3
+    out = topology.chip.interconnect_gbps / 2 * 1e9
+    if one.kind == "collective-permute":  # to one neighbour, over one link
+        return one.bytes / (out / topology.chip.dimensions / 2) * 1e3
+    if one.size < topology.num_chips // topology.slices:
+        out /= topology.chip.dimensions
+    return passes * one.bytes / out * 1e3
+
+
+def _found(module: Module) -> Iterator[tuple[Operation, str, int]]:
+    """Each collective once: itself, its kind, and how often it runs."""
+    seen: set[tuple[str, str]] = set()
+    for operation, times in module.runs():
+        if operation.collective:
+            yield operation, operation.collective, times
+        elif operation.kind == "send" and _ACROSS_SLICES.search(operation.rest):
+            yield operation, "send", times
+        for inner, home in module.within(operation):
+            if kind := inner.collective:
+                channel = _CHANNEL.search(inner.rest)
+                key = (kind, channel.group(1) if channel else inner.name)
+                if key not in seen:
+                    seen.add(key)
+                    yield inner, "reduce-scatter" if home.name.startswith("all-reduce-scatter") else kind, times
+
+
+def _axis(groups: np.ndarray, mesh: Mapping[str, int]) -> str:
+    """The axes along which the members of a group differ; devices are numbered as they lie in the mesh."""
+    places = np.stack(np.unravel_index(groups, tuple(mesh.values())))  # (axes, groups, members)
+    differ = (places != places[:, :, :1]).any(axis=(1, 2))
+    return "+".join(name for name, varies in zip(mesh, differ, strict=True) if varies)

@@ -1,0 +1,153 @@
+"""Cycles of custom kernels (Pallas), which carry none in a compiled program: from their static instruction bundles.
+
+A bundle is a cycle. The compiler writes a kernel's bundles, with the bounds of its loops (the grid is one of them), if
+it is asked to at its start; the text of a whole program would be hundreds of megabytes. So each kernel is rebuilt alone
+from its call, in a process of its own: `python -m jaxlm.compiler.kernels` reads calls as JSON lines and writes cycles.
+
+Waiting for memory is not in the bundles, and a region that a kernel skips (a block that a mask hides) counts as if run.
+"""
+
+import functools
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxlm.compiler.chips import topology
+from jaxlm.compiler.hlo import Operation
+
+_OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
+_CONFIG = re.compile(r"backend_config=(\{.*)")
+_BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(L[BHE]|P[BF]|CT)? *: *(>*) *\{ *(.*)")
+_EXIT = re.compile(r"scmp\.ge\.s32\.totalorder (?:\(\S+\), )?(%\w+), (\d+) /\* loop exit test \*/")
+_CARRIED = re.compile(r"= sphi (%\w+), (%\w+)")
+_TYPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
+_DTYPES = {"pred": "bool", "bf16": "bfloat16", "f": "float", "s": "int", "u": "uint"}
+
+log = logging.getLogger(__name__)
+
+
+def is_kernel(operation: Operation) -> bool:
+    """Whether it is a call of a Pallas kernel."""
+    return operation.kind == "custom-call" and 'custom_call_target="tpu_custom_call"' in operation.rest
+
+
+def call_of(operation: Operation) -> str:
+    """All that decides what a kernel is, as a line of JSON: equal calls are one kernel."""
+    operands, config = _OPERANDS.search(operation.rest), _CONFIG.search(operation.rest)
+    assert operands is not None and config is not None, operation.rest[:200]
+    whole = json.JSONDecoder().raw_decode(config.group(1))[0]
+    kept = {name: whole[name] for name in ("custom_call_config", "scoped_memory_configs") if whole.get(name)}
+    return json.dumps({"operands": _types(operands.group(1)), "results": _types(operation.shape), "config": kept})
+
+
+_measured: dict[tuple[str, str], int | None] = {}  # by topology and call
+
+
+def measure(calls: Iterable[str], where: str) -> dict[str, int | None]:
+    """Cycles of a run of each kernel on the chips of topology `where`; None where they could not be read."""
+    new = sorted({call for call in calls if (where, call) not in _measured})
+    if new:
+        with tempfile.TemporaryDirectory() as folder:
+            options = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+            found = subprocess.run(
+                [sys.executable, "-m", __name__, where, folder],
+                input="\n".join(new),
+                env=os.environ | {"LIBTPU_INIT_ARGS": options, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                cwd=folder,  # not where another jaxlm may lie
+                capture_output=True,
+                text=True,
+            )
+        if found.returncode:
+            log.warning("custom kernels are not measured: %s", (found.stderr.splitlines() or ["no reason given"])[-1])
+        cycles = [None] * len(new) if found.returncode else json.loads(found.stdout.splitlines()[-1])
+        _measured.update({(where, call): one for call, one in zip(new, cycles, strict=True)})
+    return {call: _measured[where, call] for call in calls}
+
+
+def cycles_of_bundles(text: str) -> int | None:
+    """The cycles of one run, from a text of final bundles; None where a loop's bound is no constant.
+
+    A loop's body begins with a bundle marked LB, the marks `>` say how many loops a bundle is in; the bound is in the
+    comparison of a register that the loop carries.
+    """
+    bounds = {register: int(bound) for register, bound in _EXIT.findall(text)}
+    trips: list[int] = []  # of the loops around the current bundle, outermost first
+    total = 0
+    for line in text.splitlines():
+        bundle = _BUNDLE.match(line)
+        if bundle is None:
+            continue
+        mark, depth, content = bundle.group(1), len(bundle.group(2)), bundle.group(3)
+        if mark == "LB":
+            carried = {register for pair in _CARRIED.findall(content) for register in pair}
+            known = [bounds[register] for register in carried if register in bounds]
+            if len(known) != 1:
+                return None
+            trips[depth - 1 :] = known
+        elif not content.startswith("}"):  # an empty bundle has no marks
+            del trips[depth:]
+        total += math.prod(trips)
+    return total
+
+
+def _types(text: str) -> list[tuple[str, list[int]]]:
+    return [(kind, [int(side) for side in sides.split(",") if side]) for kind, sides in _TYPE.findall(text)]
+
+
+def _compiled_alone(call: dict[str, Any], device: Any) -> None:
+    import jax
+
+    def arrays(types: list) -> list[jax.ShapeDtypeStruct]:
+        place = jax.sharding.SingleDeviceSharding(device)
+        return [jax.ShapeDtypeStruct(sides, _dtype(kind), sharding=place) for kind, sides in types]
+
+    kernel = jax.ffi.ffi_call(
+        "tpu_custom_call",
+        arrays(call["results"]),
+        has_side_effect=True,  # its results are not used
+        custom_call_api_version=1,
+        legacy_backend_config=json.dumps(call["config"]),
+    )
+    jax.jit(kernel).lower(*arrays(call["operands"])).compile()
+
+
+@functools.cache
+def _dtype(kind: str) -> Any:
+    import jax.numpy as jnp
+
+    letters = kind.rstrip("0123456789")
+    return jnp.dtype(_DTYPES.get(kind) or _DTYPES[letters] + kind[len(letters) :])
+
+
+def _main(where: str, folder: str) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # what comes from a cache writes no bundles
+    device = topology(where).devices()[0]
+    cycles: list[int | None] = []
+    for line in sys.stdin:
+        try:
+            _compiled_alone(json.loads(line), device)
+            (bundles,) = (
+                path for path in Path(folder).glob("*ffi_call*final_bundles.txt") if "schedule" not in path.name
+            )
+            cycles.append(cycles_of_bundles(bundles.read_text()))
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            print(error, file=sys.stderr)
+            cycles.append(None)
+        for path in Path(folder).iterdir():  # a kernel's texts are tens of megabytes
+            path.unlink()
+    print(json.dumps(cycles))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

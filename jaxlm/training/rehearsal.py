@@ -1,0 +1,155 @@
+"""A pretraining run on TPUs that are not here: what its steps cost, and what to change if they do not fit."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxlm.compiler.calibration import calibration
+from jaxlm.compiler.chips import Topology
+from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
+from jaxlm.data.phases import Phase, phases
+from jaxlm.sharding import check_batch, make_mesh
+from jaxlm.training.abstract import with_vocabulary
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.fit import compile_training, micro_batch_counts, smallest_that_fits
+from jaxlm.training.pretraining import make_pretraining
+
+STEPS = 1_000_000  # of a run that is given in epochs, whose number only its store knows
+
+log = logging.getLogger(__name__)
+
+
+def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
+    """The figures of each phase's step, that of the full length first. `micro_batches auto` is resolved.
+
+    Where no number of micro-batches fits, the figures are those of the largest. Milliseconds, and what follows from
+    them, are None for a step that the compiler refuses for want of memory.
+    """
+    config = with_vocabulary(config)
+    config.check()
+    mesh = make_mesh(config.mesh, where.devices())
+    if config.micro_batches == "auto":
+        most = replace(config, micro_batches=micro_batch_counts(config.batch_size, mesh)[-1])
+        config = smallest_that_fits(config, mesh, lambda candidate: _fits(candidate, where)) or most
+    assert config.micro_batches != "auto"
+    check_batch(config.batch_size, config.micro_batches, mesh)
+    steps = _steps(config, where)
+    shares = [
+        (phase.end_step - phase.first_step) * config.batch_size * phase.length for phase in reversed(_phases(config))
+    ]
+    whole = {"topology": where.name, "slices": where.slices, "chips": where.num_chips, "mesh": dict(mesh.shape)}
+    whole |= steps[0] | {"fits": all(step["fits"] for step in steps), "days": None}
+    if config.num_steps and all(step["tokens_per_second"] for step in steps):
+        seconds = sum(tokens / step["tokens_per_second"] for tokens, step in zip(shares, steps, strict=True))
+        whole["days"] = round(seconds / 86400, 2)
+    rates = [dataclasses.asdict(rate) for rate in calibration(where)]
+    rounded = [rate | {"estimated": round(rate["estimated"], 1)} for rate in rates]
+    return whole | {"steps": steps, "calibration": rounded}
+
+
+def advice(config: PretrainConfig, where: Topology) -> dict[str, Any]:
+    """Changes to a config that does not fit, compiled one after the other until one does.
+
+    `tried`: each with its peak; `choice`: the fields of the one that fits and `report` its report, or None.
+    """
+    config, tried = with_vocabulary(config), []
+    for change in _changes(config, make_mesh(config.mesh, where.devices()), where.slices):
+        choice, candidate = " ".join(f"--{name} {value}" for name, value in change.items()), _changed(config, change)
+        step, fits = _steps(candidate, where)[0], _fits(candidate, where)
+        tried.append({"choice": choice, "fits": fits, "peak_gib": step["peak_gib"]})
+        log.info("tried %s: %s", choice, "fits" if fits else "does not fit")
+        if fits:
+            return {"tried": tried, "choice": choice, "report": report(candidate, where)}
+    return {"tried": tried, "choice": None, "report": None}
+
+
+def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[str, Any]]:
+    """Fields and values, what costs least first: micro-batches, recomputing, both, the model in more pieces."""
+    counts, remats = micro_batch_counts(config.batch_size, mesh), ["none", "dots", "full"]
+    assert config.micro_batches != "auto"
+    micro = [{"micro-batches": count} for count in counts if count > config.micro_batches]
+    remat = [{"execution.remat": name} for name in remats[remats.index(config.execution.remat) + 1 :]]
+    both: dict[str, Any] = {}
+    for change in micro[-1:] + remat[-1:]:
+        both |= change
+    yield from micro
+    yield from remat
+    if micro and remat:
+        yield both
+    data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
+    for factor in range(2, data + 1):
+        if data % factor == 0 and data // factor % slices == 0:
+            pieces = {"mesh.data": data // factor, "mesh.fsdp": fsdp * factor}
+            yield pieces
+            if both:
+                yield pieces | both
+
+
+def _changed(config: PretrainConfig, change: dict[str, Any]) -> PretrainConfig:
+    remat = change.get("execution.remat", config.execution.remat)
+    data, fsdp = change.get("mesh.data", config.mesh.data), change.get("mesh.fsdp", config.mesh.fsdp)
+    return replace(
+        config,
+        micro_batches=change.get("micro-batches", config.micro_batches),
+        execution=replace(config.execution, remat=remat),
+        mesh=replace(config.mesh, data=data, fsdp=fsdp),
+    )
+
+
+def _fits(config: PretrainConfig, where: Topology) -> bool:
+    return all(step["fits"] for step in _steps(config, where))
+
+
+def _steps(config: PretrainConfig, where: Topology) -> list[dict[str, Any]]:
+    return [_step(config, phase.length, where) for phase in reversed(_phases(config))]
+
+
+def _phases(config: PretrainConfig) -> tuple[Phase, ...]:
+    return phases(config.data, length=config.length, num_steps=config.num_steps or STEPS)
+
+
+@functools.cache  # of a choice that was tried, the report is made of what was found then
+def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any]:
+    pretraining, mesh = make_pretraining(config, None), make_mesh(config.mesh, where.devices())
+    compiled = compile_training(pretraining, config, length, mesh, num_steps=config.num_steps or STEPS)
+    tokens, chip = config.batch_size * length, where.chip
+    flops = tokens * pretraining.flops_per_token(length)
+    peak = compiled.peak_gib
+    figures: dict[str, Any] = {
+        "length": length,
+        "batch_size": config.batch_size,
+        "micro_batches": config.micro_batches,
+        "fits": compiled.step is not None and peak is not None and peak + RUNTIME_GIB <= chip.memory_gib,
+        "hbm_gib": chip.memory_gib,
+        "peak_gib": None if peak is None else round(peak, 3),
+        "model_tflops": round(flops / 1e12, 3),
+        "compile_seconds": round(compiled.seconds, 1),
+        "step_milliseconds": None,
+        "mfu": None,
+        "tokens_per_second": None,
+        "step_parts": {},
+        "collectives": [],
+    }
+    if compiled.step is None:
+        return figures
+    found = estimate(compiled.step, where, mesh.shape)
+    seconds = found.milliseconds / 1e3
+    cost: Any = compiled.step.cost_analysis()
+    return figures | {
+        "memory_gib": {name: round(size, 3) for name, size in dataclasses.asdict(found.memory).items()},
+        "step_milliseconds": round(found.milliseconds, 3),
+        "step_parts": {name: round(value, 3) for name, value in found.parts.items()},
+        "kernels": [dataclasses.asdict(kernel) for kernel in found.kernels if kernel.milliseconds is not None],
+        "uncounted_kernels": {kernel.name: kernel.count for kernel in found.kernels if kernel.milliseconds is None},
+        "chip_tflops": round(found.matmul_flops / 1e12, 3),
+        "compiler_tflops": round(cost.get("flops", 0.0) / 1e12, 3),
+        "bytes_accessed": cost.get("bytes accessed", 0.0),
+        "mfu": round(flops / seconds / (chip.peak_tflops * 1e12 * where.num_chips), 4),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "collectives": [dataclasses.asdict(one) | {"milliseconds": round(time, 4)} for one, time in found.collectives],
+    }
