@@ -4,14 +4,18 @@ Fails when a machine's own copy wins over what lies there, when a checkpoint cou
 another process than the first has to have files, or when storage that cannot be reached is more than one line.
 """
 
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from toy_runs import (
     Process,
@@ -29,14 +33,16 @@ from toy_runs import (
     starts,
 )
 
+from jaxlm.checkpoints import Checkpoints
 from jaxlm.errors import InputError, RunError
 from jaxlm.logs import MetricsLog, read_metrics
 from jaxlm.text import load_tokenizer, train_sentencepiece
 from jaxlm.training.remote import Mirror
 from jaxlm.training.run import RunDirectory, split_start
 
+STAND_IN = Path(__file__).resolve().parent / "stand_in" / "gcs.py"
 STEPS = 100
-SAVES = ("--num-steps", STEPS, "--checkpoint-every", 10, "--eval-every", 20)
+SAVES = ("--num-steps", STEPS, "--checkpoint-every", 20, "--eval-every", 50)
 SPEED = {"tokens_per_second", "wait_share", "mfu"}
 CONFIG = {"seed": 0}
 
@@ -84,10 +90,66 @@ def two_processes(command: str, *arguments, directory: Path) -> list:
     return [process.ended() for process in processes]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, stores):
+    """The run in a directory, never stopped."""
+    directory = tmp_path_factory.mktemp("whole")
+    ended = run_process("pretrain", *pretrain_arguments(directory / "run", stores, *SAVES), log=directory / "log")
+    assert ended.code == 0, ended.errors
+    return directory / "run"
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    """The folder of a stand-in for Google Cloud Storage."""
+    folder = tmp_path / "cloud"
+    folder.mkdir()
+    server = subprocess.Popen([sys.executable, STAND_IN, folder], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (folder / "port").exists():
+        assert server.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    address = f"http://localhost:{(folder / 'port').read_text()}"
+    for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
+        monkeypatch.setenv(name, address)
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "none")
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks over gRPC what kind of bucket it is
+    yield folder
+    server.kill()
+    server.wait()
+
+
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_from_another_machine(stores, tmp_path):
+@pytest.mark.skipif(importlib.util.find_spec("gcsfs") is None, reason="needs gcsfs, of the extra [tpu]")
+def test_a_run_in_a_bucket_is_killed_damaged_and_ends_as_one_in_a_directory(whole, stores, cloud, tmp_path):
+    """All the clients of gs://, against a stand-in: a step counts by its commit file, and is moved object by object."""
+    run = cloud / "bucket" / "runs" / "one"
+    arguments = pretrain_arguments("gs://bucket/runs/one", stores, *SAVES)
+
+    def committed() -> list[int]:
+        return sorted(int(file.parent.name) for file in run.glob("checkpoints/*/commit_success.txt"))
+
+    process = Process("pretrain", *arguments, log=tmp_path / "a", cache=tmp_path / "first")
+    process.until(lambda: len(committed()) > 1, "two checkpoints")
+    assert process.kill().code == -signal.SIGKILL
+    *_, older, newest = committed()
+    assert [*metrics(run)][:newest] == list(range(1, newest + 1))
+    flip_bytes(run / "checkpoints" / str(newest))
+    ended = run_process("pretrain", *arguments, log=tmp_path / "b")
+    assert ended.code == 0, ended.errors
+    assert f"moved to damaged-{newest}, step {older} is used" in ended.errors
+    assert (run / "checkpoints" / f"damaged-{newest}" / "commit_success.txt").exists()
+    assert lines(run) == lines(whole) and checksums(run) == checksums(whole)
+    shown = run_process("show", "gs://bucket/runs/one", log=tmp_path / "c")
+    assert shown.code == 0 and "run gs://bucket/runs/one: pretraining" in shown.output, shown.errors
+    closed = run_process("show", "gs://closed/runs/one", log=tmp_path / "d")
+    assert_one_line(closed, 2, "gs://closed/runs/one cannot be reached: OSError: Forbidden")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_from_another_machine(whole, stores, tmp_path):
     """Killed after two checkpoints; then a machine goes on that has leftovers of an earlier run there."""
-    assert run_process("pretrain", *pretrain_arguments(tmp_path / "one", stores, *SAVES), log=tmp_path / "a").code == 0
     run = tmp_path / "bucket" / "run"
     arguments = pretrain_arguments(url_of(run), stores, *SAVES)
     process = Process("pretrain", *arguments, log=tmp_path / "b", cache=tmp_path / "first")
@@ -105,8 +167,8 @@ def test_a_run_that_is_killed_goes_on_from_another_machine(stores, tmp_path):
     ended = run_process("pretrain", *arguments, log=tmp_path / "c")
     assert ended.code == 0, ended.errors
     assert ended.errors.count("another machine is not kept from writing") == 1
-    assert lines(run) == lines(tmp_path / "one")
-    assert checksums(run) == checksums(tmp_path / "one")
+    assert lines(run) == lines(whole)
+    assert checksums(run) == checksums(whole)
     assert [start["started_from"] for start in starts(run)] == [None, f"resumed at step {newest}"]
     assert len(list((run / "tensorboard").glob("events*"))) == 2
     assert not (run / "lock").exists() and not list(run.rglob("*.partial"))
@@ -251,6 +313,26 @@ def test_an_upload_that_fails_is_an_error_unless_there_is_one_already(tmp_path, 
         there.touch()
         raise KeyError("first")
     assert "cannot be reached" in caplog.text
+
+
+def test_storage_that_is_away_is_no_damage_and_no_empty_run(tmp_path, monkeypatch):
+    """Else a run would begin from scratch, or put its checkpoints aside, because of the network."""
+    directory = tmp_path / "checkpoints"
+    with Checkpoints(directory) as saved:
+        saved.save(1, {"x": np.zeros(3)}, config={})
+    reading = Checkpoints(directory, read_only=True)
+
+    def away(*_, **__):
+        raise type("HttpError", (Exception,), {"__module__": "gcsfs.retry"})("Rate limit, 429")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(reading.directory), "iterdir", away)
+        with pytest.raises(RunError, match="could not be read: Rate limit, 429; try again"):
+            reading.steps()
+    monkeypatch.setattr("orbax.checkpoint.JsonCheckpointHandler.restore", away)
+    with pytest.raises(RunError, match="could not be read: Rate limit, 429; try again"):
+        reading.metadata()
+    assert reading.steps() == [1]
 
 
 def test_urls_keep_their_slashes_and_steps():

@@ -40,6 +40,7 @@ from jaxlm.errors import InputError, RunError
 PyTree = Any
 FORMAT = 1  # of the description; a reader refuses what is newer
 _ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items, directories below the step
+_COMMITTED = "commit_success.txt"  # what Orbax writes last where there are no renames
 _managers = itertools.count()  # the same number in every process, as all open their checkpoints in the same order
 
 
@@ -215,11 +216,13 @@ class Checkpoints:
     # Reading
 
     def steps(self) -> list[int]:
-        """The complete checkpoints, ascending, as they are on the disk now."""
+        """The complete checkpoints, ascending, as they are there now. RunError where that cannot be told."""
         try:
             found = [int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and _is_final(path)]
-        except OSError:  # not there yet, or another run's that is being removed
+        except FileNotFoundError:  # not there yet, or another run's that is being removed
             return []
+        except Exception as error:  # each storage has its own; a run that seems empty would begin from scratch
+            raise RunError(f"{self.directory} could not be read: {failure_reason(error)}; try again") from error
         return sorted(found)
 
     def restore(self, abstract_state: PyTree, *, step: int | None = None) -> Restored:
@@ -444,6 +447,8 @@ def _hash(content: dict) -> str:
 
 
 def _is_final(path: epath.Path) -> bool:
+    if "://" in str(path):  # `exists` raises where the server is away, `is_dir` says no
+        return (path / _COMMITTED).exists()
     return path.is_dir() and ocp.utils.is_checkpoint_finalized(path)
 
 
