@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ from jaxlm.checkpoints import Checkpoints
 from jaxlm.errors import InputError, RunError
 from jaxlm.logs import MetricsLog, read_metrics
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training.remote import Mirror
+from jaxlm.training.remote import Mirror, entries
 from jaxlm.training.run import RunDirectory, split_start
 
 STAND_IN = Path(__file__).resolve().parent / "stand_in" / "gcs.py"
@@ -333,6 +334,16 @@ def test_storage_that_is_away_is_no_damage_and_no_empty_run(tmp_path, monkeypatc
     with pytest.raises(RunError, match="could not be read: Rate limit, 429; try again"):
         reading.metadata()
     assert reading.steps() == [1]
+
+
+def test_a_folder_that_was_made_in_a_bucket_beforehand_is_empty():
+    """The console makes an object for it, which etils lists as if it were in itself; a run `one` in `one` is there."""
+    ghost, inside, file = (
+        SimpleNamespace(name=name, exists=lambda there=there: there)
+        for name, there in (("one", False), ("one", True), ("config.json", True))
+    )
+    folder = SimpleNamespace(name="one", iterdir=lambda: iter([ghost, inside, file]))
+    assert list(entries(folder)) == [inside, file]
 
 
 def test_urls_keep_their_slashes_and_steps():

@@ -31,6 +31,13 @@ def is_url(place: Path | str) -> bool:
     return isinstance(place, str) and "://" in place
 
 
+def entries(folder: epath.Path) -> Iterator[epath.Path]:
+    """What is in a folder; the object that makes an empty one visible in a bucket is listed by the folder's name."""
+    for entry in folder.iterdir():
+        if entry.name != folder.name or entry.exists():
+            yield entry
+
+
 class Mirror:
     """The small files of the run at `url`. root: the run there; path: the folder here of a program that writes.
 
@@ -109,7 +116,7 @@ def _root(url: str) -> epath.Path:
 def _download(source: epath.Path, target: Path, wanted: Callable[[str], bool]) -> None:
     """Copy the files of a folder, and the folders in it that are wanted."""
     target.mkdir(parents=True, exist_ok=True)
-    for entry in source.iterdir():
+    for entry in entries(source):
         if not entry.is_dir():
             (target / entry.name).write_bytes(entry.read_bytes())
         elif wanted(entry.name):

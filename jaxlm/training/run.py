@@ -35,7 +35,7 @@ from etils import epath
 from jaxlm.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
-from jaxlm.training.remote import LOCK, Mirror, is_url
+from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class RunDirectory:
 
     def _opened(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
         if self.root.is_dir() and not (self.root / "config.json").exists():
-            strange = [path.name for path in self.root.iterdir() if not _is_ours(path.name)]
+            strange = [path.name for path in entries(self.root) if not _is_ours(path.name)]
             if strange:
                 raise InputError(f"{self.name} holds something else ({min(strange)}) and no run; choose another --run")
         self.path.mkdir(parents=True, exist_ok=True)
