@@ -41,8 +41,8 @@ class Import:
 
     source: tyro.conf.Positional[str]
     """hf:PATH, openai:PATH or google:PATH, a directory of the model's files."""
-    run: Path
-    """The run directory to make."""
+    run: str
+    """The run directory, or gs://BUCKET/RUN, to make."""
     verify: bool = False
     """Compare each layer's output with transformers' own, or with the reference that lies beside the files."""
     custom: CustomConfig = CustomConfig()
@@ -78,7 +78,7 @@ def import_model(arguments: Import) -> None:
         run.open(resolved)
         with Checkpoints(run.checkpoints, write_at_once=largest) as checkpoints:
             if checkpoints.steps():
-                print(f"{run.path} is complete: {published.name} was imported; nothing to do")
+                print(f"{run.name} is complete: {published.name} was imported; nothing to do")
                 return
             if published.tokenizer is not None:
                 run.save_tokenizer(published.tokenizer)
@@ -91,7 +91,7 @@ def import_model(arguments: Import) -> None:
                 leaves[name] = jax.block_until_ready(jnp.asarray(values))
             checkpoints.save(0, {"params": nested_leaves(leaves)}, config=resolved)
             checkpoints.wait()
-    print(f"{run.path}: {published.architecture} from {published.name}, {count:,} parameters, {published.dtype}")
+    print(f"{run.name}: {published.architecture} from {published.name}, {count:,} parameters, {published.dtype}")
     for note in published.notes:
         print(f"  {note}")
 
@@ -145,30 +145,31 @@ def export_run(arguments: Export) -> None:
     if kind != "hf" or not place:
         raise InputError(f"--to {arguments.to}: hf:PATH, a directory for Hugging Face's files")
     run = load_run(arguments.run)
-    saved = RunDirectory(run.path).config.get("published") or {}
+    directory = RunDirectory(run.path)
+    saved = directory.config.get("published") or {}
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(run.params).items()}
     export = planned_export(
         run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
     )
-    directory = Path(place).expanduser()
+    target = Path(place).expanduser()
     write_export(
-        directory,
+        target,
         export,
         tokenizer=run.given_tokenizer,
         dtype=saved.get("dtype", "F32"),
         card=model_card(
             architecture=export.architecture,
             run=run.name,
-            config=RunDirectory(run.path).config,
-            directory=run.path,
+            config=directory.config,
+            directory=directory.path,
             notes=export.notes,
         ),
     )
-    print(f"{directory}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
+    print(f"{target}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
     for note in export.notes:
         print(f"  {note}")
     if arguments.verify:
-        _verify(run, directory, export.architecture, run.given_tokenizer)
+        _verify(run, target, export.architecture, run.given_tokenizer)
 
 
 def main() -> None:

@@ -83,9 +83,13 @@ def keep_memory() -> None:
     mallopt(arena_max, 1)
 
 
+def user_cache() -> Path:
+    """Our folder among the user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm"
+
+
 def enable_compilation_cache() -> None:
     """Keep compiled programs on the disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
     if os.environ.get("JAX_COMPILATION_CACHE_DIR") is None:
-        home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(home / "jaxlm" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

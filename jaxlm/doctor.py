@@ -209,7 +209,7 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
 
 def _of_store(path: str) -> Iterator[Found]:
     try:
-        store = open_store(Path(path))
+        store = open_store(path)
         store.verify()
     except InputError as error:
         yield Found("store", False, str(error))

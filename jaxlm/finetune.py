@@ -6,7 +6,7 @@ The same command resumes a run that was stopped, and says so when the run is com
 import logging
 import shutil
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 import jax
@@ -51,8 +51,8 @@ class Arguments:
 
     config: tyro.conf.Positional[str]
     """A config file, or its name: finetune/gpt1, finetune/bert."""
-    run: Path
-    """The run directory: made anew, or continued."""
+    run: str
+    """The run directory, or gs://BUCKET/RUN: made anew, or continued."""
     task: str
     """The task: cola, sst2, …, or custom for files of your own."""
     task_dir: str | None = None
@@ -181,9 +181,9 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     free = (*run_fields(config.optimizer), "members_per_group", *moved)
     changed = run.open(resolved, run_fields=free)
     with quiet_failures(), run, use_mesh(mesh):
-        if (run.path / "results.json").exists():
+        if first_process_decides(lambda: (run.path / "results.json").exists()):
             if jax.process_index() == 0:
-                print(f"{run.path} is complete: results.json has {len(members)} runs; nothing to do")
+                print(f"{run.name} is complete: results.json has {len(members)} runs; nothing to do")
             return
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json()))
@@ -230,7 +230,8 @@ def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
 def _keep_best(work: Work, programs: Any, summary: dict[str, Any]) -> None:
     """Put the best member's parameters where a run's checkpoints are."""
     best = summary["best"]
-    source = Checkpoints(member_directory(work.run, best["seed"], best["learning_rate"]) / "kept", read_only=True)
+    kept = work.run.root / member_directory(best["seed"], best["learning_rate"]) / "kept"
+    source = Checkpoints(kept, read_only=True)
     restored = source.restore_partial({"params": programs.abstract.params})
     with Checkpoints(work.run.checkpoints, keep_newest=1) as checkpoints:
         if not checkpoints.steps():
@@ -246,11 +247,11 @@ def _write_results(work: Work, summary: dict[str, Any], keep: str) -> None:
     fresh = work.run.path / "predictions.jsonl.tmp"
     with fresh.open("wb") as file:
         for run in summary["runs"]:
-            directory = member_directory(work.run, run["seed"], run["learning_rate"])
+            directory = work.run.path / member_directory(run["seed"], run["learning_rate"])
             file.write((directory / "predictions.jsonl").read_bytes())
     fresh.replace(work.run.path / "predictions.jsonl")
     best = summary["best"]
-    files = member_directory(work.run, best["seed"], best["learning_rate"]) / "files"
+    files = work.run.path / member_directory(best["seed"], best["learning_rate"]) / "files"
     if files.is_dir():
         shutil.copytree(files, work.run.path, dirs_exist_ok=True)
     (chosen,) = (run for run in summary["runs"] if all(run[name] == best[name] for name in ("seed", "learning_rate")))
@@ -258,8 +259,9 @@ def _write_results(work: Work, summary: dict[str, Any], keep: str) -> None:
         task = replace(work.task, threshold=chosen[work.task.selects]["threshold"])
         write_json(work.run.path / "task.json", task.to_json())
     write_json(work.run.path / "results.json", summary)
+    work.run.upload()
     if keep == "best":
-        shutil.rmtree(work.run.path / "members")
+        work.run.remove(PurePath("members"))
 
 
 def _table(task: Task, summary: dict[str, Any]) -> list[str]:

@@ -92,6 +92,7 @@ class MetricsLog:
             with _disk_errors(self.path):
                 self._file.flush()
                 os.fsync(self._file.fileno())
+                self._board.flush()
 
     def close(self) -> None:
         if self._file is None:

@@ -20,7 +20,7 @@ from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
 from jaxlm.data.sources import UNIT_BYTES, Source, Unit, list_units, parse_source, read_unit
-from jaxlm.data.store import VERSION, Store, open_store, partial_path
+from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
 from jaxlm.logs import Progress
@@ -290,6 +290,10 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
 
 def _check(config: PrepareConfig) -> None:
     """InputError for arguments that need no reading to be wrong."""
+    if lies_elsewhere(config.output):
+        raise InputError(
+            f"--output {config.output}: a store is made on a disk; name a directory, and copy it afterwards"
+        )
     if not Path(config.output).name:
         raise InputError(f"--output {config.output}: name a directory that does not exist yet")
     if not config.source:

@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
@@ -58,8 +57,8 @@ class Arguments:
 
     config: tyro.conf.Positional[str]
     """A config file, or its name: pretrain/gpt1."""
-    run: Path
-    """The run directory: made anew, or continued."""
+    run: str
+    """The run directory, or gs://BUCKET/RUN: made anew, or continued."""
     start: str | None = None
     """A run to start from (RUN or RUN@STEP); from scratch unless given."""
     start_with: Literal["parameters", "state"] = "parameters"
@@ -91,8 +90,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     config = one_duration(arguments.settings, load_config(arguments.config, PretrainConfig))
     if not config.data.store:
         raise InputError("data.store is not given: name a token store, as python -m jaxlm.prepare makes it")
-    stores = tuple(open_store(Path(path)) for path in config.data.store)
-    validation = tuple(open_store(Path(path)) for path in config.data.validation)
+    stores = tuple(open_store(path) for path in config.data.store)
+    validation = tuple(open_store(path) for path in config.data.validation)
     source = None if arguments.start is None else open_source(arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     if source is not None:
@@ -148,7 +147,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     """One start of a run, up to its end or to a signal."""
     start_processes(arguments.distributed)
     stop = StopSignal()
-    profile = _profile(arguments)
+    profiled = _profiled(arguments)
     planned = plan(arguments, given)
     config, num_steps, source = planned.config, planned.num_steps, planned.source
     mesh = make_mesh(config.mesh)
@@ -168,7 +167,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         checkpoints.close()
         run.close()
         if jax.process_index() == 0:
-            print(f"{run.path} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
+            print(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
         return
 
     with quiet_failures(), use_mesh(mesh), run, checkpoints:
@@ -218,7 +217,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         step.on_compile = lambda: recorder.meter.pause("compilation")
         count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         for sentence in (
-            f"{run.path}: {origin}; {count:,} parameters, {_length_of(planned)}; "
+            f"{run.name}: {origin}; {count:,} parameters, {_length_of(planned)}; "
             f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
             f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
             *pretraining.says,
@@ -250,7 +249,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
                 evaluate=evaluate,
                 stop=stop,
                 describe_batch=lambda number: describe_rows(rows, number, config.batch_size),
-                profile=profile,
+                profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
             )
         finally:
             recorder.saved(checkpoints.wait())
@@ -321,13 +320,13 @@ def _unigram_entropy(stores: tuple[Store, ...]) -> float:
     return sum(store.unigram_entropy() * store.num_tokens for store in stores) / tokens
 
 
-def _profile(arguments: Arguments) -> Profile | None:
+def _profiled(arguments: Arguments) -> tuple[int, int] | None:
     if arguments.profile is None:
         return None
     start, colon, end = arguments.profile.partition(":")
     if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
         raise InputError(f"--profile {arguments.profile}: START:STOP, two steps, the first below the second")
-    return Profile(int(start), int(end), arguments.run / "profile")
+    return int(start), int(end)
 
 
 def main() -> None:

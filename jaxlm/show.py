@@ -24,6 +24,7 @@ from jaxlm.tasks import (
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.loaded import run_config, split_run
+from jaxlm.training.remote import is_url
 from jaxlm.training.run import RunDirectory
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.run import run_lines
@@ -121,7 +122,7 @@ def main() -> None:
     """The command."""
     target = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
     path = Path(target)
-    if target and not path.is_dir() and ("@" not in target or path.is_file()):
+    if target and not is_url(target) and not path.is_dir() and ("@" not in target or path.is_file()):
         lines = show_config(target)
     else:
         arguments, _ = command_line(Arguments, program="show", description=__doc__)

@@ -102,7 +102,7 @@ with Checkpoints(run.checkpoints) as checkpoints, Checkpoints(path / "kept", kee
         kept.save(step, state_of(step), config={"width": 4})
     print("saved", checkpoints.wait(), kept.wait())
     def damage():  # one row of shards: what the other process reads stays sound
-        for file in (run.checkpoints / "3" / "state" / "ocdbt.process_1").rglob("d/*"):
+        for file in (path / "checkpoints" / "3" / "state" / "ocdbt.process_1").rglob("d/*"):
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     first_process_decides(damage)
     restored = checkpoints.restore(abstract)

@@ -56,6 +56,8 @@ OWNERS = {
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
     "tensorboardX": ["jaxlm.logs"],
+    "etils": ["jaxlm.checkpoints.store", "jaxlm.training.remote", "jaxlm.training.run"],
+    "fsspec": ["jaxlm.training.remote"],
     "transformers": ["jaxlm.interop"],
     "torch": ["jaxlm.interop"],
     "pickle": [],

@@ -71,13 +71,14 @@ def run_here(command: str, *arguments: Any) -> Ended:
 class Process:
     """A command as a process of its own, with `devices` CPU devices; its output goes to files beside `log`."""
 
-    def __init__(self, command: str, *arguments: Any, log: Path, devices: int = 1) -> None:
+    def __init__(self, command: str, *arguments: Any, log: Path, devices: int = 1, cache: Path | None = None) -> None:
         self.output, self.errors = log.with_suffix(".out"), log.with_suffix(".err")
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
             "PYTHONPATH": str(REPOSITORY),
         }
+        environment |= {} if cache is None else {"XDG_CACHE_HOME": str(cache)}  # that of another machine
         with self.output.open("w") as output, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"jaxlm.{command}", *map(str, arguments)],

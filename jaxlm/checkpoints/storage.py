@@ -7,14 +7,23 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from os import PathLike
 
 import jax
 
 from jaxlm.errors import RunError
 
 _WORDS = {"DATA_LOSS": "altered", "OUT_OF_RANGE": "cut short", "NOT_FOUND": "missing"}  # TensorStore's codes
-_NOT_DAMAGE = ("PERMISSION_DENIED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+_NOT_DAMAGE = (
+    "PERMISSION_DENIED",
+    "UNAVAILABLE",
+    "RESOURCE_EXHAUSTED",
+    "DEADLINE_EXCEEDED",
+    "ABORTED",
+    "CANCELLED",
+    "Forbidden",
+)
+_CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # of gs://: their errors say nothing of what lies there
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -37,21 +46,22 @@ def failure_reason(error: BaseException) -> str:
     return text if len(text) <= 300 else f"{text[:140]} … {text[-140:]}"
 
 
-def raise_unless_damage(place: Path, error: Exception) -> None:
+def raise_unless_damage(place: PathLike, error: Exception) -> None:
     """Pass on errors that do not say that the files at `place` are damaged: memory, rights, a server that is away."""
     if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
         raise error
     cause = root_cause(error)
-    if isinstance(cause, PermissionError) or str(cause).startswith(_NOT_DAMAGE):
+    away = isinstance(cause, PermissionError | ConnectionError | TimeoutError) or str(cause).startswith(_NOT_DAMAGE)
+    if away or type(cause).__module__.partition(".")[0] in _CLIENTS:
         raise RunError(f"{place} could not be read: {failure_reason(cause)}; try again") from error
 
 
-def free_gib(directory: Path) -> float:
-    """Room on the file system of `directory`, in GiB; nan when that is unknown."""
+def free_space(directory: PathLike) -> str:
+    """Room on the file system of `directory`, in brackets after a blank; nothing when that is unknown."""
     try:
-        return shutil.disk_usage(directory).free / 2**30
+        return f" ({shutil.disk_usage(directory).free / 2**30:.3g} GiB free)"
     except OSError:
-        return float("nan")
+        return ""
 
 
 @contextmanager

@@ -7,16 +7,16 @@ but returns an altered byte as if it were data, hides a full disk until somebody
 step is there; here each of these is an error of one line.
 
 Names beside the steps: `damaged-STEP` (did not prove itself), `superseded-STEP` (newer than the one resumed from).
-The directory must be seen by every process, and every process calls every method that reads or writes.
+The directory, or URL, must be seen by every process, and every process calls every method that reads or writes.
 """
 
+import contextlib
 import dataclasses
 import gc
 import hashlib
 import itertools
 import json
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,18 +27,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
 from jaxlm.agreement import first_process_decides, of_every_process
 from jaxlm.checkpoints.checksums import leaf_checksums
-from jaxlm.checkpoints.storage import failure_reason, free_gib, quiet_failures, raise_unless_damage
+from jaxlm.checkpoints.storage import failure_reason, free_space, quiet_failures, raise_unless_damage
 from jaxlm.checkpoints.trees import listed, named_leaves, nested_leaves, shape_and_type
 from jaxlm.errors import InputError, RunError
 
 PyTree = Any
 FORMAT = 1  # of the description; a reader refuses what is newer
 _ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items, directories below the step
+_COMMITTED = "commit_success.txt"  # what Orbax writes last where there are no renames
 _managers = itertools.count()  # the same number in every process, as all open their checkpoints in the same order
 
 
@@ -78,14 +80,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | epath.Path,
         *,
         keep_newest: int = 3,
         keep_every: int | None = None,
         read_only: bool = False,
         write_at_once: int | None = None,
     ):
-        self.directory = Path(directory).absolute()
+        self.directory = epath.Path(directory if "://" in str(directory) else Path(directory).absolute())
         self.read_only = read_only
         self._manager: _Manager | None = None
         self._saving: _Saving | None = None
@@ -202,23 +204,25 @@ class Checkpoints:
     def _failure(self, step: int, error: BaseException) -> RunError:
         if jax.process_count() == 1:  # give a full disk its space back; otherwise the next start cleans up
             for path in self.directory.glob(f"{step}.*tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.rmtree(missing_ok=True)
         older = [known for known in self.steps() if known < step]
         sound = f"step {older[-1]} is the newest complete one" if older else "there is no older one"
-        free = free_gib(self.directory)
         return RunError(
-            f"{self.directory}: the checkpoint of step {step} could not be written: {failure_reason(error)} "
-            f"({free:.3g} GiB free); {sound}; make room, then the same command continues from there"
+            f"{self.directory}: the checkpoint of step {step} could not be written: {failure_reason(error)}"
+            f"{free_space(self.directory)}; {sound}; make room, then the same command continues from there"
         )
 
     # Reading
 
     def steps(self) -> list[int]:
-        """The complete checkpoints, ascending, as they are on the disk now."""
+        """The complete checkpoints, ascending, as they are there now. RunError where that cannot be told."""
         try:
             found = [int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and _is_final(path)]
-        except OSError:  # not there yet, or another run's that is being removed
+        except FileNotFoundError:  # not there yet, or another run's that is being removed
             return []
+        except Exception as error:  # each storage has its own; a run that seems empty would begin from scratch
+            raise RunError(f"{self.directory} could not be read: {failure_reason(error)}; try again") from error
         return sorted(found)
 
     def restore(self, abstract_state: PyTree, *, step: int | None = None) -> Restored:
@@ -383,7 +387,9 @@ class _Saving:
             self.done.set()
 
 
-def _read_arrays(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_arrays(
+    directory: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The leaves, or for those that cannot be read a reason each. No process waits for another here."""
     with quiet_failures():
         try:
@@ -402,7 +408,7 @@ def _read_arrays(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> tu
     return {}, failed or dict.fromkeys(wanted, "read only at the second try")
 
 
-def _read_leaves(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+def _read_leaves(directory: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
     # The handler and not the manager: Checkpointer.restore ends in a barrier, where the other processes would wait
     # for one that met a damaged file.
     tree = nested_leaves(wanted)
@@ -414,7 +420,7 @@ def _read_leaves(directory: Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> di
     return leaves
 
 
-def _check_fit(place: Path, saved: dict[str, Any], wanted: dict[str, Any], *, partial: bool) -> None:
+def _check_fit(place: epath.Path, saved: dict[str, Any], wanted: dict[str, Any], *, partial: bool) -> None:
     lines = []
     for name in [*wanted, *(name for name in saved if name not in wanted)]:
         if name not in wanted:
@@ -440,7 +446,9 @@ def _hash(content: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def _is_final(path: Path) -> bool:
+def _is_final(path: epath.Path) -> bool:
+    if "://" in str(path):  # `exists` raises where the server is away, `is_dir` says no
+        return (path / _COMMITTED).exists()
     return path.is_dir() and ocp.utils.is_checkpoint_finalized(path)
 
 

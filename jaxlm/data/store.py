@@ -15,6 +15,7 @@ Integers are little-endian. The description's `arrays` lists every array; reader
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -122,6 +123,11 @@ class Store:
 
 def open_store(path: str | Path) -> Store:
     """Open a store: its description and the sizes of its files are checked now, contents only by `Store.verify`."""
+    if lies_elsewhere(path):
+        raise InputError(
+            f"{path}: a store is read from a disk: copy it there first (gcloud storage rsync --recursive; on a pod "
+            "launch/tpu_pod.sh does it)"
+        )
     path = Path(path)
     if not (path / DESCRIPTION).is_file():
         if partial_path(path).is_dir():
@@ -151,6 +157,11 @@ def open_store(path: str | Path) -> Store:
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise InputError(f"{file} {found}, {DESCRIPTION} says {array['bytes']}; delete it and prepare it again")
     return Store(path, description)
+
+
+def lies_elsewhere(path: str | Path) -> bool:
+    """Whether a store's name is a URL, gs://BUCKET/STORE say, or was one before it became a path."""
+    return re.match(r"\w+:/", str(path)) is not None
 
 
 def partial_path(output: Path) -> Path:

@@ -118,7 +118,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     imported.
     """
     if imported := [run for run in runs if "published" in run.config]:
-        raise InputError(f"{imported[0].path} was imported and has no rows of its own; name a file with --input")
+        raise InputError(f"{imported[0].name} was imported and has no rows of its own; name a file with --input")
     saved = runs[0].config
     _, data = read_task(
         saved["task"],
@@ -130,7 +130,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     for run in runs:
         if run.config["fingerprints"].get("task_data") != data.fingerprint():
             raise InputError(
-                f"{run.path} was not trained on the rows that the files of {runs[0].path} hold now; name a file to "
+                f"{run.name} was not trained on the rows that the files of {runs[0].name} hold now; name a file to "
                 "label with --input"
             )
     return {part: split for part, split in data.splits.items() if part != "train"}

@@ -1,7 +1,6 @@
 """`evaluate perplexity`: how well a text that was prepared as a token store is predicted."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,7 +41,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     run = load_run(arguments.run, mesh=mesh)
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation figures in its metrics.jsonl"
     model = run.decoder("evaluate perplexity", remedy)
-    stores = tuple(open_store(Path(path)) for path in arguments.data.store)
+    stores = tuple(open_store(path) for path in arguments.data.store)
     for store in stores:
         check_store(store, run)
     length = arguments.length or run.config.length or run.model.config.num_positions

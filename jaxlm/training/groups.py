@@ -12,10 +12,9 @@ is written where `members.py` writes it.
 
 import functools
 import itertools
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -39,6 +38,7 @@ from jaxlm.training.members import (
     drop_beaten,
     label_part,
     member_directory,
+    member_result,
     member_work,
     run_member,
     started_state,
@@ -88,23 +88,23 @@ def run_group(
     work: Work, programs: Programs, members: Sequence[Member], first: int, title: str
 ) -> list[dict[str, Any]]:
     """Train these members side by side, or go on with them; what their `result.json` hold."""
-    files = [member_directory(work.run, *member) / "result.json" for member in members]
-    directory = work.run.path / "members" / f"group-{first}-{len(members)}"
-    if not all(file.exists() for file in files):
+    results = [member_result(work.run, *member) for member in members]
+    directory = PurePath("members", f"group-{first}-{len(members)}")
+    if None in results:
         group = _Group(work, programs, members)
-        with Checkpoints(directory / "checkpoints", keep_newest=work.config.keep_newest) as checkpoints:
+        with Checkpoints(work.run.root / directory / "checkpoints", keep_newest=work.config.keep_newest) as checkpoints:
             best = _train(group, checkpoints, title)
-        for number, ((seed, rate), file) in enumerate(zip(members, files, strict=True)):
-            if file.exists():
+        for number, (seed, rate) in enumerate(members):
+            if results[number] is not None:
                 continue
             params, step = group.take(best.params, number), best.steps[number]
             extra = {"dev": best.figures[number], "step": step}
-            with Checkpoints(file.parent / "kept", keep_newest=1) as kept:
+            with Checkpoints(work.run.root / member_directory(seed, rate) / "kept", keep_newest=1) as kept:
                 if not kept.steps():
                     kept.save(step, {"params": params}, config=work.resolved | {"seed": seed}, extra=extra)
-            write_result(work, programs, params, step, seed, rate)
-    shutil.rmtree(directory, ignore_errors=True)
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+            results[number] = write_result(work, programs, params, step, seed, rate)
+    work.run.remove(directory)
+    return [result for result in results if result is not None]
 
 
 def one_at_a_time() -> bool:
@@ -337,9 +337,10 @@ class GroupRecorder(Recorder):
         self.logs[number].write(step, figures)
 
     def sync(self) -> None:
-        """Bring all lines to the disk; before a checkpoint counts."""
+        """Bring all lines to where the run lies; before a checkpoint counts."""
         for log in self.logs:
             log.sync()
+        self.run.upload()
 
 
 def _open_logs(work: Work, members: Sequence[Member], resume_step: int | None) -> list[MetricsLog]:

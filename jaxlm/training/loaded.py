@@ -43,7 +43,7 @@ class LoadedRun:
     params: Any
     given_tokenizer: Tokenizer | None
     step: int
-    path: Path
+    path: Path | str
     mesh: Mesh
     task: Task | None = None
 
@@ -108,13 +108,13 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     return LoadedRun(config, model, restored.state["params"], tokenizer, restored.step, path, mesh, task)
 
 
-def split_run(path_spec: str | Path) -> tuple[Path, int | None]:
-    """`RUN` or `RUN@STEP` as a path and a step. InputError for a directory that is not there, or a bad step."""
+def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:
+    """`RUN` or `RUN@STEP` as a path or a URL, and a step. InputError for a path that is no directory, or a bad step."""
     try:
         path, step = split_start(str(path_spec))
     except InputError:
         raise InputError(f"{path_spec}: what follows the @ is no step; write RUN@STEP, runs/gpt1@2000 say") from None
-    if not path.is_dir():
+    if isinstance(path, Path) and not path.is_dir():
         raise InputError(f"{path}: no such run directory; give one that jaxlm.pretrain or jaxlm.finetune made")
     return path, step
 
@@ -124,9 +124,7 @@ def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
     values = run.config
     kind: type = FinetuneConfig if "auxiliary_lm" in values else PretrainConfig
     names = {field.name for field in dataclasses.fields(kind)}
-    return from_json(
-        kind, {name: value for name, value in values.items() if name in names}, str(run.path / "config.json")
-    )
+    return from_json(kind, {name: value for name, value in values.items() if name in names}, f"{run.name}/config.json")
 
 
 def saved_task(run: RunDirectory) -> Task:

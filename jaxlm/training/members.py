@@ -1,16 +1,16 @@
 """One member of a fine-tuning run: one seed at one learning rate, trained, evaluated and written down.
 
 A member has a directory `members/seed-S-rate-R` of its own while it is worked on: `checkpoints/` (the training state,
-to resume from), `kept/` (the parameters that count), `result.json` and `predictions.jsonl` once it is done.
+to resume from), `kept/` (the parameters that count), `result.json` and `predictions.jsonl` once it is done. The first
+two lie below the run's root, the others, process 0's, below its path.
 """
 
 import dataclasses
 import itertools
 import json
 import logging
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import jax
@@ -78,9 +78,19 @@ class Programs:
     abstract: TrainState
 
 
-def member_directory(run: RunDirectory, seed: int, rate: float) -> Path:
-    """Where a member works."""
-    return run.path / "members" / f"seed-{seed}-rate-{rate!r}"
+def member_directory(seed: int, rate: float) -> PurePath:
+    """Where in a run a member works."""
+    return PurePath("members", f"seed-{seed}-rate-{rate!r}")
+
+
+def member_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] | None:
+    """What a member's `result.json` holds, on every process; None before it is done."""
+
+    def read() -> dict[str, Any] | None:
+        file = run.path / member_directory(seed, rate) / "result.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    return first_process_decides(read)
 
 
 def make_programs(work: Work) -> Programs:
@@ -114,12 +124,12 @@ def make_programs(work: Work) -> Programs:
 def run_member(work: Work, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
     """Train one member up to its result, or go on with it; returns what `result.json` holds."""
     config = work.config
-    directory = member_directory(work.run, seed, rate)
-    if (directory / "result.json").exists():
-        return json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    if (known := member_result(work.run, seed, rate)) is not None:
+        return known
+    directory = member_directory(seed, rate)
     data = work.batches(seed)
-    kept = Checkpoints(directory / "kept", keep_newest=1)
-    checkpoints = Checkpoints(directory / "checkpoints", keep_newest=config.keep_newest)
+    kept = Checkpoints(work.run.root / directory / "kept", keep_newest=1)
+    checkpoints = Checkpoints(work.run.root / directory / "checkpoints", keep_newest=config.keep_newest)
     with kept, checkpoints:
         if resumed := bool(checkpoints.steps()):
             state, notes = resume(checkpoints, programs.abstract, seed)
@@ -183,7 +193,7 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
         kept.wait()
         restored = kept.restore_partial({"params": programs.abstract.params})
         result = write_result(work, programs, restored.state["params"], restored.step, seed, rate)
-    shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    work.run.remove(directory / "checkpoints")
     return result
 
 
@@ -270,13 +280,14 @@ def write_result(work: Work, programs: Programs, params: Any, step: int, seed: i
             lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}))
 
     def write() -> None:
-        directory = member_directory(work.run, seed, rate)
+        directory = work.run.path / member_directory(seed, rate)
         directory.mkdir(parents=True, exist_ok=True)
         text = "".join(line + "\n" for line in lines)
         (directory / "predictions.jsonl").write_text(text, encoding="utf-8")
         for part in parts:
             write_files(directory / "files", found[part][0])
         write_json(directory / "result.json", result)
+        work.run.upload()
 
     first_process_decides(write)
     return result
@@ -293,7 +304,7 @@ def drop_beaten(work: Work, results: Sequence[dict[str, Any]]) -> None:
             best = max(at_rate, key=work.merit)
             for result in at_rate:
                 if result is not best:
-                    shutil.rmtree(member_directory(work.run, result["seed"], rate) / "kept", ignore_errors=True)
+                    work.run.remove(member_directory(result["seed"], rate) / "kept")
 
     first_process_decides(drop)
 

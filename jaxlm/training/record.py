@@ -102,8 +102,9 @@ class Recorder:
             self.note(f"checkpoint of step {step} is saved")
 
     def sync(self) -> None:
-        """Bring all lines to the disk; before a checkpoint counts."""
+        """Bring all lines to where the run lies; before a checkpoint counts."""
         self.metrics.sync()
+        self.run.upload()
 
     def note(self, text: str) -> None:
         """A line for people."""

@@ -7,29 +7,37 @@
     lock            held with flock while a program writes here; it goes when the process does, however it ends
 
 Every process calls these methods; process 0 does the work and all see its outcome. The directory must lie on a file
-system that all processes share.
+system that all processes share, or at a URL (gs://BUCKET/RUN): then process 0 alone has the files beside the
+checkpoints on its machine, and `upload` brings them there.
 """
 
+import contextlib
 import datetime
 import fcntl
 import fnmatch
 import functools
 import importlib.metadata
 import json
+import logging
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol, TextIO
 
 import jax
+from etils import epath
 
 from jaxlm.agreement import first_process_decides
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
+from jaxlm.training.remote import LOCK, Mirror, entries, is_url
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
@@ -40,16 +48,27 @@ class _Saves(Protocol):
 
 
 class RunDirectory:
-    """A run directory, for reading; `open` makes it this program's for writing."""
+    """A run directory, for reading; `open` makes it this program's for writing. place: a directory, or a URL.
 
-    def __init__(self, path: Path | str):
-        self.path = Path(path)
+    name: the place, for people. root: the place, where checkpoints are read and written.
+    """
+
+    def __init__(self, place: Path | str):
+        self.name = str(place)
+        self._mirror = Mirror(str(place)) if is_url(place) else None
+        self.root = epath.Path(place) if self._mirror is None else self._mirror.root
         self._lock: TextIO | None = None
+        self._writes = False
+
+    @functools.cached_property
+    def path(self) -> Path:
+        """Where its other files are on this machine."""
+        return Path(self.name) if self._mirror is None else self._mirror.fetched()
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> epath.Path:
         """Where its checkpoints are."""
-        return self.path / "checkpoints"
+        return self.root / "checkpoints"
 
     @property
     def tokenizer(self) -> Path:
@@ -63,9 +82,14 @@ class RunDirectory:
         try:
             return json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise InputError(f"{self.path} is no run directory: it has no config.json; give the --run of one") from None
+            raise InputError(f"{self.name} is no run directory: it has no config.json; give the --run of one") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        with contextlib.nullcontext() if self._mirror is None else self._mirror.reached():
+            return (self.root / "config.json").exists()
 
     def open(self, config: Mapping[str, Any], *, run_fields: Sequence[str] = ()) -> list[str]:
         """Create the directory, or check that it is this run's; lock it until `close` or the end of the process.
@@ -76,9 +100,11 @@ class RunDirectory:
         for another run's directory, a directory in use, and one that holds something else.
         """
         given = json.loads(json.dumps(config))
+        if self._mirror is not None:
+            self.path = self._mirror.path
         changed = first_process_decides(lambda: self._open(given, run_fields))
         self.__dict__.pop("config", None)
-        if not (self.path / "config.json").exists():
+        if self._mirror is None and not (self.path / "config.json").exists():
             raise InputError(
                 f"{self.path} is not seen by process {jax.process_index()}: put --run on a file system that all "
                 "processes share"
@@ -110,6 +136,7 @@ class RunDirectory:
                 stream.write(("\n" if torn else "") + json.dumps(start) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
+            self.upload()
 
         first_process_decides(append)
         return start
@@ -132,52 +159,90 @@ class RunDirectory:
         """Keep a copy of the tokenizer, once; it is there whole or not at all."""
 
         def save() -> None:
-            if self.tokenizer.exists():
+            if self.tokenizer.exists() and self._mirror is None:  # an upload of several files may have been cut short
                 return
             fresh = self.path / "tokenizer.tmp"
             _remove(fresh)
             tokenizer.save(fresh)
+            _remove(self.tokenizer)
             fresh.rename(self.tokenizer)
             sync_directory(self.path)
 
         first_process_decides(save)
 
+    def upload(self) -> None:
+        """Bring what process 0 has written to where the run lies; nothing where that is a directory. RunError."""
+        if self._mirror is not None and self._writes:
+            with self._mirror.reached(RunError):
+                self._mirror.upload()
+
+    def remove(self, part: PurePath) -> None:
+        """Remove a folder of the run, if it is there; process 0 does it."""
+        if jax.process_index() > 0:
+            return
+        shutil.rmtree(self.path / part, ignore_errors=True)
+        if self._mirror is not None:
+            with self._mirror.reached(RunError):
+                (self.root / part).rmtree(missing_ok=True)
+
     def close(self) -> None:
-        """Let another program have the directory."""
-        if self._lock is not None:
-            _locks.remove(self._lock)
-            self._lock.close()
-            self._lock = None
+        """Upload what is new, and let another program have the directory."""
+        try:
+            self.upload()
+        finally:
+            self._writes = False
+            if self._lock is not None:
+                _locks.remove(self._lock)
+                self._lock.close()
+                self._lock = None
 
     def __enter__(self) -> "RunDirectory":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except RunError as failure:
+            if error is None:
+                raise
+            log.warning("%s", failure)  # why the run ended says more
 
     def _open(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
-        config_file = self.path / "config.json"
         try:
-            if self.path.is_dir() and not config_file.exists():
-                strange = [path.name for path in self.path.iterdir() if not _is_ours(path.name)]
-                if strange:
-                    raise InputError(
-                        f"{self.path} holds something else ({min(strange)}) and no run; choose another --run"
-                    )
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
-            changed = []
-            if config_file.exists():
-                self.__dict__.pop("config", None)
-                changed = self._compare(given, run_fields)
-                if not changed:
-                    return []
-            write_json(config_file, given)
+            with contextlib.nullcontext() if self._mirror is None else self._mirror.reached():
+                return self._opened(given, run_fields)
         except InputError:
+            self._writes = False
             self.close()
             raise
         except OSError as error:
-            raise InputError(f"{self.path} cannot be a run directory: {error.strerror or error}") from error
+            raise InputError(f"{self.name} cannot be a run directory: {error.strerror or error}") from error
+
+    def _opened(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
+        if self.root.is_dir() and not (self.root / "config.json").exists():
+            strange = [path.name for path in entries(self.root) if not _is_ours(path.name)]
+            if strange:
+                raise InputError(f"{self.name} holds something else ({min(strange)}) and no run; choose another --run")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        if self._mirror is not None:
+            self._mirror.fetch()
+        config_file = self.path / "config.json"
+        changed = []
+        if known := config_file.exists():
+            self.__dict__.pop("config", None)
+            changed = self._compare(given, run_fields)
+        if changed or not known:
+            write_json(config_file, given)
+        if self._mirror is not None:
+            self._mirror.upload()
+            log.info(
+                "%s: its files but the checkpoints are kept in %s and uploaded at each checkpoint; another machine "
+                "is not kept from writing there",
+                self.name,
+                self.path,
+            )
+        self._writes = True
         return changed
 
     def _compare(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
@@ -191,7 +256,7 @@ class RunDirectory:
                 (changed if may_change else identity).append(f"{name}: {old} -> {new}")
         if identity:
             raise InputError(
-                f"{self.path} holds a run with another config (saved -> given): {'; '.join(identity)}; give the saved "
+                f"{self.name} holds a run with another config (saved -> given): {'; '.join(identity)}; give the saved "
                 "values to go on with it, or choose another --run"
             )
         return changed
@@ -199,7 +264,7 @@ class RunDirectory:
     def _take_lock(self) -> None:
         if self._lock is not None:
             return
-        lock = (self.path / "lock").open("a+", encoding="utf-8")
+        lock = (self.path / LOCK).open("a+", encoding="utf-8")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -207,7 +272,7 @@ class RunDirectory:
             holder = lock.read().strip() or "another process"
             lock.close()
             raise InputError(
-                f"{self.path} is in use by {holder}; wait for it, stop it, or choose another --run"
+                f"{self.name} is in use by {holder}; wait for it, stop it, or choose another --run"
             ) from None
         except OSError:  # a file system without locks: the run goes on without this protection
             lock.close()
@@ -219,8 +284,11 @@ class RunDirectory:
         _locks.append(lock)
 
 
-def split_start(start: str) -> tuple[Path, int | None]:
-    """`RUN` or `RUN@STEP` as a path and a step. InputError when what follows the @ is no step."""
+def split_start(start: str) -> tuple[Path | str, int | None]:
+    """`RUN` or `RUN@STEP` as a path, or a URL, and a step. InputError when what follows the @ of a path is no step."""
+    if is_url(start):
+        run, _, step = start.rpartition("@")
+        return (run.rstrip("/"), int(step)) if run and step.isdecimal() else (start.rstrip("/"), None)
     if Path(start).exists() or "@" not in start:
         return Path(start), None
     run, _, step = start.rpartition("@")
@@ -231,7 +299,7 @@ def split_start(start: str) -> tuple[Path, int | None]:
 
 def _is_ours(name: str) -> bool:
     """What a start that was killed early leaves, or what people and shells put beside a run."""
-    return name in ("lock", "config.json.tmp") or name.startswith(".") or name.endswith(".log")
+    return name in (LOCK, "config.json.tmp", "config.json.partial") or name.startswith(".") or name.endswith(".log")
 
 
 def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

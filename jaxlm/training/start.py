@@ -114,13 +114,13 @@ def _published_source(published: Published) -> Source:
     )
 
 
-def pinned_start(run: Path, start: str) -> str:
+def pinned_start(run: str, start: str) -> str:
     """`start` as RUN@STEP, where the run that goes on began from RUN: its newest checkpoint may be another by now."""
     directory = RunDirectory(run)
-    if start.startswith(KINDS) or not (run / "config.json").exists():
+    if start.startswith(KINDS) or not directory.exists():
         return start
     saved = directory.config.get("start")
-    if saved is None or split_start(start)[1] is not None or split_start(saved)[0] != Path(start):
+    if saved is None or split_start(start)[1] is not None or split_start(saved)[0] != split_start(start)[0]:
         return start
     return saved
 

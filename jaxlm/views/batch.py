@@ -198,12 +198,12 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     """The batch of a step of a run, from its own config. InputError where its data is not the same any more."""
     config, saved = run_config(run), run.config
     if "published" in saved:
-        raise InputError(f"{run.path} was imported: no step was trained there, so it has no batch to show")
+        raise InputError(f"{run.name} was imported: no step was trained there, so it has no batch to show")
     prints = saved.get("fingerprints", {})
     if isinstance(config, PretrainConfig):
         found = [open_store(path).fingerprint for path in config.data.store]
         if found != prints.get("stores", found):
-            raise InputError(f"{run.path}: the stores {', '.join(config.data.store)} are not those it was trained on")
+            raise InputError(f"{run.name}: the stores {', '.join(config.data.store)} are not those it was trained on")
         yield from pretrain_lines(config, step, count)
         return
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
@@ -212,6 +212,6 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     task, data = read_task(saved["task"], saved.get("task_dir"), custom, seed=seed, options=options)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(
-            f"{run.path}: the files of {saved['task']} are not those it was trained on, or split otherwise"
+            f"{run.name}: the files of {saved['task']} are not those it was trained on, or split otherwise"
         )
     yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)

@@ -27,7 +27,7 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
     steps = checkpoints.steps()
     kind = "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {saved.get('task')}"
     model = config.model
-    yield f"run {run.path}: {kind}"
+    yield f"run {run.name}: {kind}"
     sizes = f"{model.num_layers} layers x {model.width}, {model.num_heads} heads, {model.num_positions} positions"
     if steps:
         params = named_leaves(checkpoints.metadata(steps[-1]).tree["params"])
