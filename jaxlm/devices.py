@@ -25,6 +25,9 @@ PEAK_TFLOPS = (
 )
 
 
+# The name scope of a condition of which a step hardly ever takes the dearer branch: who counts a step's cycles asks.
+RARELY = "rarely"
+
 _compiled_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("compiled_for", default=None)
 
 

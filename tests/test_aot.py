@@ -81,6 +81,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   %a = f32[8]{0} parameter(0)
   %while.2 = (s32[]) while(%a), condition=%outer_condition, body=%outer_body
   %conditional.1 = f32[] conditional(%a, %a, %a), branch_computations={%cheap, %dear}
+  %conditional.2 = f32[] conditional(%a, %a, %a), branch_computations={%cheap, %dear}, metadata={op_name="rarely/cond"}
   %all-gather-start.1 = (f32[8]{0}, f32[64]{0}) all-gather-start(%a), replica_groups=[1,8]<=[8], dimensions={0}
   %all-gather-done.1 = f32[64]{0} all-gather-done(%all-gather-start.1)
   ROOT %reduce-scatter.1 = f32[2]{0} reduce-scatter(%a), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
@@ -88,9 +89,9 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 """
 
 
-def test_loops_are_multiplied_out_and_the_dearest_branch_counts():
+def test_loops_are_multiplied_out_and_the_dearest_branch_counts_but_one_that_is_rare():
     module = parse(MODULE)
-    assert sum(operation.cycles * times for operation, times in module.runs()) == 3 * 5 * 100 + 7
+    assert sum(operation.cycles * times for operation, times in module.runs()) == 3 * 5 * 100 + 7 + 1
     (fusion,) = [(operation, times) for operation, times in module.runs() if operation.kind == "fusion"]
     assert fusion[1] == 15 and "convolution" in {inner.kind for inner, _ in module.within(fusion[0])}
 

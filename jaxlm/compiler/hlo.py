@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxlm.devices import RARELY
+
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -119,7 +121,8 @@ class Module:
     def runs(self) -> Iterator[tuple[Operation, int]]:
         """Each operation that takes time, and how often it runs in one call of the module.
 
-        Operations within a fusion are part of it. Of the branches of a condition the dearest counts.
+        Operations within a fusion are part of it. Of the branches of a condition the dearest counts, or the cheapest
+        where the program says that it is the usual one (`jaxlm.devices.RARELY`).
         """
         yield from self._runs(self.entry, 1)
 
@@ -136,7 +139,8 @@ class Module:
                     for listed, one in _BRANCHES.findall(operation.rest)
                     for branch in (listed.split(",") if listed else [one])
                 ]
-                yield from self._runs(max(branches, key=self._cycles), times)
+                usual = min if RARELY in operation.source else max
+                yield from self._runs(usual(branches, key=self._cycles), times)
             elif operation.kind in ("call", "async-start"):
                 for called in _CALLED.findall(operation.rest):
                     yield from self._runs(called, times)

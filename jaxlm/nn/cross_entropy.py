@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jaxlm import devices
 from jaxlm.nn.linear import gathered
 
-RARELY = "rarely"  # in the name of a branch that a step hardly ever takes, for who counts its cycles
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1, bias_V=None):
@@ -97,7 +95,7 @@ def _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T):
     def by_peak():  # from the product again: logits that a branch takes would be copied for it
         return peak_T, jnp.sum(jnp.exp(_logits(h_TD, words_VD, bias_V) - peak_T[:, None]), axis=-1)
 
-    with jax.named_scope(RARELY):
+    with jax.named_scope(devices.RARELY):
         near = jnp.all(peak_T - near_T < LARGEST_EXPONENT)
         return jax.lax.cond(near, lambda: (near_T, total_T), by_peak)
 

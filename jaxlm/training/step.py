@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxlm.devices import RARELY
 from jaxlm.objectives import Objective, mean
 from jaxlm.optim import Optimizer
 from jaxlm.training.state import TrainState
@@ -68,7 +69,8 @@ def make_train_step(
         metrics |= {name: mean(sums[name], weights[name]) for name in sums}
         norms = lambda opt_state: layer_norms(optimizer.direction(opt_state), rate)  # noqa: E731
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
-        metrics["update_norm"] = jax.lax.cond(new.step % norms_every == 0, norms, lambda _: none, opt_state)
+        with jax.named_scope(RARELY if norms_every > 1 else "norms"):
+            metrics["update_norm"] = jax.lax.cond(new.step % norms_every == 0, norms, lambda _: none, opt_state)
         return new, metrics
 
     return train_step
