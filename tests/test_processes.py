@@ -6,13 +6,10 @@ Fails when a process feeds other rows, logs what is process 0's to log, or is le
 import json
 import re
 import signal
-import socket
-from pathlib import Path
 
 import pytest
+from toy_processes import run_several, start_several
 from toy_runs import (
-    Ended,
-    Process,
     assert_one_line,
     bert_arguments,
     checkpoints,
@@ -41,25 +38,6 @@ def stores(tmp_path_factory):
     return make_stores(tmp_path_factory.mktemp("stores"))
 
 
-def start_two(command: str, *arguments, log: Path, devices: int = 4) -> list[Process]:
-    """Two processes of so many devices each, joined."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    joined = ("--distributed.coordinator", f"localhost:{port}", "--distributed.num-processes", 2)
-    return [
-        Process(
-            command, *arguments, *joined, "--distributed.process-id", number, log=log / str(number), devices=devices
-        )
-        for number in range(2)
-    ]
-
-
-def run_two(command: str, *arguments, log: Path) -> list[Ended]:
-    log.mkdir()
-    return [process.ended() for process in start_two(command, *arguments, log=log)]
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, stores):
     """One process of eight devices: 20 steps, a checkpoint at 10."""
@@ -73,7 +51,7 @@ def one(tmp_path_factory, stores):
 def two(tmp_path_factory, stores):
     """The same with two processes of four, and how they ended."""
     directory = tmp_path_factory.mktemp("two")
-    return directory / "run", run_two(
+    return directory / "run", run_several(
         "pretrain", *pretrain_arguments(directory / "run", stores, *STEPS), log=directory / "log"
     )
 
@@ -98,7 +76,7 @@ def test_two_processes_train_a_bert_as_one(tmp_path):
     """Fails when a process feeds other pairs, masks of its own, or another share of the held-out ones."""
     stores = make_pair_stores(tmp_path)
     assert run_here("pretrain", *bert_arguments(tmp_path / "one", stores, *STEPS)).code == 0
-    ends = run_two("pretrain", *bert_arguments(tmp_path / "two", stores, *STEPS), log=tmp_path / "log")
+    ends = run_several("pretrain", *bert_arguments(tmp_path / "two", stores, *STEPS), log=tmp_path / "log")
     assert [ended.code for ended in ends] == [0, 0], ends
     one, two = tmp_path / "one", tmp_path / "two"
     for name in ("loss", "masked_lm_loss", "next_sentence_loss"):
@@ -123,7 +101,7 @@ def test_only_the_first_process_logs(two):
 
 def test_two_processes_go_on_with_what_one_began(one, stores, tmp_path):
     run = copy_at(one, 10, tmp_path / "run")
-    ends = run_two("pretrain", *pretrain_arguments(run, stores, *STEPS), log=tmp_path / "log")
+    ends = run_several("pretrain", *pretrain_arguments(run, stores, *STEPS), log=tmp_path / "log")
     assert [ended.code for ended in ends] == [0, 0], ends
     assert starts(run)[-1]["started_from"] == "resumed at step 10"
     assert_near(metrics(run), metrics(one))
@@ -138,15 +116,15 @@ def test_one_device_goes_on_with_what_eight_began(one, stores, tmp_path):
     assert_near(metrics(run), metrics(one))
 
 
-def test_sigterm_to_one_process_stops_both_at_the_same_step(stores, tmp_path):
+@pytest.mark.parametrize("count", [2, 4])
+def test_sigterm_to_one_process_stops_all_at_the_same_step(stores, tmp_path, count):
     run = tmp_path / "run"
     arguments = pretrain_arguments(run, stores, "--num-steps", 5000, "--checkpoint-every", 1000)
-    (tmp_path / "log").mkdir()
-    processes = start_two("pretrain", *arguments, log=tmp_path / "log")
+    processes = start_several("pretrain", *arguments, log=tmp_path / "log", count=count)
     processes[0].until(lambda: newest_step(run) >= 5, "step 5")
-    processes[1].process.send_signal(signal.SIGTERM)  # not the coordinator
+    processes[-1].process.send_signal(signal.SIGTERM)  # not the coordinator
     ends = [process.ended() for process in processes]
-    assert [ended.code for ended in ends] == [75, 75], ends
+    assert [ended.code for ended in ends] == [75] * count, ends
     (said,) = {ended.errors.splitlines()[-1] for ended in ends}
     stopped = re.fullmatch(r"stopped at step (\d+) of 5000, saved; the same command continues", said)
     assert stopped and checkpoints(run) == [int(stopped[1])], said
@@ -161,8 +139,7 @@ def test_fine_tuning_that_two_processes_began_and_one_ended_is_that_of_one(one, 
         return finetune_arguments(tmp_path / run, task, "--start", one, "--seeds", 2, *FEW_SAVES, "--num-epochs", 30)
 
     assert run_here("finetune", *arguments("one")).code == 0
-    (tmp_path / "log").mkdir()
-    processes = start_two("finetune", *arguments("two"), log=tmp_path / "log", devices=1)
+    processes = start_several("finetune", *arguments("two"), log=tmp_path / "log", devices=1)
 
     def in_the_second_seed() -> bool:
         file = tmp_path / "two" / "metrics.jsonl"
@@ -191,7 +168,7 @@ def test_fine_tuning_that_two_processes_began_and_one_ended_is_that_of_one(one, 
 
 
 def test_an_error_of_one_process_reaches_both(one, stores, tmp_path):
-    ends = run_two("pretrain", *pretrain_arguments(one, stores, *STEPS, "--seed", 3), log=tmp_path / "log")
+    ends = run_several("pretrain", *pretrain_arguments(one, stores, *STEPS, "--seed", 3), log=tmp_path / "log")
     for ended in ends:
         assert "seed: 0 -> 3" in assert_one_line(ended, 2)
 
