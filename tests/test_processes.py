@@ -6,6 +6,7 @@ Fails when a process feeds other rows, logs what is process 0's to log, or is le
 import json
 import re
 import signal
+from typing import Any
 
 import pytest
 from toy_processes import run_several, start_several
@@ -114,6 +115,86 @@ def test_one_device_goes_on_with_what_eight_began(one, stores, tmp_path):
     assert ended.code == 0, ended.errors
     assert starts(run)[-1]["devices"]["count"] == 1
     assert_near(metrics(run), metrics(one))
+
+
+def test_eight_devices_then_four_then_two_processes_of_four(stores, tmp_path):
+    """Fails when the order of the rows, dropout or the optimizer's state depend on the devices. From data to
+    fsdp x tensor; twenty steps each."""
+    steps = ("--num-steps", 60, "--checkpoint-every", 20)
+    eight = tmp_path / "eight"
+    assert run_here("pretrain", *pretrain_arguments(eight, stores, *steps)).code == 0
+    four = copy_at(eight, 20, tmp_path / "four")
+    mesh = "--mesh.data 1 --mesh.fsdp 2 --mesh.tensor 2".split()
+    ended = run_process("pretrain", *pretrain_arguments(four, stores, *steps, *mesh), log=tmp_path / "log-4", devices=4)
+    assert ended.code == 0, ended.errors
+    two = copy_at(four, 40, tmp_path / "two")
+    mesh = "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2".split()
+    ends = run_several("pretrain", *pretrain_arguments(two, stores, *steps, *mesh), log=tmp_path / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    expected = metrics(eight)
+    for run, start in ((four, 20), (two, 40)):
+        assert starts(run)[-1]["started_from"] == f"resumed at step {start}"
+        found = metrics(run)
+        next_twenty = range(start + 1, start + 21)
+        assert_near({step: found[step] for step in next_twenty}, {step: expected[step] for step in next_twenty})
+    assert starts(two)[-1]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.fixture(scope="module")
+def tuned(one, tmp_path_factory):
+    """The same fine-tuning by one process and by two; 13 and 7 rows are no multiple of eight devices."""
+    directory = tmp_path_factory.mktemp("tuned")
+    task = make_task(directory / "task")
+    runs = [directory / "one", directory / "two"]
+    arguments = [finetune_arguments(run, task, "--start", one) for run in runs]
+    assert run_here("finetune", *arguments[0]).code == 0
+    ends = run_several("finetune", *arguments[1], log=directory / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    return task, runs
+
+
+def figures_near(found: Any, expected: Any) -> None:
+    """The same JSON, its numbers within 1e-4."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            figures_near(found[name], expected[name])
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            figures_near(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    else:
+        assert found == expected
+
+
+def test_two_processes_fine_tune_as_one(tuned):
+    """Fails when rows are lost, doubled or mixed up where processes share a batch that is not full."""
+    _, (one, two) = tuned
+    figures_near(json.loads((two / "results.json").read_text()), json.loads((one / "results.json").read_text()))
+    assert_near(metrics(two), metrics(one), 1e-4)
+    lines = [[json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()] for run in tuned[1]]
+    assert len(lines[0]) == 13 + 7
+    figures_near(lines[1], lines[0])
+
+
+@pytest.mark.parametrize("what", ["perplexity", "task"])
+def test_two_processes_evaluate_as_one(what, one, tuned, stores, tmp_path):
+    task, (run, _) = tuned
+    words = {
+        "perplexity": ["--run", one, "--data.store", stores[1]],
+        "task": ["--run", run, "--input", task / "dev.tsv"],
+    }[what]
+    files = [tmp_path / name for name in ("one.json", "two.json")]
+    alone = run_here("evaluate", what, *words, "--output", files[0])
+    assert alone.code == 0, alone.errors
+    first, second = run_several("evaluate", what, *words, "--output", files[1], log=tmp_path / "log")
+    assert first.code == second.code == 0, (first, second)
+    last = [json.loads(ended.output.splitlines()[-1]) for ended in (first, alone)]
+    figures_near(*last)
+    written = [[json.loads(line) for line in file.read_text().splitlines()] for file in reversed(files)]
+    assert len(written[0]) == (13 if what == "task" else 1)
+    figures_near(*written)
 
 
 @pytest.mark.parametrize("count", [2, 4])
