@@ -39,6 +39,7 @@ from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.processes import DistributedConfig, start_processes
 from jaxlm.training.program import training_program
+from jaxlm.training.watch import watching
 
 GIB = 2.0**30
 COPIES = 2  # of the state in host memory while a checkpoint is written: Orbax's, and what is compressed
@@ -266,9 +267,10 @@ def main() -> None:
         arguments, _ = command_line(Arguments, program="doctor", description=__doc__)
     start_processes(arguments.distributed)
     prepare_process()
-    wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]
-    if jax.process_index() == 0:
-        print(f"{len(wrong)} of these must be mended" if wrong else "ready", flush=True)
+    with watching():
+        wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]
+        if jax.process_index() == 0:
+            print(f"{len(wrong)} of these must be mended" if wrong else "ready", flush=True)
     sys.exit(1 if wrong else 0)
 
 

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or input, 75 stopped by a signal wit
 
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 
@@ -32,18 +33,26 @@ def run_command(main: Callable[[], None]) -> None:
     _say_on_standard_error()
     try:
         main()
-    except InputError as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        sys.exit(EXIT_INPUT)
-    except RunError as error:
-        print(f"failed: {_one_line(error)}", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
-    except Stopped as error:
-        print(_one_line(error), file=sys.stderr)
-        sys.exit(EXIT_STOPPED)
-    except BrokenPipeError:  # the reader of our output went away (`| head`)
-        sys.stderr.close()
-        sys.exit(EXIT_FAILED)
+    except (InputError, RunError, Stopped, BrokenPipeError) as error:
+        sys.exit(report(error))
+
+
+def report(error: BaseException) -> int:
+    """Say on standard error what ended the program, in one line where it is no bug; its exit code."""
+    match error:
+        case InputError():
+            print(f"error: {one_line(error)}", file=sys.stderr)
+            return EXIT_INPUT
+        case RunError():
+            print(f"failed: {one_line(error)}", file=sys.stderr)
+        case Stopped():
+            print(one_line(error), file=sys.stderr)
+            return EXIT_STOPPED
+        case BrokenPipeError():  # the reader of our output went away (`| head`)
+            sys.stderr.close()
+        case _:
+            traceback.print_exception(error)
+    return EXIT_FAILED
 
 
 class _Plain(logging.Formatter):
@@ -63,8 +72,9 @@ def _say_on_standard_error() -> None:
         logger.propagate = False  # a library may have given the root a handler of its own
         logger.handlers = [handler]
     logging.captureWarnings(True)
-    warnings.formatwarning = lambda message, *_, **__: _one_line(message)
+    warnings.formatwarning = lambda message, *_, **__: one_line(message)
 
 
-def _one_line(error: Exception | Warning | str) -> str:
+def one_line(error: BaseException | str) -> str:
+    """The text of an error, its white space made single blanks."""
     return " ".join(str(error).split())

@@ -23,6 +23,7 @@ from jaxlm.evaluation.on_task import OnTask, evaluate_task
 from jaxlm.evaluation.perplexity import Perplexity, evaluate_perplexity
 from jaxlm.evaluation.score import Scoring, evaluate_score
 from jaxlm.training.processes import start_processes
+from jaxlm.training.watch import watching
 
 Command = (
     Annotated[Perplexity, tyro.conf.subcommand("perplexity")]
@@ -48,7 +49,8 @@ def main() -> None:
         Ensemble: evaluate_ensemble,
         Activations: evaluate_activations,
     }
-    say(figures_json(commands[type(arguments)](arguments)))
+    with watching():
+        say(figures_json(commands[type(arguments)](arguments)))
 
 
 if __name__ == "__main__":

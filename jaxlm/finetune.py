@@ -41,6 +41,7 @@ from jaxlm.training.members import Work, make_programs, member_directory
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
+from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.finetune")
 
@@ -138,7 +139,6 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
 
 def finetune(arguments: Arguments, given: set[str]) -> None:
     """One start of a run, up to its end or to a signal."""
-    start_processes(arguments.distributed)
     stop = StopSignal()
     planned = plan(arguments, given)
     config, task, source = planned.config, planned.task, planned.source
@@ -283,10 +283,12 @@ def main() -> None:
     """The command."""
     arguments, given = command_line(Arguments, FinetuneConfig, program="finetune", description=__doc__)
     prepare_process()
-    try:
-        finetune(arguments, given)
-    except Exception as error:
-        raise explain_failure(error) from error
+    start_processes(arguments.distributed)
+    with watching():
+        try:
+            finetune(arguments, given)
+        except Exception as error:
+            raise explain_failure(error) from error
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from jaxlm.training.start import (
 )
 from jaxlm.training.state import saved_part
 from jaxlm.training.step import make_eval_step
+from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.pretrain")
 
@@ -145,7 +146,6 @@ def fingerprints(plan: Plan) -> dict[str, Any]:
 
 def pretrain(arguments: Arguments, given: set[str]) -> None:
     """One start of a run, up to its end or to a signal."""
-    start_processes(arguments.distributed)
     stop = StopSignal()
     profiled = _profiled(arguments)
     planned = plan(arguments, given)
@@ -333,10 +333,12 @@ def main() -> None:
     """The command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="pretrain", description=__doc__)
     prepare_process()
-    try:
-        pretrain(arguments, given)
-    except Exception as error:
-        raise explain_failure(error) from error
+    start_processes(arguments.distributed)
+    with watching():
+        try:
+            pretrain(arguments, given)
+        except Exception as error:
+            raise explain_failure(error) from error
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ with Checkpoints(run.checkpoints) as checkpoints, Checkpoints(path / "kept", kee
     first_process_decides(damage)
     restored = checkpoints.restore(abstract)
     print("restored", restored.step, leaf_checksums(restored.state) == leaf_checksums(state_of(2)), restored.notes)
+    print("holds", [sum(shard.data.size for shard in leaf.addressable_shards) for leaf in restored.state.values()])
     checkpoints.save(3, state_of(3), config={"width": 4})
     checkpoints.wait()
     print("aside", checkpoints.move_aside_after(2), checkpoints.steps(), kept.steps())
@@ -201,5 +202,6 @@ def test_two_processes_save_meet_damage_and_agree(tmp_path):
     assert lines[0].startswith("refused") and "width: 4 -> 5" in lines[0]
     assert lines[1] == "saved [1, 2, 3] [1, 2, 3]"
     assert lines[2].startswith("restored 2 True ('checkpoint ") and "is damaged in w" in lines[2]
-    assert lines[3].startswith("aside ['checkpoint 3 is newer") and lines[3].endswith("[1, 2] [3]")
+    assert lines[3] == f"holds [4, {512 * 64 // 2}]"  # the step on each device, and half of what is cut
+    assert lines[4].startswith("aside ['checkpoint 3 is newer") and lines[4].endswith("[1, 2] [3]")
     assert len((tmp_path / "run" / "starts.jsonl").read_text().splitlines()) == 1

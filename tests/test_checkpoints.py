@@ -8,6 +8,7 @@ import random
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,26 @@ def test_restores_on_another_mesh(tmp_path, shape):
     assert all(
         a.sharding == b.sharding for a, b in zip(jax.tree.leaves(restored.state), jax.tree.leaves(there), strict=True)
     )
+
+
+def test_other_shards_read_little_more_than_there_is(tmp_path):
+    """Fails when each of eight devices reads the whole of what one device saved, eight times as much."""
+    array = np.random.default_rng(0).standard_normal((24, 256, 1024)).astype(np.float32)
+
+    def placed(data: int, fsdp: int) -> dict:
+        sharding = NamedSharding(make_mesh(data, fsdp), PartitionSpec(None, "fsdp"))
+        return {"kernel": jax.device_put(array, sharding)}
+
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, placed(1, 1), config=CONFIG)
+    size = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+    before = read()
+    restored = Checkpoints(tmp_path, read_only=True).restore(abstract(placed(1, 8)))
+    assert 0.9 * size < read() - before < 2.2 * size
+    assert np.array_equal(restored.state["kernel"], array)
 
 
 def test_a_state_that_is_donated_while_it_is_saved_is_saved_as_it_was(tmp_path):

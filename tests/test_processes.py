@@ -6,13 +6,11 @@ Fails when a process feeds other rows, logs what is process 0's to log, or is le
 import json
 import re
 import signal
-import socket
-from pathlib import Path
+from typing import Any
 
 import pytest
+from toy_processes import run_several, start_several
 from toy_runs import (
-    Ended,
-    Process,
     assert_one_line,
     bert_arguments,
     checkpoints,
@@ -41,25 +39,6 @@ def stores(tmp_path_factory):
     return make_stores(tmp_path_factory.mktemp("stores"))
 
 
-def start_two(command: str, *arguments, log: Path, devices: int = 4) -> list[Process]:
-    """Two processes of so many devices each, joined."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    joined = ("--distributed.coordinator", f"localhost:{port}", "--distributed.num-processes", 2)
-    return [
-        Process(
-            command, *arguments, *joined, "--distributed.process-id", number, log=log / str(number), devices=devices
-        )
-        for number in range(2)
-    ]
-
-
-def run_two(command: str, *arguments, log: Path) -> list[Ended]:
-    log.mkdir()
-    return [process.ended() for process in start_two(command, *arguments, log=log)]
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, stores):
     """One process of eight devices: 20 steps, a checkpoint at 10."""
@@ -73,7 +52,7 @@ def one(tmp_path_factory, stores):
 def two(tmp_path_factory, stores):
     """The same with two processes of four, and how they ended."""
     directory = tmp_path_factory.mktemp("two")
-    return directory / "run", run_two(
+    return directory / "run", run_several(
         "pretrain", *pretrain_arguments(directory / "run", stores, *STEPS), log=directory / "log"
     )
 
@@ -98,7 +77,7 @@ def test_two_processes_train_a_bert_as_one(tmp_path):
     """Fails when a process feeds other pairs, masks of its own, or another share of the held-out ones."""
     stores = make_pair_stores(tmp_path)
     assert run_here("pretrain", *bert_arguments(tmp_path / "one", stores, *STEPS)).code == 0
-    ends = run_two("pretrain", *bert_arguments(tmp_path / "two", stores, *STEPS), log=tmp_path / "log")
+    ends = run_several("pretrain", *bert_arguments(tmp_path / "two", stores, *STEPS), log=tmp_path / "log")
     assert [ended.code for ended in ends] == [0, 0], ends
     one, two = tmp_path / "one", tmp_path / "two"
     for name in ("loss", "masked_lm_loss", "next_sentence_loss"):
@@ -123,7 +102,7 @@ def test_only_the_first_process_logs(two):
 
 def test_two_processes_go_on_with_what_one_began(one, stores, tmp_path):
     run = copy_at(one, 10, tmp_path / "run")
-    ends = run_two("pretrain", *pretrain_arguments(run, stores, *STEPS), log=tmp_path / "log")
+    ends = run_several("pretrain", *pretrain_arguments(run, stores, *STEPS), log=tmp_path / "log")
     assert [ended.code for ended in ends] == [0, 0], ends
     assert starts(run)[-1]["started_from"] == "resumed at step 10"
     assert_near(metrics(run), metrics(one))
@@ -138,15 +117,95 @@ def test_one_device_goes_on_with_what_eight_began(one, stores, tmp_path):
     assert_near(metrics(run), metrics(one))
 
 
-def test_sigterm_to_one_process_stops_both_at_the_same_step(stores, tmp_path):
+def test_eight_devices_then_four_then_two_processes_of_four(stores, tmp_path):
+    """Fails when the order of the rows, dropout or the optimizer's state depend on the devices. From data to
+    fsdp x tensor; twenty steps each."""
+    steps = ("--num-steps", 60, "--checkpoint-every", 20)
+    eight = tmp_path / "eight"
+    assert run_here("pretrain", *pretrain_arguments(eight, stores, *steps)).code == 0
+    four = copy_at(eight, 20, tmp_path / "four")
+    mesh = "--mesh.data 1 --mesh.fsdp 2 --mesh.tensor 2".split()
+    ended = run_process("pretrain", *pretrain_arguments(four, stores, *steps, *mesh), log=tmp_path / "log-4", devices=4)
+    assert ended.code == 0, ended.errors
+    two = copy_at(four, 40, tmp_path / "two")
+    mesh = "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2".split()
+    ends = run_several("pretrain", *pretrain_arguments(two, stores, *steps, *mesh), log=tmp_path / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    expected = metrics(eight)
+    for run, start in ((four, 20), (two, 40)):
+        assert starts(run)[-1]["started_from"] == f"resumed at step {start}"
+        found = metrics(run)
+        next_twenty = range(start + 1, start + 21)
+        assert_near({step: found[step] for step in next_twenty}, {step: expected[step] for step in next_twenty})
+    assert starts(two)[-1]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.fixture(scope="module")
+def tuned(one, tmp_path_factory):
+    """The same fine-tuning by one process and by two; 13 and 7 rows are no multiple of eight devices."""
+    directory = tmp_path_factory.mktemp("tuned")
+    task = make_task(directory / "task")
+    runs = [directory / "one", directory / "two"]
+    arguments = [finetune_arguments(run, task, "--start", one) for run in runs]
+    assert run_here("finetune", *arguments[0]).code == 0
+    ends = run_several("finetune", *arguments[1], log=directory / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    return task, runs
+
+
+def figures_near(found: Any, expected: Any) -> None:
+    """The same JSON, its numbers within 1e-4."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            figures_near(found[name], expected[name])
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            figures_near(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    else:
+        assert found == expected
+
+
+def test_two_processes_fine_tune_as_one(tuned):
+    """Fails when rows are lost, doubled or mixed up where processes share a batch that is not full."""
+    _, (one, two) = tuned
+    figures_near(json.loads((two / "results.json").read_text()), json.loads((one / "results.json").read_text()))
+    assert_near(metrics(two), metrics(one), 1e-4)
+    lines = [[json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()] for run in tuned[1]]
+    assert len(lines[0]) == 13 + 7
+    figures_near(lines[1], lines[0])
+
+
+@pytest.mark.parametrize("what", ["perplexity", "task"])
+def test_two_processes_evaluate_as_one(what, one, tuned, stores, tmp_path):
+    task, (run, _) = tuned
+    words = {
+        "perplexity": ["--run", one, "--data.store", stores[1]],
+        "task": ["--run", run, "--input", task / "dev.tsv"],
+    }[what]
+    files = [tmp_path / name for name in ("one.json", "two.json")]
+    alone = run_here("evaluate", what, *words, "--output", files[0])
+    assert alone.code == 0, alone.errors
+    first, second = run_several("evaluate", what, *words, "--output", files[1], log=tmp_path / "log")
+    assert first.code == second.code == 0, (first, second)
+    last = [json.loads(ended.output.splitlines()[-1]) for ended in (first, alone)]
+    figures_near(*last)
+    written = [[json.loads(line) for line in file.read_text().splitlines()] for file in reversed(files)]
+    assert len(written[0]) == (13 if what == "task" else 1)
+    figures_near(*written)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_sigterm_to_one_process_stops_all_at_the_same_step(stores, tmp_path, count):
     run = tmp_path / "run"
     arguments = pretrain_arguments(run, stores, "--num-steps", 5000, "--checkpoint-every", 1000)
-    (tmp_path / "log").mkdir()
-    processes = start_two("pretrain", *arguments, log=tmp_path / "log")
+    processes = start_several("pretrain", *arguments, log=tmp_path / "log", count=count)
     processes[0].until(lambda: newest_step(run) >= 5, "step 5")
-    processes[1].process.send_signal(signal.SIGTERM)  # not the coordinator
+    processes[-1].process.send_signal(signal.SIGTERM)  # not the coordinator
     ends = [process.ended() for process in processes]
-    assert [ended.code for ended in ends] == [75, 75], ends
+    assert [ended.code for ended in ends] == [75] * count, ends
     (said,) = {ended.errors.splitlines()[-1] for ended in ends}
     stopped = re.fullmatch(r"stopped at step (\d+) of 5000, saved; the same command continues", said)
     assert stopped and checkpoints(run) == [int(stopped[1])], said
@@ -161,8 +220,7 @@ def test_fine_tuning_that_two_processes_began_and_one_ended_is_that_of_one(one, 
         return finetune_arguments(tmp_path / run, task, "--start", one, "--seeds", 2, *FEW_SAVES, "--num-epochs", 30)
 
     assert run_here("finetune", *arguments("one")).code == 0
-    (tmp_path / "log").mkdir()
-    processes = start_two("finetune", *arguments("two"), log=tmp_path / "log", devices=1)
+    processes = start_several("finetune", *arguments("two"), log=tmp_path / "log", devices=1)
 
     def in_the_second_seed() -> bool:
         file = tmp_path / "two" / "metrics.jsonl"
@@ -191,7 +249,7 @@ def test_fine_tuning_that_two_processes_began_and_one_ended_is_that_of_one(one, 
 
 
 def test_an_error_of_one_process_reaches_both(one, stores, tmp_path):
-    ends = run_two("pretrain", *pretrain_arguments(one, stores, *STEPS, "--seed", 3), log=tmp_path / "log")
+    ends = run_several("pretrain", *pretrain_arguments(one, stores, *STEPS, "--seed", 3), log=tmp_path / "log")
     for ended in ends:
         assert "seed: 0 -> 3" in assert_one_line(ended, 2)
 

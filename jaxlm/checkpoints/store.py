@@ -41,6 +41,8 @@ PyTree = Any
 FORMAT = 1  # of the description; a reader refuses what is newer
 _ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items, directories below the step
 _COMMITTED = "commit_success.txt"  # what Orbax writes last where there are no renames
+_CHUNK = 2**21  # bytes on the disk that are read together: other shards than those saved read what they need of them
+_READ_AT_ONCE = 2**28  # bytes of host memory beside the arrays, or the largest leaf's if that is more
 _managers = itertools.count()  # the same number in every process, as all open their checkpoints in the same order
 
 
@@ -146,7 +148,10 @@ class Checkpoints:
         }
         items = ocp.args.Composite(
             **{
-                _ARRAYS: ocp.args.PyTreeSave(nested_leaves(leaves)),
+                _ARRAYS: ocp.args.PyTreeSave(
+                    nested_leaves(leaves),
+                    save_args=nested_leaves(dict.fromkeys(leaves, ocp.SaveArgs(chunk_byte_size=_CHUNK))),
+                ),
                 _DESCRIPTION: ocp.args.JsonSave({"content": content, "sha256": _hash(content)}),
             }
         )
@@ -414,7 +419,9 @@ def _read_leaves(directory: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct])
     tree = nested_leaves(wanted)
     restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
     args = ocp.args.PyTreeRestore(tree, restore_args=restore_args, partial_restore=True)
-    leaves = named_leaves(ocp.PyTreeCheckpointHandler().restore(directory, args=args))
+    largest = max((leaf.size * leaf.dtype.itemsize for leaf in wanted.values()), default=0)
+    arrays = ocp.BasePyTreeCheckpointHandler(restore_concurrent_bytes=max(_READ_AT_ONCE, largest) + 1)
+    leaves = named_leaves(ocp.PyTreeCheckpointHandler(handler_impl=arrays).restore(directory, args=args))
     if missing := wanted.keys() - leaves.keys():
         raise ValueError(f"not in Orbax's metadata: {listed(sorted(missing))}")
     return leaves

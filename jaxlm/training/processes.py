@@ -24,7 +24,10 @@ class DistributedConfig:
 
 
 def start_processes(config: DistributedConfig) -> None:
-    """Join the other processes, if there are any; call before anything asks for devices."""
+    """Join the other processes, if there are any; call before anything asks for devices.
+
+    The runtime gives up after 300 s when some do not come.
+    """
     given = [config.coordinator is not None, config.num_processes is not None, config.process_id is not None]
     if any(given):
         if not all(given):
