@@ -32,7 +32,7 @@ from jaxlm.config import command_line
 from jaxlm.data.store import open_store
 from jaxlm.devices import peak_tflops, prepare_process
 from jaxlm.errors import InputError, run_command
-from jaxlm.nn.attention import attend
+from jaxlm.nn.attention import Backend, attend
 from jaxlm.sharding import AXES, make_mesh, use_mesh
 from jaxlm.training.abstract import with_vocabulary
 from jaxlm.training.config import PretrainConfig, check_batches
@@ -133,7 +133,10 @@ def processes() -> Iterator[Found]:
 
 
 def attention_backends() -> Iterator[Found]:
-    """Attention as the models call it against softmax(q k / sqrt(K)) v in float64, causal, with two segments."""
+    """Attention, causal and with two segments, against softmax(q k / sqrt(K)) v in float64.
+
+    The accelerator's kernel, if it has one, in 16 bits, and its gradients against plain arithmetic's.
+    """
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 2, 2, 256, 32))
     segments = np.repeat([[1, 2]], 128, axis=1).reshape(1, -1).repeat(2, axis=0)
@@ -143,13 +146,31 @@ def attention_backends() -> Iterator[Found]:
     wanted = np.einsum("bhls,bhsk->bhlk", shares / shares.sum(axis=-1, keepdims=True), v)
     for dtype in (jnp.float32,) if jax.default_backend() == "cpu" else (jnp.float32, jnp.bfloat16):
         name = jnp.dtype(dtype).name
-        compute = jax.jit(functools.partial(attend, causal=True))
+        compute = jax.jit(functools.partial(attend, causal=True, backend="xla"))
         with jax.default_matmul_precision("highest"):
             found = compute(*(jnp.asarray(x, dtype) for x in (q, k, v)), segments_BL=jnp.asarray(segments, jnp.int32))
         off = float(np.abs(np.asarray(found, np.float64) - wanted).max())
         remedy = f"xla in {name} is {off:.1e} off the reference: do not train here; report the versions above"
         good = off <= TOLERANCE[name]
         yield Found("attention", good, f"xla in {name}: {off:.1e} off the reference" if good else remedy)
+    kernel: Backend | None = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())  # type: ignore[assignment]
+    if kernel is not None:
+        inputs = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
+        found_by = {backend: _with_gradients(backend, inputs, segments) for backend in (kernel, "xla")}
+        both = zip(found_by[kernel], found_by["xla"], strict=True)
+        off = max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both)
+        good = off <= TOLERANCE["bfloat16"]
+        said = f"{kernel} in bfloat16: outputs and gradients {off:.1e} off xla's"
+        yield Found("attention", good, said if good else f"{said}: set --execution.attention xla")
+
+
+def _with_gradients(backend: Backend, inputs: list[jax.Array], segments: np.ndarray) -> list[np.ndarray]:
+    def weighted(q, k, v):
+        found = attend(q, k, v, causal=True, segments_BL=jnp.asarray(segments, jnp.int32), backend=backend)
+        return jnp.sum(jnp.sin(found.astype(jnp.float32))), found
+
+    (_, found), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(*inputs)
+    return [np.asarray(x, np.float64) for x in (found, *gradients)]
 
 
 def machine() -> Iterator[Found]:

@@ -11,6 +11,7 @@ from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, p
 from toy_pairs import STILL_BERT, TOY_BERT, bert_shapes, init_bert, pair_rows, pretraining, random_bert
 
 from jaxlm import sharding
+from jaxlm.devices import compiling_for
 from jaxlm.errors import InputError
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
@@ -62,15 +63,24 @@ def mesh_of(sizes):
     return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
 
 
-def run(sizes, config=CONFIG, micro_batches=1, execution=SCANNED, born_there=False):
+def run(
+    sizes,
+    config=CONFIG,
+    micro_batches=1,
+    execution=SCANNED,
+    born_there=False,
+    traced_for="cpu",
+    dropout_bits="threefry",
+):
     """The losses of a few steps with dropout on, and the state at the end.
 
-    born_there: parameters are drawn on the mesh by the jitted initialiser; otherwise by NumPy, which compiles nothing.
+    traced_for: the platform whose formulas are taken; any platform can compute them. born_there: parameters are drawn
+    on the mesh by the jitted initialiser; otherwise by NumPy, which compiles nothing.
     """
     mesh = mesh_of(sizes)
     objective = language_model(GPT(config, execution), loss_chunks=execution.loss_chunks)
     optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-2, warmup=1), 10, decay_mask(boxed_shapes(config)))
-    with use_mesh(mesh):
+    with use_mesh(mesh), compiling_for(traced_for):
         abstract = abstract_state(init_params(config), optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         if born_there:
@@ -79,11 +89,13 @@ def run(sizes, config=CONFIG, micro_batches=1, execution=SCANNED, born_there=Fal
         else:
             state = jax.device_put(new_state(random_params(config), optimizer, 4), shardings)
         start = jax.tree.map(np.asarray, state)
-        step = make_train_step(objective, optimizer, micro_batches=micro_batches)
+        step = make_train_step(objective, optimizer, micro_batches=micro_batches, dropout_bits=dropout_bits)
         step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
         losses = []
         for t in range(STEPS):
-            batch = to_devices(packed(ROWS, vocab_size=config.vocab_size, seed=t), mesh, ROWS)
+            batch = to_devices(
+                packed(ROWS, length=config.num_positions, vocab_size=config.vocab_size, seed=t), mesh, ROWS
+            )
             state, metrics = step(state, batch)
             losses.append(float(metrics["loss"]))
     return losses, state, start
@@ -142,6 +154,49 @@ def test_micro_batches_and_recomputing_on_a_mesh():
     found, _, _ = run((2, 2, 2), micro_batches=4, execution=Execution(remat="full", unroll=1, loss_chunks=4))
     wanted, _, _ = run((1, 1, 1), micro_batches=4)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+ROWS_OF_128 = replace(CONFIG, num_positions=128, attention_dropout_rate=0.0, num_layers=1)
+
+
+@pytest.fixture(scope="module")
+def rows_of_128():
+    losses, _, _ = run((1, 1, 1), ROWS_OF_128)
+    return losses
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=lambda s: "x".join(map(str, s)))
+def test_steps_with_splash_are_those_of_one_device_without(rows_of_128, sizes):
+    """Fails when the kernel, interpreted here, gets rows or heads of another device, or its gradient is another."""
+    losses, _, _ = run(sizes, ROWS_OF_128, execution=replace(SCANNED, attention="splash", remat="dots"))
+    np.testing.assert_allclose(losses, rows_of_128, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)], ids=lambda s: "x".join(map(str, s)))
+def test_steps_as_a_tpu_writes_them_are_those_of_a_cpu(one_device, sizes):
+    """Fails when one of the formulas that only a TPU gets (heads, biases, sums of the loss) is another's."""
+    losses, _, _ = run(sizes, execution=replace(SCANNED, attention="xla", dtype="float32"), traced_for="tpu")
+    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
+
+
+def test_bits_of_the_devices_own_generator_are_dropouts_too(one_device):
+    """Fails when rbg's keys give no dropout, or other bits in another start of the same run."""
+    drawn = [run((1, 1, 1), dropout_bits="rbg")[0] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    np.testing.assert_allclose(drawn[0], one_device, rtol=0.1)
+    assert np.abs(np.subtract(drawn[0], one_device)).max() > 1e-4
+
+
+def test_gradients_in_float32_travel_as_float32():
+    """Fails when --execution.gradient_sums does not decide what the all-reduce of a block's weights carries."""
+    for gradient_sums, wanted in (("arithmetic", "bf16"), ("float32", "f32")):
+        execution = replace(SCANNED, dtype="bfloat16", gradient_sums=gradient_sums)
+        mesh, objective = mesh_of((8, 1, 1)), language_model(GPT(CONFIG, execution))
+        with use_mesh(mesh):
+            batch = to_devices(packed(ROWS, vocab_size=CONFIG.vocab_size), mesh, ROWS)
+            loss = lambda params: objective.sums(params, batch, None)["nll"]  # noqa: B023, E731
+            text = str(jax.make_jaxpr(jax.grad(loss))(random_params(CONFIG)))
+        assert f"{wanted}[{CONFIG.width},{CONFIG.feed_forward_width}] = dot_general" in text
 
 
 def test_a_vocabulary_that_does_not_divide_stays_whole_and_is_logged(caplog):

@@ -40,6 +40,32 @@ def test_norms_use_the_configs_eps(eps):
     np.testing.assert_allclose(states_fn(config)(params, batch), norm(norm(x[batch.ids])), rtol=1e-3, atol=1e-5)
 
 
+def products(jaxpr) -> int:
+    """The matrix products in a program, those in its loops and rules counted once."""
+    found = 0
+    for equation in jaxpr.eqns:
+        found += equation.primitive.name == "dot_general"
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            part = getattr(value, "jaxpr", value)
+            if hasattr(part, "eqns"):
+                found += products(part)
+    return found
+
+
+def test_recomputing_all_but_products_makes_attentions_alone_again(params):
+    """Fails when a rule of a product hides it from `remat dots`, so that every product is made twice."""
+    batch = packed(2)
+
+    def count(remat):
+        model = GPT(STILL, Execution(remat=remat, unroll=1))
+        loss = lambda p: jnp.sum(model.apply({"params": p["backbone"]}, batch.ids, batch.positions, batch.segments)[0])  # noqa: E731
+        return products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+
+    scores_and_sums = 2
+    assert count("dots") == count("none") + scores_and_sums
+    assert count("full") > count("dots") + 4  # q, k, v and the feed-forward's first: what later products are made from
+
+
 @pytest.mark.parametrize("at", [0, 5, LENGTH - 1])
 def test_causality_by_changing_one_token(params, states, at):
     """Fails when a state sees a later token, or does not see its own or an earlier one."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm import devices
-from jaxlm.nn.linear import gathered
+from jaxlm.nn.linear import gathered, summed
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -27,7 +27,7 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
     if length % chunks:
         raise ValueError(f"length {length} is not divisible by {chunks} loss chunks")
 
-    words_VD = gathered(table_VD, h_BLD.dtype, ("vocabulary", "width"))  # once, not in every piece
+    words_VD = gathered(table_VD, h_BLD.dtype, _TABLE)  # once, not in every piece
 
     def piece(carry, inputs):
         nll, hits, dtable, dbias = carry
@@ -53,7 +53,9 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
         if devices.platform() == "cpu":  # a TPU makes them again in both products, in no time of its own
             dlogits_TV = jax.lax.optimization_barrier(dlogits_TV)
         dh_BCD = jnp.dot(dlogits_TV, words_VD).reshape(h_BCD.shape)
-        dtable = dtable + jnp.dot(dlogits_TV.T, h_TD, preferred_element_type=jnp.float32)
+        dtable = dtable + summed(
+            jnp.dot(dlogits_TV.T, h_TD, preferred_element_type=jnp.float32), jnp.dtype(jnp.float32), _TABLE
+        )
         return (nll, hits, dtable, dbias), dh_BCD
 
     zero = jnp.zeros((), jnp.float32)
@@ -69,6 +71,9 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
     if gradient:
         dh = jnp.moveaxis(dh, 0, 1).reshape(b, length, d)
     return (nll, hits), (dh, dtable, dbias)
+
+
+_TABLE = ("vocabulary", "width")
 
 
 def _logits(h_TD, words_VD, bias_V):

@@ -27,6 +27,9 @@ class Execution:
     """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory.
     0: one piece, and on the CPU as many as let the logits of one fit its cache."""
 
+    dropout_bits: Literal["threefry", "rbg"] = "threefry"
+    """What draws dropout's bits. rbg: the accelerator's own generator, faster; its bits are others on another mesh, and
+    for members that are trained side by side. threefry's are the same everywhere."""
     gradient_sums: Literal["arithmetic", "float32"] = "arithmetic"
     """In what the gradients of the blocks' weights are added up over devices: the dtype of the arithmetic, or float32,
     which sends twice as much. Those of tables, biases and norms are float32."""

@@ -4,6 +4,9 @@ A parameter is cast to the compute dtype first and gathered then, where it is us
 wide; the backward pass gathers it again. What devices add up, the gradient of a parameter, has a dtype that
 `Execution` says: that of the arithmetic, or float32; a table's is always float32, as its rows add up thousands of
 tokens.
+
+The forward rules call `.fun`, the plain function: what a custom rule has inside a rule no policy of rematerialisation
+would see, and every product would be made again.
 """
 
 import functools
@@ -20,8 +23,19 @@ Names = tuple[str | None, ...]
 
 def gathered(weight: jax.Array, dtype: jnp.dtype, names: Names) -> jax.Array:
     """`weight` in `dtype`, whole along its `width` axis on every device; `names` are its logical axes."""
-    names = tuple("gathered" if name == "width" else name for name in names)
-    return constrain(weight.astype(dtype), names)
+    return constrain(weight.astype(dtype), _whole(names))
+
+
+def summed(gradient: jax.Array, dtype: jnp.dtype, names: Names) -> jax.Array:
+    """A parameter's gradient, which the devices add up whole; each keeps its piece.
+
+    Asked for pieces at once, XLA makes the product piece by piece, a few dozen columns at a time.
+    """
+    return constrain(gradient, _whole(names)).astype(dtype)
+
+
+def _whole(names: Names) -> Names:
+    return tuple("gathered" if name == "width" else name for name in names)
 
 
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -42,7 +56,7 @@ def project(x: jax.Array, kernel: jax.Array, bias: jax.Array, names: Names, exec
 
 
 def _project_fwd(x, kernel, bias, names: Names, execution: Execution):
-    return project(x, kernel, bias, names, execution), (x, kernel)
+    return project.fun(x, kernel, bias, names, execution), (x, kernel)
 
 
 def _project_bwd(names: Names, execution: Execution, residuals, dy):
@@ -50,7 +64,7 @@ def _project_bwd(names: Names, execution: Execution, residuals, dy):
     x_TD, dy_TF = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     dx = jnp.dot(dy_TF, gathered(kernel, x.dtype, names).T).reshape(x.shape)
     dkernel = jnp.dot(x_TD.T, dy_TF, preferred_element_type=execution.gradient_dtype())
-    return dx, dkernel.astype(kernel.dtype), jnp.sum(dy_TF, axis=0, dtype=jnp.float32)
+    return dx, summed(dkernel, kernel.dtype, names), jnp.sum(dy_TF, axis=0, dtype=jnp.float32)
 
 
 project.defvjp(_project_fwd, _project_bwd)
@@ -72,7 +86,7 @@ def project_to_heads(
 
 
 def _heads_fwd(x_BLD, kernel_DHK, bias_HK, names: Names, execution: Execution):
-    return project_to_heads(x_BLD, kernel_DHK, bias_HK, names, execution), (x_BLD, kernel_DHK)
+    return project_to_heads.fun(x_BLD, kernel_DHK, bias_HK, names, execution), (x_BLD, kernel_DHK)
 
 
 def _heads_bwd(names: Names, execution: Execution, residuals, dy_BHLK):
@@ -81,7 +95,7 @@ def _heads_bwd(names: Names, execution: Execution, residuals, dy_BHLK):
     # A last column of ones gives the bias's gradient with the kernel's: sums of their own take a TPU ten times as long.
     x_BLD = jnp.concatenate([x_BLD, jnp.ones((*x_BLD.shape[:2], 1), x_BLD.dtype)], axis=-1)
     dboth_DHK = jnp.einsum("bld,bhlk->dhk", x_BLD, dy_BHLK, preferred_element_type=execution.gradient_dtype())
-    dboth_DHK = dboth_DHK.astype(kernel_DHK.dtype)
+    dboth_DHK = summed(dboth_DHK, kernel_DHK.dtype, names)
     return dx_BLD, dboth_DHK[:-1], dboth_DHK[-1]
 
 
@@ -101,14 +115,14 @@ def project_heads(
 
 
 def _out_fwd(a_BHLK, kernel_HKD, bias_D, names: Names, execution: Execution):
-    return project_heads(a_BHLK, kernel_HKD, bias_D, names, execution), (a_BHLK, kernel_HKD)
+    return project_heads.fun(a_BHLK, kernel_HKD, bias_D, names, execution), (a_BHLK, kernel_HKD)
 
 
 def _out_bwd(names: Names, execution: Execution, residuals, dy_BLD):
     a_BHLK, kernel_HKD = residuals
     da_BHLK = jnp.einsum("bld,hkd->bhlk", dy_BLD, gathered(kernel_HKD, a_BHLK.dtype, names))
     dkernel_HKD = jnp.einsum("bhlk,bld->hkd", a_BHLK, dy_BLD, preferred_element_type=execution.gradient_dtype())
-    return da_BHLK, dkernel_HKD.astype(kernel_HKD.dtype), jnp.sum(dy_BLD, axis=(0, 1), dtype=jnp.float32)
+    return da_BHLK, summed(dkernel_HKD, kernel_HKD.dtype, names), jnp.sum(dy_BLD, axis=(0, 1), dtype=jnp.float32)
 
 
 project_heads.defvjp(_out_fwd, _out_bwd)
@@ -121,13 +135,13 @@ def embed(table_VD: jax.Array, ids: jax.Array, names: Names, execution: Executio
 
 
 def _embed_fwd(table_VD, ids, names: Names, execution: Execution):
-    return embed(table_VD, ids, names, execution), (ids, jnp.zeros((table_VD.shape[0], 0), table_VD.dtype))
+    return embed.fun(table_VD, ids, names, execution), (ids, jnp.zeros((table_VD.shape[0], 0), table_VD.dtype))
 
 
 def _embed_bwd(names: Names, execution: Execution, residuals, dx):
     ids, like = residuals
-    dtable_VD = jnp.zeros((like.shape[0], dx.shape[-1]), like.dtype)
-    return dtable_VD.at[ids].add(dx.astype(like.dtype)), None
+    dtable_VD = jnp.zeros((like.shape[0], dx.shape[-1]), like.dtype).at[ids].add(dx.astype(like.dtype))
+    return summed(dtable_VD, like.dtype, names), None
 
 
 embed.defvjp(_embed_fwd, _embed_bwd)

@@ -102,7 +102,13 @@ def make_programs(work: Work) -> Programs:
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, dict]:
         batch, rate = inputs
         optimizer = network.optimizer(dataclasses.replace(config.optimizer, peak_lr=rate), work.num_steps)
-        one = make_train_step(objective, optimizer, micro_batches=config.micro_batches, norms_every=config.log_every)
+        one = make_train_step(
+            objective,
+            optimizer,
+            micro_batches=config.micro_batches,
+            norms_every=config.log_every,
+            dropout_bits=config.execution.dropout_bits,
+        )
         return one(state, batch)
 
     optimizer = network.optimizer(config.optimizer, work.num_steps)

@@ -39,7 +39,13 @@ def training_program(
     made = make_optimizer(config.optimizer, num_steps, mask)
     abstract = abstract_state(pretraining.init_params, made, mesh)
     step = jax.jit(
-        make_train_step(pretraining.objective, made, micro_batches=config.micro_batches, norms_every=config.log_every),
+        make_train_step(
+            pretraining.objective,
+            made,
+            micro_batches=config.micro_batches,
+            norms_every=config.log_every,
+            dropout_bits=config.execution.dropout_bits,
+        ),
         donate_argnums=0,
         out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, abstract), None),
     )

@@ -1,7 +1,7 @@
 """The training step and the evaluation step: pure functions, jitted and sharded by the caller."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,16 @@ from jaxlm.optim import Optimizer
 from jaxlm.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
+_GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # by JAX's names
 
 
 def make_train_step(
-    objective: Objective, optimizer: Optimizer, *, micro_batches: int = 1, norms_every: int = 1
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    micro_batches: int = 1,
+    norms_every: int = 1,
+    dropout_bits: Literal["threefry", "rbg"] = "threefry",
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """(state, batch) -> (state, metrics): one update from the gradient over the whole global batch.
 
@@ -30,7 +36,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
-        key = jax.random.fold_in(jax.random.key(state.seed, impl="threefry2x32"), state.step)
+        key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
 
         def loss_of(params, part, number):
             sums = objective.sums(params, part, jax.random.fold_in(key, number))
