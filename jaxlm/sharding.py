@@ -20,6 +20,7 @@ AXES = ("data", "fsdp", "tensor")
 # Logical axis -> mesh axis. What is not named here is whole on every device.
 RULES = {
     "batch": ("data", "fsdp"),
+    "rows": "data",
     "width": "fsdp",
     "vocabulary": "tensor",
     "heads": "tensor",

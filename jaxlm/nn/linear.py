@@ -140,8 +140,10 @@ def _embed_fwd(table_VD, ids, names: Names, execution: Execution):
 
 def _embed_bwd(names: Names, execution: Execution, residuals, dx):
     ids, like = residuals
-    dtable_VD = jnp.zeros((like.shape[0], dx.shape[-1]), like.dtype).at[ids].add(dx.astype(like.dtype))
-    return constrain(dtable_VD, names), None  # in pieces: rows of activations travel then, not whole tables
+    # Each device of an fsdp group adds up its columns of all rows: activations travel, and no whole table.
+    dx = constrain(dx.astype(like.dtype), ("rows", *[None] * (dx.ndim - 2), "width"))
+    dtable_VD = jnp.zeros((like.shape[0], dx.shape[-1]), like.dtype).at[ids].add(dx)
+    return constrain(dtable_VD, names), None
 
 
 embed.defvjp(_embed_fwd, _embed_bwd)
