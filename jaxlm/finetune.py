@@ -193,6 +193,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
             say(f"{task.name} {line}")
         cut = {part: split.truncated for part, split in encoded.items() if split.truncated}
         say(f"cut to {planned.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
+        for sentence in config.execution.says():
+            say(sentence)
         for change in changed:
             say(f"changed since the last start: {change}")
         work = Work(run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop, arguments.keep)

@@ -221,6 +221,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
             f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
             *pretraining.says,
+            *config.execution.says(),
             *_of_pairs(rows),
             *(f"changed since the last start: {change}" for change in changed),
             *notes,

@@ -34,6 +34,12 @@ class Execution:
     """In what the gradients of the blocks' weights are added up over devices: the dtype of the arithmetic, or float32,
     which sends twice as much. Those of tables, biases and norms are float32."""
 
+    def says(self) -> tuple[str, ...]:
+        """What a run gives up by these choices, for people."""
+        if self.dropout_bits == "threefry":
+            return ()
+        return ("dropout bits by rbg: others on another mesh, and for members that are trained side by side",)
+
     def gradient_dtype(self) -> jnp.dtype:
         """The dtype of a weight's gradient before it is added up over devices."""
         return jnp.dtype(jnp.float32) if self.gradient_sums == "float32" else self.compute_dtype()
