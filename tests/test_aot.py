@@ -280,6 +280,14 @@ def tiny(**changes):
     return PretrainConfig(model, optimizer=OptimizerConfig(peak_lr=1e-3, warmup=2), **settings)
 
 
+def test_an_axis_need_not_be_a_side_of_the_torus():
+    """Fails when eight pieces of a model are refused on 4 x 4 x 4 chips, or a chip stands twice in the mesh."""
+    devices = topology_or_skip("v5p:4x4x4").devices()
+    mesh = make_mesh(MeshConfig(data=-1, fsdp=8), devices)
+    assert dict(mesh.shape) == {"data": 8, "fsdp": 8, "tensor": 1}
+    assert set(mesh.devices.flat) == set(devices)
+
+
 @pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_report_of_a_tiny_step(name, tmp_path, capsys):
     """Fails when a chip is not one device of the compiler, or the report leaves out what the step does."""
