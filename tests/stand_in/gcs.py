@@ -81,6 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         except (Refused, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             status, headers = error.args[0] if isinstance(error, Refused) else 404, {}
             content = json.dumps({"error": {"code": status, "message": "refused"}}).encode()
+        if status == 304:  # has no body: a client takes it for the beginning of the next answer
+            content = b""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
