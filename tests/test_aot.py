@@ -299,7 +299,9 @@ def test_the_report_of_a_tiny_step(name, tmp_path, capsys):
     assert figures["step_milliseconds"] == pytest.approx(sum(figures["step_parts"].values()), rel=1e-2)
     assert {(one["kind"], one["axis"]) for one in figures["collectives"]} == {("all-reduce", "data")}
     splash = {"splash_mha_fwd_segmented_residuals": 1, "splash_mha_dkv_segmented_no_residuals": 1}
-    assert {one["name"]: one["count"] for one in figures["kernels"]} == splash and not figures["uncounted_kernels"]
+    assert {one["name"]: one["count"] for one in figures["kernels"]} | figures["uncounted_kernels"] == splash
+    if not name.startswith("v4"):  # where the backward kernel of a single block has a loop without a constant bound
+        assert not figures["uncounted_kernels"]
     blocks, tokens, positions = 128 * (4 * 128 + 8 * 128), 128 * 1000, 128 * 128
     expected = 2 * blocks + 4 * (2 * tokens + positions)  # tokens as input and as output; and some biases and norms
     reduced = sum(one["bytes"] for one in figures["collectives"])
