@@ -21,7 +21,7 @@ AXES = ("data", "fsdp", "tensor")
 # Logical axis -> mesh axis. What is not named here is whole on every device.
 RULES = {
     "batch": ("data", "fsdp"),
-    "rows": "data",
+    "rows": "data",  # of activations whose width an fsdp group deals out
     "width": "fsdp",
     "vocabulary": "tensor",
     "heads": "tensor",

@@ -18,5 +18,5 @@ def activate(x: jax.Array, name: ActivationName) -> jax.Array:
     if devices.platform() != "cpu":
         return jax.nn.gelu(x, approximate=approximate)
     # Barriers keep XLA from fusing the GELU into the operands of the products around it, where a CPU makes it again
-    # and again; a TPU's products take it in for nothing.
+    # and again; on a TPU that costs less than a pass of its own.
     return jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(x), approximate=approximate))

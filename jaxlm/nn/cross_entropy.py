@@ -50,7 +50,7 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
         if bias_V is not None:
             dbias = dbias + jnp.sum(dlogits_TV, axis=0)
         dlogits_TV = dlogits_TV.astype(h_TD.dtype)
-        if devices.platform() == "cpu":  # a TPU makes them again in both products, in no time of its own
+        if devices.platform() == "cpu":  # a TPU makes them again in both products, in hardly more time
             dlogits_TV = jax.lax.optimization_barrier(dlogits_TV)
         dh_BCD = jnp.dot(dlogits_TV, words_VD).reshape(h_BCD.shape)
         dtable = dtable + summed(
