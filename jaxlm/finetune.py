@@ -15,7 +15,6 @@ import tyro
 
 from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.checkpoints.storage import quiet_failures
 from jaxlm.config import command_line, load_config, to_json
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
@@ -180,7 +179,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # held by the fingerprints
     free = (*run_fields(config.optimizer), "members_per_group", *moved)
     changed = run.open(resolved, run_fields=free)
-    with quiet_failures(), run, use_mesh(mesh):
+    with run, use_mesh(mesh):
         if first_process_decides(lambda: (run.path / "results.json").exists()):
             if jax.process_index() == 0:
                 print(f"{run.name} is complete: results.json has {len(members)} runs; nothing to do")

@@ -13,7 +13,6 @@ import jax
 import tyro
 
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.checkpoints.storage import quiet_failures
 from jaxlm.config import command_line, load_config
 from jaxlm.data.chunks import CHUNKS_VERSION
 from jaxlm.data.config import DataConfig
@@ -170,7 +169,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             print(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
         return
 
-    with quiet_failures(), use_mesh(mesh), run, checkpoints:
+    with use_mesh(mesh), run, checkpoints:
         program = training_program(pretraining, config, mesh, num_steps=num_steps)
         abstract = program.abstract
         if steps:

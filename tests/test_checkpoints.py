@@ -6,6 +6,8 @@ Fails when Orbax's silences (an altered byte, a full disk, a refused save) reach
 import json
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -363,6 +365,36 @@ def test_a_save_counts_only_when_it_is_finished_and_asking_does_not_block(tmp_pa
         while not (steps := checkpoints.finished()):
             assert time.monotonic() < deadline
         assert steps == [2] and checkpoints.steps() == [1, 2]
+
+
+def test_a_failed_save_of_many_arrays_says_nothing_but_its_error(tmp_path):
+    """All its writes fail, Orbax raises the first; asyncio tells of the others whenever they are collected.
+
+    In a process of its own, as pytest takes over what is unraisable.
+    """
+    code = """
+import gc, resource, signal, sys
+import jax.numpy as jnp, numpy as np
+from jaxlm.checkpoints import Checkpoints
+from jaxlm.errors import RunError
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, -1))
+random = np.random.default_rng(0)
+state = {"params": {f"leaf{number}": jnp.asarray(random.random((64, 512))) for number in range(24)}}
+for attempt in range(5):
+    checkpoints = Checkpoints(f"{sys.argv[1]}/{attempt}")
+    try:
+        checkpoints.save(1, state, config={})
+        checkpoints.wait()
+    except RunError as error:
+        print("File too large" in str(error))
+    checkpoints.close()
+    gc.collect()
+"""
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120)
+    assert ended.stderr == ""
+    assert ended.stdout.split() == ["True"] * 5
 
 
 def test_a_config_that_is_not_json_and_a_leaf_without_a_checksum_are_refused(tmp_path):

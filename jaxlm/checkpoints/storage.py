@@ -5,9 +5,8 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike
+from typing import Any
 
 import jax
 
@@ -64,20 +63,23 @@ def free_space(directory: PathLike) -> str:
         return ""
 
 
-@contextmanager
-def quiet_failures() -> Iterator[None]:
-    """Keep what asyncio and TensorStore say about the reads beside a failed one off the terminal."""
-    previous, asyncio_log = sys.unraisablehook, logging.getLogger("asyncio")
-    silenced = asyncio_log.disabled
+def _keep_quiet_beside_failures() -> None:
+    """Keep what asyncio and TensorStore say about the reads and writes beside a failed one off the terminal.
 
-    def hook(unraisable):
-        if "Event loop is closed" not in str(unraisable.exc_value) and "coroutine" not in repr(unraisable.object):
-            previous(unraisable)
+    For as long as the process lives: it is said when the tasks are collected, at the interpreter's end even. The
+    failure itself reaches the user as our one line.
+    """
 
-    sys.unraisablehook, asyncio_log.disabled = hook, True
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-            yield
-    finally:
-        sys.unraisablehook, asyncio_log.disabled = previous, silenced
+    def hook(unraisable: Any) -> None:
+        coroutine_file = getattr(getattr(unraisable.object, "cr_code", None), "co_filename", "")
+        # The second is what TensorStore's threads meet after a failure.
+        if "orbax" not in coroutine_file and str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, hook
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    warnings.filterwarnings("ignore", "coroutine '(async_(de)?serialize|_read_).* was never awaited")
+
+
+_keep_quiet_beside_failures()

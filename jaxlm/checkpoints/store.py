@@ -12,13 +12,11 @@ The directory, or URL, must be seen by every process, and every process calls ev
 
 import contextlib
 import dataclasses
-import gc
 import hashlib
 import itertools
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 
 from jaxlm.agreement import first_process_decides, of_every_process
 from jaxlm.checkpoints.checksums import leaf_checksums
-from jaxlm.checkpoints.storage import failure_reason, free_space, quiet_failures, raise_unless_damage
+from jaxlm.checkpoints.storage import failure_reason, free_space, raise_unless_damage
 from jaxlm.checkpoints.trees import listed, named_leaves, nested_leaves, shape_and_type
 from jaxlm.errors import InputError, RunError
 
@@ -396,20 +394,17 @@ def _read_arrays(
     directory: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The leaves, or for those that cannot be read a reason each. No process waits for another here."""
-    with quiet_failures():
+    try:
+        return _read_leaves(directory, wanted), {}
+    except Exception as error:  # Orbax raises bare Exceptions too
+        raise_unless_damage(directory, error)
+    failed = {}
+    for name, leaf in wanted.items():  # again one by one, to name the damaged ones
         try:
-            return _read_leaves(directory, wanted), {}
-        except Exception as error:  # Orbax raises bare Exceptions too
+            _read_leaves(directory, {name: leaf})
+        except Exception as error:
             raise_unless_damage(directory, error)
-        failed = {}
-        for name, leaf in wanted.items():  # again one by one, to name the damaged ones
-            try:
-                _read_leaves(directory, {name: leaf})
-            except Exception as error:
-                raise_unless_damage(directory, error)
-                failed[name] = failure_reason(error)
-        gc.collect()  # the tasks that failed beside the first complain when they are collected
-        time.sleep(0.1)
+            failed[name] = failure_reason(error)
     return {}, failed or dict.fromkeys(wanted, "read only at the second try")
 
 
@@ -461,10 +456,3 @@ def _is_final(path: epath.Path) -> bool:
 
 def _words(steps: Any) -> str:
     return ", ".join(str(step) for step in steps)
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname
-
-
-logging.getLogger("absl").addFilter(_not_from_orbax)  # failures reach the user as our one line, not as a traceback
