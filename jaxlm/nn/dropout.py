@@ -27,8 +27,8 @@ def fold(key: jax.Array | None, number: int) -> jax.Array | None:
 
 
 def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint16 of `shape`, two from each 32-bit draw where the last axis is even."""
+    """Uniform uint16 of `shape`, two from each 32-bit draw where the last axis is even: its halves, low and high."""
     if not shape or shape[-1] % 2:
         return jax.random.bits(key, shape, jnp.uint16)
     words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), jnp.uint32)
-    return jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(shape)
+    return jnp.concatenate([words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)], axis=-1)
