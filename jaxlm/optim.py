@@ -103,9 +103,9 @@ def _fall(decay: str, x):
 
 
 def decay_mask(boxed_params: Any) -> Any:
-    """True for leaves that are decayed: those with a `width` among their logical axes."""
+    """True for leaves that are decayed: those with the model's width among their logical axes, cut or whole."""
     is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)  # noqa: E731
-    return jax.tree.map(lambda leaf: "width" in leaf.names, boxed_params, is_leaf=is_box)
+    return jax.tree.map(lambda leaf: "width" in leaf.names or "whole_width" in leaf.names, boxed_params, is_leaf=is_box)
 
 
 class Optimizer(NamedTuple):

@@ -26,6 +26,10 @@ RULES = {
     "vocabulary": "tensor",
     "heads": "tensor",
     "feed_forward": "tensor",
+    # Of a kernel that leads back to the width. fsdp cuts kernels along their inputs, into whole rows: a TPU copies what
+    # it gathers along the last axis once more, into place.
+    "feed_forward_in": ("tensor", "fsdp"),
+    "head_width_in": "fsdp",
 }
 
 log = logging.getLogger(__name__)
@@ -38,7 +42,7 @@ class MeshConfig:
     data: int = -1
     """Copies of the model, each with its share of the batch."""
     fsdp: int = 1
-    """Pieces of each parameter along its width; the batch is cut along this axis too."""
+    """Pieces of each kernel along its inputs, of each table along its width, and of the batch."""
     tensor: int = 1
     """Pieces of heads, feed-forward and vocabulary."""
 

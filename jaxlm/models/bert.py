@@ -217,14 +217,14 @@ class Attention(nn.Module):
         config = self.config
         d, h = config.width, config.num_heads
         init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
-        names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width", "width")
+        names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width_in", "whole_width")
         kernel_in = self.param("qkv_kernel", with_axes(init, names_in), (d, 3, h, d // h))
         bias_in = self.param("qkv_bias", with_axes(zeros, names_in[1:]), (3, h, d // h))
         kernel_out = self.param("out_kernel", with_axes(init, names_out), (h, d // h, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
         q_BHLK, k_BHLK, v_BHLK = (
-            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], ("width", *names_out[:2]), self.execution)
+            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], ("width", "heads", "head_width"), self.execution)
             for part in range(3)
         )
         a_BHLK = attend(
@@ -251,11 +251,11 @@ class FeedForward(nn.Module):
         config = self.config
         d, f = config.width, config.feed_forward_width
         init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
-        kernel_in = self.param("in_kernel", with_axes(init, ("width", "feed_forward")), (d, f))
+        names_in, names_out = ("width", "feed_forward"), ("feed_forward_in", "whole_width")
+        kernel_in = self.param("in_kernel", with_axes(init, names_in), (d, f))
         bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
-        kernel_out = self.param("out_kernel", with_axes(init, ("feed_forward", "width")), (f, d))
+        kernel_out = self.param("out_kernel", with_axes(init, names_out), (f, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        names_in, names_out = ("width", "feed_forward"), ("feed_forward", "width")
         h_BLF = activate(project(x_BLD, kernel_in, bias_in, names_in, self.execution), config.activation)
         return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
 

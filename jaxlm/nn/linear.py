@@ -1,4 +1,4 @@
-"""Products with parameters, which are float32 and, under fsdp, cut along their width.
+"""Products with parameters, which are float32 and, under fsdp, cut: kernels along their inputs, tables along the width.
 
 A parameter is cast to the compute dtype first and gathered then, where it is used, so that what travels is half as
 wide; the backward pass asks for it again. What devices add up, the gradient of a parameter, has a dtype that
@@ -19,10 +19,16 @@ from jaxlm.nn.execution import Execution
 from jaxlm.nn.partition import constrain
 
 Names = tuple[str | None, ...]
+# The axes that fsdp cuts, and what they are once put together.
+_GATHERED: dict[str | None, str] = {
+    "width": "whole_width",
+    "head_width_in": "head_width",
+    "feed_forward_in": "feed_forward",
+}
 
 
 def gathered(weight: jax.Array, dtype: jnp.dtype, names: Names) -> jax.Array:
-    """`weight` in `dtype`, whole along its `width` axis on every device; `names` are its logical axes."""
+    """`weight` in `dtype`, put together from the pieces of an fsdp group; `names` are its logical axes."""
     return constrain(weight.astype(dtype), _whole(names))
 
 
@@ -35,7 +41,7 @@ def summed(gradient: jax.Array, dtype: jnp.dtype, names: Names) -> jax.Array:
 
 
 def _whole(names: Names) -> Names:
-    return tuple("gathered" if name == "width" else name for name in names)
+    return tuple(_GATHERED.get(name, name) for name in names)
 
 
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
