@@ -33,6 +33,7 @@ from jaxlm.agreement import first_process_decides, of_every_process
 from jaxlm.checkpoints.checksums import leaf_checksums
 from jaxlm.checkpoints.storage import failure_reason, free_space, raise_unless_damage
 from jaxlm.checkpoints.trees import listed, named_leaves, nested_leaves, shape_and_type
+from jaxlm.devices import returning_memory
 from jaxlm.errors import InputError, RunError
 
 PyTree = Any
@@ -269,7 +270,8 @@ class Checkpoints:
         for candidate in self._candidates(step):
             try:
                 description = self._describe(candidate)
-                state = self._read(description, abstract_tree, partial=partial)
+                with returning_memory():
+                    state = self._read(description, abstract_tree, partial=partial)
             except DamagedCheckpoint as error:
                 if step is not None:
                     raise DamagedCheckpoint(f"{error}; checkpoints there: {_words(self.steps())}") from error
