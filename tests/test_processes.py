@@ -6,10 +6,11 @@ Fails when a process feeds other rows, logs what is process 0's to log, or is le
 import json
 import re
 import signal
+import socket
 from typing import Any
 
 import pytest
-from toy_processes import run_several, start_several
+from toy_processes import joined, run_several, start_several
 from toy_runs import (
     assert_one_line,
     bert_arguments,
@@ -265,3 +266,12 @@ def test_an_error_of_one_process_reaches_both(one, stores, tmp_path):
 def test_flags_that_cannot_join_are_one_line(stores, tmp_path, coordinator, more, said):
     arguments = pretrain_arguments(tmp_path / "run", stores, "--distributed.coordinator", coordinator, *more)
     assert_one_line(run_here("pretrain", *arguments), 2, said)
+
+
+def test_a_port_that_is_taken_is_said(stores, tmp_path):
+    """Fails when the runtime's error reaches the user as a traceback; it writes a line of its own as well."""
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+        arguments = pretrain_arguments(tmp_path / "run", stores, *joined(taken.getsockname()[1], 2, 0))
+        ended = run_process("pretrain", *arguments, log=tmp_path / "log")
+    assert ended.code == 2 and "Traceback" not in ended.errors, ended.errors
+    assert "cannot join there" in ended.errors.splitlines()[-1]

@@ -132,6 +132,25 @@ def test_four_workers_lose_the_coordinator_and_two_go_on(stores, tmp_path):
     assert all(found[step] == pytest.approx(expected[step], rel=1e-5) for step in expected)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_whose_neighbour_never_comes_says_so(number):
+    """Fails when the runtime's abort, a signal and pages of C++, is all that a user sees."""
+    program = f"""
+from jaxlm.training import processes
+processes.JOIN_WITHIN = 3
+processes.start_processes(processes.DistributedConfig("localhost:{free_port()}", 2, {number}))"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert_one_line(
+        Ended(ended.returncode, ended.stdout, ended.stderr), 1, "failed: not all 2 processes came to localhost:", "3 s"
+    )
+
+
 def test_a_store_that_one_machine_lacks_is_told_by_all(stores, tmp_path):
     """Fails when an input error of one leaves the others waiting in the runtime's barrier."""
     port, processes = free_port(), []

@@ -1,16 +1,23 @@
 """Processes of one run: how they find each other, and how all of them stop at the same step."""
 
+import contextlib
 import logging
 import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 from jax.experimental import multihost_utils
 
-from jaxlm.errors import InputError
+from jaxlm.errors import EXIT_FAILED, InputError, one_line
 
 log = logging.getLogger(__name__)
+
+JOIN_WITHIN = 300
+"""Seconds that processes wait for those that have not come yet."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class DistributedConfig:
 def start_processes(config: DistributedConfig) -> None:
     """Join the other processes, if there are any; call before anything asks for devices.
 
-    The runtime gives up after 300 s when some do not come.
+    Where they do not all come within JOIN_WITHIN seconds, a line says so and the process ends with EXIT_FAILED.
     """
     given = [config.coordinator is not None, config.num_processes is not None, config.process_id is not None]
     if any(given):
@@ -35,9 +42,45 @@ def start_processes(config: DistributedConfig) -> None:
         _check(config)
         if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
+        with _giving_up(f"{config.num_processes} processes", f"{config.coordinator} (--distributed.coordinator)"):
+            _join(config)
     elif len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
-        jax.distributed.initialize()
+        with _giving_up("workers of the pod", "worker 0"):
+            jax.distributed.initialize(initialization_timeout=2 * JOIN_WITHIN)
+
+
+@contextlib.contextmanager
+def _giving_up(who: str, where: str) -> Iterator[None]:
+    """End the process when the body takes longer than JOIN_WITHIN: the runtime, in its time, aborts it instead."""
+
+    def give_up() -> None:
+        print(
+            f"failed: not all {who} came to {where} within {JOIN_WITHIN} s: start the others too; the logs of those "
+            "that were started say why they ended, and each must reach that address",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(EXIT_FAILED)
+
+    timer = threading.Timer(JOIN_WITHIN, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _join(config: DistributedConfig) -> None:
+    try:
+        jax.distributed.initialize(
+            config.coordinator, config.num_processes, config.process_id, initialization_timeout=2 * JOIN_WITHIN
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise InputError(
+            f"distributed.coordinator {config.coordinator}: process {config.process_id} cannot join there "
+            f"({one_line(error)}); give all processes the same free port on the machine of process 0"
+        ) from error
 
 
 def _check(config: DistributedConfig) -> None:
