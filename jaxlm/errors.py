@@ -33,7 +33,7 @@ def run_command(main: Callable[[], None]) -> None:
     _say_on_standard_error()
     try:
         main()
-    except (InputError, RunError, Stopped, BrokenPipeError) as error:
+    except (InputError, RunError, Stopped, KeyboardInterrupt, BrokenPipeError) as error:
         sys.exit(report(error))
 
 
@@ -48,6 +48,8 @@ def report(error: BaseException) -> int:
         case Stopped():
             print(one_line(error), file=sys.stderr)
             return EXIT_STOPPED
+        case KeyboardInterrupt():  # of a command that has nothing to save
+            print("failed: interrupted", file=sys.stderr)
         case BrokenPipeError():  # the reader of our output went away (`| head`)
             sys.stderr.close()
         case _:

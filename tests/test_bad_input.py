@@ -5,11 +5,14 @@ Fails when a user's mistake ends in a traceback, in a second line, in another co
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pair_store import pair_store, word_tokenizer
 from toy_runs import (
+    REPOSITORY,
     assert_one_line,
     bert_arguments,
     finetune_arguments,
@@ -327,3 +330,13 @@ def test_one_line_from_a_process_of_its_own_too(stores, tmp_path):
     log: Path = tmp_path / "log"
     arguments = pretrain_arguments(tmp_path / "run", stores, "--batch-size", 12)
     assert_one_line(run_process("pretrain", *arguments, log=log, devices=8), 2, "batch_size 12")
+
+
+def test_an_interrupt_is_one_line():
+    """Fails when Ctrl-C ends a command that has nothing to save in a traceback."""
+    program = """
+import os, signal
+from jaxlm.errors import run_command
+run_command(lambda: os.kill(os.getpid(), signal.SIGINT))"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, "failed: interrupted\n")
