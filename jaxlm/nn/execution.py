@@ -32,7 +32,8 @@ class Execution:
     for members that are trained side by side. threefry's are the same everywhere."""
     gradient_sums: Literal["arithmetic", "float32"] = "arithmetic"
     """In what the gradients of the blocks' weights are added up over devices: the dtype of the arithmetic, or float32,
-    which sends twice as much. Those of tables, biases and norms are float32."""
+    which sends twice as much. The biases of queries, keys and values go with their weights; all other gradients are
+    float32."""
 
     def says(self) -> tuple[str, ...]:
         """What a run gives up by these choices, for people."""
