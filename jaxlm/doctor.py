@@ -286,7 +286,7 @@ def main() -> None:
         arguments, _ = command_line(ConfigArguments, PretrainConfig, program="doctor", description=__doc__)
     else:
         arguments, _ = command_line(Arguments, program="doctor", description=__doc__)
-    start_processes(arguments.distributed)
+    start_processes(arguments.distributed, saves=False)
     prepare_process()
     with watching():
         wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]

@@ -39,7 +39,7 @@ def main() -> None:
     """The command."""
     kind: Any = Command  # a union: one subcommand each
     arguments, _ = command_line(kind, program="evaluate", description=__doc__)
-    start_processes(arguments.distributed)
+    start_processes(arguments.distributed, saves=False)
     prepare_process()
     commands: dict[type, Callable[[Any], dict[str, Any]]] = {
         Perplexity: evaluate_perplexity,

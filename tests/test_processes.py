@@ -7,10 +7,12 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
-from toy_processes import joined, run_several, start_several
+from toy_processes import free_port, joined, run_several, start_several
 from toy_runs import (
     assert_one_line,
     bert_arguments,
@@ -275,3 +277,18 @@ def test_a_port_that_is_taken_is_said(stores, tmp_path):
         ended = run_process("pretrain", *arguments, log=tmp_path / "log")
     assert ended.code == 2 and "Traceback" not in ended.errors, ended.errors
     assert "cannot join there" in ended.errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("saves, code", [(True, 0), (False, -signal.SIGTERM)])
+def test_sigterm_ends_only_a_process_that_has_nothing_to_save(saves, code):
+    """Fails when an evaluation of several processes swallows SIGTERM, or training dies of it instead of being asked."""
+    program = f"""
+import os, signal, time
+from jaxlm.training.processes import DistributedConfig, start_processes
+
+start_processes(DistributedConfig("localhost:{free_port()}", 1, 0), saves={saves})
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+os._exit(0)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == code

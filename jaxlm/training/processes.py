@@ -30,11 +30,13 @@ class DistributedConfig:
     process_id: int | None = None
 
 
-def start_processes(config: DistributedConfig) -> None:
+def start_processes(config: DistributedConfig, *, saves: bool = True) -> None:
     """Join the other processes, if there are any; call before anything asks for devices.
 
+    saves: the caller asks a `StopSignal` between its steps. Otherwise SIGTERM ends a process, as it does alone.
     Where they do not all come within JOIN_WITHIN seconds, a line says so and the process ends with EXIT_FAILED.
     """
+    jax.config.update("jax_enable_preemption_service", saves)
     given = [config.coordinator is not None, config.num_processes is not None, config.process_id is not None]
     if any(given):
         if not all(given):
