@@ -200,6 +200,24 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
     assert why in caplog.text
 
 
+def test_heads_that_splash_has_no_room_for(caplog):
+    """Fails when a chip's compiler is given heads of 1024, whose blocks its vector memory does not hold."""
+    attention._say.cache_clear()
+    wide = jnp.zeros((1, 1, 128, 1024))
+    with compiling_for("tpu"), caplog.at_level("INFO"):
+        attend(wide, wide, wide, causal=True)
+    assert "heads of 1024, its own are of 2 to 512" in caplog.text
+
+
+def test_a_model_that_is_made_says_nothing_of_attention(caplog):
+    """Parameters are made with one position: fails when a log tells of that what a user reads as the step's."""
+    attention._say.cache_clear()
+    one = jnp.zeros((1, 1, 1, 8))
+    with compiling_for("tpu"), caplog.at_level("INFO"):
+        attend(one, one, one, causal=True)
+    assert not caplog.text
+
+
 def test_an_unknown_backend_is_refused(qkv):
     with pytest.raises(ValueError, match="backend 'flash'"):
         attend(*qkv, causal=True, backend="flash")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm import devices
-from jaxlm.nn.attention_kernels import LANES, cudnn, splash
+from jaxlm.nn.attention_kernels import LANES, WIDEST_HEAD, cudnn, splash
 from jaxlm.nn.dropout import dropout
 
 MASKED = -1e30  # finite: a row with nothing to see gives finite numbers, which its zero weight then removes
@@ -42,6 +42,8 @@ def attend(
     """
     if backend == "auto":
         backend = "splash" if devices.platform() == "tpu" else "xla"
+    if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # a model is made with one position: no kernel's work, nothing to say
+        backend = "xla"
     if backend != "xla":
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         dropped = dropout_rate if dropout_key is not None else 0.0
@@ -87,6 +89,8 @@ def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float) -> 
             return "splash is a TPU's"
         if length % LANES:
             return f"length {length} is no multiple of {LANES}"
+        if not 1 < q_BHLK.shape[3] <= WIDEST_HEAD:
+            return f"heads of {q_BHLK.shape[3]}, its own are of 2 to {WIDEST_HEAD}"
     elif backend == "cudnn":
         if platform != "gpu":
             return "cudnn is a GPU's"

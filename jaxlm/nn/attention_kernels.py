@@ -17,6 +17,7 @@ from jaxlm.nn.partition import current_spec
 
 LANES = 128  # of a TPU's vector unit: splash's blocks of keys are multiples of it
 LARGEST_BLOCK = 512  # queries, or keys, at a time
+WIDEST_HEAD = 512  # whose blocks a chip's vector memory holds, in float32 too; of 1024 it does not
 SAVED = "attention"  # the name of what splash's forward pass keeps for its backward pass
 
 
