@@ -48,8 +48,7 @@ def attend(
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         dropped = dropout_rate if dropout_key is not None else 0.0
         if (reason := _not_by(backend, q_BHLK, decoding, dropped)) is not None:
-            if q_BHLK.shape[2] > 1:  # with one token parameters are drawn, and nothing is to be won
-                _say(f"attention by xla, not {backend}: {reason}")
+            _say(f"attention by xla, not {backend}: {reason}")
         elif backend == "splash":
             _say("attention by splash")
             return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
