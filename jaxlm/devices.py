@@ -16,6 +16,7 @@ PEAK_TFLOPS = (
     ("TPU v5p", 459.0),  # Cloud TPU documentation, v5p
     ("TPU v5 lite", 197.0),  # Cloud TPU documentation, v5e
     ("TPU v5e", 197.0),
+    ("TPU v5", 459.0),  # what JAX calls a v5p
     ("TPU v4", 275.0),  # Cloud TPU documentation, v4
     ("H200", 989.0),  # NVIDIA H200 data sheet, SXM, dense
     ("H100 PCIe", 756.0),  # NVIDIA H100 data sheet, PCIe, dense

@@ -26,6 +26,9 @@ SETTINGS = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
+# The compiler costs convolutions in threads of 64 kB, which those of small steps overflow: the process then ends.
+STACK_FLAG = "--fibers_default_thread_stack_size=1048576"
+
 
 @dataclass(frozen=True)
 class Chip:
@@ -34,7 +37,7 @@ class Chip:
     10^9 bytes a second: hbm_gbps, of its memory; interconnect_gbps, both ways, all links together; data_center_gbps, of
     the network between slices, one way.
     multipliers: multiply-adds of all matrix units in a cycle, which with the peak gives the clock. dimensions: of the
-    torus. chip_config: what the compiler must be told so that a device is a chip.
+    torus. largest: chips of the largest slice. chip_config: what the compiler must be told so that a device is a chip.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Chip:
     data_center_gbps: float
     multipliers: int
     dimensions: int
+    largest: int
     chip_config: str | None = None
 
     @property
@@ -63,10 +67,10 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", "TPU v4", 32.0, 1200.0, 600.0, 6.25, 8 * 128**2, 3, "megacore"),
-        Chip("v5e", "TPU v5e", 16.0, 819.0, 400.0, 3.125, 4 * 128**2, 2),
-        Chip("v5p", "TPU v5p", 95.0, 2765.0, 1200.0, 6.25, 8 * 128**2, 3, "megacore"),
-        Chip("v6e", "TPU v6", 32.0, 1638.0, 800.0, 12.5, 4 * 256**2, 2),
+        Chip("v4", "TPU v4", 32.0, 1200.0, 600.0, 6.25, 8 * 128**2, 3, 4096, "megacore"),
+        Chip("v5e", "TPU v5 lite", 16.0, 819.0, 400.0, 3.125, 4 * 128**2, 2, 256),
+        Chip("v5p", "TPU v5", 95.0, 2765.0, 1200.0, 6.25, 8 * 128**2, 3, 6144, "megacore"),
+        Chip("v6e", "TPU v6 lite", 32.0, 1638.0, 800.0, 12.5, 4 * 256**2, 2, 256),
     )
 }
 
@@ -98,15 +102,24 @@ class Topology:
         options: dict[str, Any] = {}
         if self.chip.chip_config is not None:
             options["chip_config_name"] = self.chip.chip_config
+        if self.sides == (1, 1):  # the one machine that has not two by two
+            options["chips_per_host_bounds"] = (1, 1, 1)
         if self.slices > 1:
             options["num_slices"] = self.slices
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
+        given = os.environ.get("LIBTPU_INIT_ARGS", "")  # read once, when the library is loaded
+        if STACK_FLAG.split("=")[0] not in given:
+            os.environ["LIBTPU_INIT_ARGS"] = f"{given} {STACK_FLAG}".strip()
         try:
             found = topologies.get_topology_desc(platform="tpu", topology_name=self.name, **options)
         except (RuntimeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"--topology {self.name}: the TPU compiler does not know it ({reason})") from error
+            even = " x ".join(["even", "even", "any"][: self.chip.dimensions])
+            raise InputError(
+                f"--topology {self.name}: the TPU compiler does not know it; the sides are {even}"
+                + (", or 1x1" if self.chip.dimensions == 2 else "")
+                + f" ({str(error).splitlines()[0]})"
+            ) from error
         return found.devices
 
 
@@ -120,6 +133,11 @@ def topology(name: str, slices: int = 1) -> Topology:
         raise InputError(
             f"--topology {name}: {kind} has {chip.dimensions} sides, {'x'.join('4' * chip.dimensions)} say"
         )
+    sides = tuple(map(int, shape.split("x")))
+    if math.prod(sides) > chip.largest:
+        raise InputError(
+            f"--topology {name}: a slice of {kind} has at most {chip.largest} chips; join several by --slices"
+        )
     if slices < 1:
         raise InputError(f"--slices {slices}: a number above 0")
-    return Topology(chip, tuple(map(int, shape.split("x"))), slices)
+    return Topology(chip, sides, slices)

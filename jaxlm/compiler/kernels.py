@@ -66,7 +66,10 @@ def measure(calls: Iterable[str], where: str) -> dict[str, int | None]:
                 text=True,
             )
         if found.returncode:
-            log.warning("custom kernels are not measured: %s", (found.stderr.splitlines() or ["no reason given"])[-1])
+            log.warning(
+                "custom kernels are not measured: %s",
+                (found.stderr.splitlines() or [f"exit code {found.returncode}"])[-1],
+            )
         cycles = [None] * len(new) if found.returncode else json.loads(found.stdout.splitlines()[-1])
         _measured.update({(where, call): one for call, one in zip(new, cycles, strict=True)})
     return {call: _measured[where, call] for call in calls}
