@@ -20,11 +20,12 @@ import jax
 import tyro
 
 from jaxlm.compiler.chips import topology
-from jaxlm.config import command_line
-from jaxlm.errors import InputError, run_command
-from jaxlm.output import write_json
-from jaxlm.training.config import PretrainConfig
-from jaxlm.training.rehearsal import advice, report
+from jaxlm.config import command_line, load_config
+from jaxlm.errors import InputError, RunError, one_line, run_command
+from jaxlm.output import check_output, write_json
+from jaxlm.training.abstract import with_vocabulary
+from jaxlm.training.config import PretrainConfig, one_duration
+from jaxlm.training.rehearsal import advice, check, report
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,12 @@ class Arguments:
 
 def aot(arguments: Arguments) -> dict[str, Any]:
     """The report, printed and written."""
+    arguments = replace(arguments, settings=with_vocabulary(arguments.settings))
     others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
+    for one in (arguments, *(other for _, other in others)):
+        check(one.settings, topology(one.topology, one.slices))
+    if arguments.output is not None:
+        check_output(arguments.output)
     where = topology(arguments.topology, arguments.slices)
     figures = report(arguments.settings, where)
     print(*lines(figures), sep="\n", flush=True)
@@ -68,13 +74,17 @@ def aot(arguments: Arguments) -> dict[str, Any]:
 
 def with_choice(arguments: Arguments, choice: str) -> Arguments:
     """The arguments with those of a --compare on top. Wrong ones end the process as on the command line."""
-    words = shlex.split(choice)
+    try:
+        words = shlex.split(choice)
+    except ValueError:  # a quotation mark that nothing closes
+        words = []
     if not words or not all("=" in word for word in words):
         raise InputError(
             f"--compare {choice!r}: fields with values, mesh.fsdp=16 or 'mesh.fsdp=16 micro-batches=2' say"
         )
     fields = [f"--{word}" for word in words]
-    return tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="python -m jaxlm.aot")
+    chosen = tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="python -m jaxlm.aot")
+    return replace(chosen, settings=one_duration(chosen.settings, arguments.settings))
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -84,6 +94,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
         said += _step_lines(figures, step)
     if figures["days"] is not None:
         said.append(f"the whole run: {figures['days']:.1f} days")
+    elif all(step["step_milliseconds"] is not None for step in figures["steps"]):
+        said.append("the whole run: its steps are told by the store, as it is given in epochs; --num-steps gives days")
     said.append("calibration: what the compiler's cycles amount to for plain programs, and the chip's peak")
     said += [
         f"  {one['program']:<16}{one['estimated']:8,.0f} of {one['peak']:,.0f} {one['unit']}"
@@ -173,8 +185,15 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """The command."""
     arguments, _ = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
+    settings = one_duration(arguments.settings, load_config(arguments.config, PretrainConfig))
     jax.config.update("jax_platforms", "cpu")  # what is computed and not compiled is computed here
-    aot(arguments)
+    try:
+        aot(replace(arguments, settings=settings))
+    except jax.errors.JaxRuntimeError as error:
+        raise RunError(
+            "the TPU compiler refuses the step; other sizes, or --execution.attention xla, may pass: "
+            f"{one_line(error)[:300]}"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from jaxlm.errors import InputError
 def whole_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
     """A file to write, text or bytes, which has its name once it is whole, also after a power cut; `path` was an
     --output."""
+    check_output(path)
     partial = path.with_name(path.name + ".partial")
     try:
         file = partial.open(mode, encoding="utf-8" if mode == "w" else None)
@@ -25,6 +27,21 @@ def whole_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
         os.fsync(file.fileno())
     partial.replace(path)
     sync_directory(path.parent)
+
+
+def check_output(path: Path) -> None:
+    """InputError where `path`, an --output, cannot become a file: said before the work, not after it."""
+    reason = None
+    if path.is_dir():
+        reason = os.strerror(errno.EISDIR)
+    elif path.exists() and not path.is_file():
+        reason = "it is a device or a pipe"
+    elif not path.parent.is_dir():
+        reason = os.strerror(errno.ENOENT)
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES)
+    if reason is not None:
+        raise InputError(f"--output {path}: {reason}; name a file that can be written")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,15 @@ from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.compiler.hlo import parse, shape_bytes
 from jaxlm.compiler.kernels import cycles_of_bundles
 from jaxlm.config import load_config
-from jaxlm.errors import InputError
+from jaxlm.devices import peak_of_kind
+from jaxlm.errors import InputError, RunError
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
 from jaxlm.sharding import MeshConfig, make_mesh
+from jaxlm.training import fit
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.rehearsal import _changed, _changes, report
 
 # Written by hand in the compiler's form: a loop of 3 with a loop of 5 in it, a condition, both kinds of collectives.
@@ -130,6 +134,7 @@ def test_the_clock_is_the_peak_of_all_multipliers():
         ("v5e", 1, "v5e has 2 sides"),
         ("v5e:0x4", 1, "2 sides"),
         ("v5e:4x4", 0, "--slices 0"),
+        ("v5e:16x32", 1, "at most 256 chips; join several by --slices"),
     ],
 )
 def test_topologies_that_are_none_are_refused(name, slices, said):
@@ -393,3 +398,87 @@ def test_changes_are_tried_in_order():
     changed = _changed(config, {"micro-batches": 2, "execution.remat": "full", "mesh.data": 4, "mesh.fsdp": 2})
     wanted = replace(config, micro_batches=2, execution=Execution(remat="full"), mesh=MeshConfig(data=4, fsdp=2))
     assert changed == wanted
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("mesh.fsdp='4", "--compare"),
+        ("mesh.fsdp=3", "does not fit 4 devices"),
+        ("micro-batches=5", "batch_size 32"),
+        ("topology=v5e:3x5", "the sides are even x even, or 1x1"),
+    ],
+)
+def test_a_comparison_that_cannot_run_is_refused_before_the_first_is_compiled(choice, said, monkeypatch):
+    """Fails when minutes of compiling are lost to a choice that was wrong from the start."""
+    topology_or_skip("v5e:2x2")
+    monkeypatch.setattr(aot, "report", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(InputError, match=said):
+        aot.aot(aot.Arguments("", topology="v5e:2x2", compare=(choice,), settings=tiny()))
+
+
+@pytest.mark.parametrize("output", ["no/such/folder.json", ".", "/dev/null"])
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_compiled(output, monkeypatch):
+    """Fails when it is found out at the end, or when a device is replaced by a file."""
+    topology_or_skip("v5e:2x2")
+    monkeypatch.setattr(aot, "report", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(InputError, match=f"--output {output}: .*name a file"):
+        aot.aot(aot.Arguments("", topology="v5e:2x2", output=Path(output), settings=tiny()))
+
+
+def test_epochs_given_replace_the_steps_of_the_config(monkeypatch):
+    """Fails when days are those of the config's steps."""
+    found = []
+    monkeypatch.setattr(aot, "aot", lambda arguments: found.append(arguments.settings))
+    monkeypatch.setattr("sys.argv", ["aot", "pretrain/gpt1", "--num-epochs", "3"])
+    aot.main()
+    assert (found[0].num_steps, found[0].num_epochs) == (None, 3)
+
+
+def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
+    """Fails when a kernel's own memory passes for a step that does not fit, or the error is a traceback."""
+
+    class Step:
+        abstract = None
+
+        def lower(self, *_):
+            return self
+
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1:\nRan out of memory in memory space vmem: 16.9M")
+
+    step = Step()
+    step.step = step
+    monkeypatch.setattr(fit, "training_program", lambda *_, **__: step)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
+        fit.compile_training(None, tiny(), 128, make_mesh(MeshConfig()), num_steps=1)
+    monkeypatch.setattr(aot, "aot", lambda _: step.compile())
+    monkeypatch.setattr("sys.argv", ["aot", "debug/gpt"])
+    with pytest.raises(RunError, match="refuses the step.*RESOURCE_EXHAUSTED: E1: Ran out"):
+        aot.main()
+
+
+def test_one_chip():
+    """v5e and v6e have machines of one chip; the others' smallest has two by two."""
+    assert len(topology_or_skip("v5e:1x1").devices()) == 1
+    with pytest.raises(InputError, match="even x even x any"):
+        topology("v5p:1x1x1").devices()
+
+
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_the_peak_is_found_by_what_jax_calls_the_chip(name):
+    """Fails when a run on a v5p, which JAX calls TPU v5, has no MFU."""
+    where = topology_or_skip(name)
+    kind = where.devices()[0].device_kind
+    assert kind == where.chip.kind and peak_of_kind(kind) == where.chip.peak_tflops
+
+
+def test_a_step_that_overflows_the_compilers_small_threads():
+    """Products of few elements: the compiler costs them by recursion. Fails, with the process, where its threads have
+    64 kB of stack."""
+    where = topology_or_skip("v6e:2x2")
+    sizes = {"num_layers": 3, "width": 8, "feed_forward_width": 32, "attention_dropout_rate": 0.1}
+    model = replace(tiny().model, dropout_rate=0.1, embedding_dropout_rate=0.1, **sizes)
+    config = replace(tiny(batch_size=128, length=64), model=model, execution=Execution(remat="dots", unroll=1))
+    mesh = make_mesh(config.mesh, where.devices())
+    assert fit.compile_training(make_pretraining(config, None), config, 64, mesh, num_steps=100).step is not None

@@ -13,9 +13,8 @@ from jaxlm.compiler.calibration import calibration
 from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.data.phases import Phase, phases
-from jaxlm.sharding import check_batch, make_mesh
-from jaxlm.training.abstract import with_vocabulary
-from jaxlm.training.config import PretrainConfig
+from jaxlm.sharding import make_mesh
+from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.fit import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.training.pretraining import make_pretraining
 
@@ -24,20 +23,26 @@ STEPS = 1_000_000  # of a run that is given in epochs, whose number only its sto
 log = logging.getLogger(__name__)
 
 
+def check(config: PretrainConfig, where: Topology) -> Mesh:
+    """Refuse, before anything is compiled, what cannot run there; the mesh."""
+    config.check()
+    mesh = make_mesh(config.mesh, where.devices())
+    check_batches(config, mesh)
+    _phases(config)
+    return mesh
+
+
 def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
     """The figures of each phase's step, that of the full length first. `micro_batches auto` is resolved.
 
     Where no number of micro-batches fits, the figures are those of the largest. Milliseconds, and what follows from
     them, are None for a step that the compiler refuses for want of memory.
     """
-    config = with_vocabulary(config)
-    config.check()
-    mesh = make_mesh(config.mesh, where.devices())
+    mesh = check(config, where)
     if config.micro_batches == "auto":
         most = replace(config, micro_batches=micro_batch_counts(config.batch_size, mesh)[-1])
         config = smallest_that_fits(config, mesh, lambda candidate: _fits(candidate, where)) or most
     assert config.micro_batches != "auto"
-    check_batch(config.batch_size, config.micro_batches, mesh)
     steps = _steps(config, where)
     shares = [
         (phase.end_step - phase.first_step) * config.batch_size * phase.length for phase in reversed(_phases(config))
@@ -57,7 +62,7 @@ def advice(config: PretrainConfig, where: Topology) -> dict[str, Any]:
 
     `tried`: each with its peak; `choice`: the fields of the one that fits and `report` its report, or None.
     """
-    config, tried = with_vocabulary(config), []
+    tried: list[dict[str, Any]] = []
     for change in _changes(config, make_mesh(config.mesh, where.devices()), where.slices):
         choice, candidate = " ".join(f"--{name} {value}" for name, value in change.items()), _changed(config, change)
         step, fits = _steps(candidate, where)[0], _fits(candidate, where)
