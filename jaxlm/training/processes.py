@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
+from jax._src import cloud_tpu_init  # whether this is a TPU VM has no public name
 from jax.experimental import multihost_utils
 
 from jaxlm.errors import EXIT_FAILED, InputError, one_line
@@ -46,7 +47,7 @@ def start_processes(config: DistributedConfig, *, saves: bool = True) -> None:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         with _giving_up(f"{config.num_processes} processes", f"{config.coordinator} (--distributed.coordinator)"):
             _join(config)
-    elif len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
+    elif _on_pod():
         with _giving_up("workers of the pod", "worker 0"):
             jax.distributed.initialize(initialization_timeout=2 * JOIN_WITHIN)
 
@@ -76,13 +77,30 @@ def _giving_up(who: str, where: str) -> Iterator[None]:
 def _join(config: DistributedConfig) -> None:
     try:
         jax.distributed.initialize(
-            config.coordinator, config.num_processes, config.process_id, initialization_timeout=2 * JOIN_WITHIN
+            config.coordinator,
+            config.num_processes,
+            config.process_id,
+            cluster_detection_method="deactivate",  # by Slurm's variables JAX would take one GPU of the machine
+            initialization_timeout=2 * JOIN_WITHIN,
         )
     except jax.errors.JaxRuntimeError as error:
         raise InputError(
             f"distributed.coordinator {config.coordinator}: process {config.process_id} cannot join there "
             f"({one_line(error)}); give all processes the same free port on the machine of process 0"
         ) from error
+
+
+def _on_pod() -> bool:
+    """Whether this is a worker of a Cloud TPU.
+
+    Google Kubernetes Engine names the workers in a variable. On a TPU VM the machine's metadata does, which JAX asks,
+    one host being a pod too; not where only CPUs are wanted.
+    """
+    if hosts := os.environ.get("TPU_WORKER_HOSTNAMES"):
+        return len(hosts.split(",")) > 1
+    asked = "TPU_SKIP_MDS_QUERY" not in os.environ  # JAX itself sets it where there is no chip
+    platforms = (jax.config.jax_platforms or "tpu").split(",")  # type: ignore[attr-defined]
+    return cloud_tpu_init.running_in_cloud_tpu_vm and asked and "tpu" in platforms
 
 
 def _check(config: DistributedConfig) -> None:
