@@ -34,8 +34,9 @@ fi
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 code=0
+# Where one process fails the others end by themselves; Slurm would kill those that end with 75 a moment later.
 # shellcheck disable=SC2016  # each process has its own SLURM_PROCID
-srun --kill-on-bad-exit=1 bash -c '
+srun --kill-on-bad-exit=0 bash -c '
   exec .venv/bin/python -m jaxlm.pretrain "$@" --distributed.coordinator '"$first:$port"' \
     --distributed.num-processes "$SLURM_NTASKS" --distributed.process-id "$SLURM_PROCID"
 ' worker "$@" || code=$?
