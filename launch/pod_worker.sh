@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# What launch/tpu_pod.sh does on each worker: launch/pod_worker.sh install|stage|start|follow|result|stop ...
+# What launch/tpu_pod.sh does on each worker: launch/pod_worker.sh install|stage|start|follow|result|status|stop ...
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'TEXT'
-usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB | result JOB | stop JOB
+usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB | result JOB |
+                            status JOB | stop JOB
 
 Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process, its files in ~/jaxlm-pod/jobs/JOB:
-pid, log, and exit once it has ended. SIGTERM to any one worker's process makes all of them save and stop.
+pid, command, log, and exit once it has ended. SIGTERM to any one worker's process makes all of them save and stop.
   install   Python 3.11 or later where there is none, and .venv for a TPU
   stage     copy a folder of gs:// to FOLDER in the home directory, what is there already excepted
-  start     run COMMAND in .venv, unless the job runs already
+  start     run COMMAND in .venv, unless it runs already; while the job runs another command or commit, that is refused
   follow    print the log's last lines and what follows until the job ends, then a line "exit CODE"
   result    the code of a job that ended, "running", or "none"
+  status    the result and the log's last line, for people
   stop      send SIGTERM to the job
 TEXT
 }
@@ -44,13 +46,16 @@ install() {
 }
 
 start() {
-  local job=$1 directory=$jobs/$1
+  local job=$1 directory=$jobs/$1 command
   shift
+  command=$(printf '%q ' "$PWD" "$@")
   if alive "$job"; then
+    [ "$command" = "$(cat "$directory/command")" ] || fail "$job runs another commit or command; stop it first: $(cat "$directory/command")"
     echo "$job runs already"
     return
   fi
   mkdir -p "$directory"
+  echo "$command" >"$directory/command"
   rm -f "$directory/exit" "$directory/pid" "$directory/stopped"
   # The runtime ends with SIGABRT when another worker is gone (128 + 6): that is a failure, 1.
   # shellcheck disable=SC2016  # expanded by the shell that is started
@@ -78,6 +83,10 @@ result() {
   fi
 }
 
+status() {
+  echo "$(hostname): $(result "$1"): $(tail -n 1 "$jobs/$1/log" 2>/dev/null)"
+}
+
 follow() {
   local directory=$jobs/$1
   [ -e "$directory/pid" ] || fail "no job $1 was started on this worker"
@@ -97,7 +106,7 @@ case "${1:-}" in
     mkdir -p "$HOME/$3"
     gcloud storage rsync --recursive "$2" "$HOME/$3"
     ;;
-  start | follow | result)
+  start | follow | result | status)
     "$@"
     ;;
   stop)

@@ -19,11 +19,12 @@ deletes the pod. It may itself be stopped and called again. Billing starts when 
   delete   give the pod back; the run stays in gs://
 
   --name, --zone, --project, --type, --run   as above; from $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
-                                             $JAXLM_POD_TYPE, $JAXLM_POD_RUN where not given. TYPE: v5litepod-16, v6e-64
+                                             $JAXLM_POD_TYPE, $JAXLM_POD_RUN where not given. TYPE: v5litepod-16 and
+                                             v6e-16 are 16 chips; v4-32 and v5p-32 too, they count cores
   --spot         cheaper, and taken away at any time; on demand unless given
   --reserved     from a reservation of the project
-  --slices N     N pods of TYPE as one (multislice)
-  --image IMAGE  the TPU runtime; chosen by TYPE unless given
+  --slices N     N pods of TYPE as one (multislice); to be said again for stop, status and logs
+  --image IMAGE  the TPU runtime; from $JAXLM_POD_IMAGE, or chosen by TYPE, where not given
   --keep         do not delete the pod when the run is complete
   --retries N    give up after N failures without a preemption between them (3)
   --dry-run      print every command and run none
@@ -41,18 +42,17 @@ say() { echo "$(date +%H:%M:%S) $*" >&2; }
 # Flags
 
 command=create
-case "${1:-}" in
-  create | stop | status | logs | delete)
-    command=$1
-    shift
-    ;;
-esac
 name=${JAXLM_POD_NAME:-} zone=${JAXLM_POD_ZONE:-} project=${JAXLM_POD_PROJECT:-}
 type=${JAXLM_POD_TYPE:-} run=${JAXLM_POD_RUN:-}
-image='' tier='on demand' slices=1 keep='' retries=3 dry=''
+image=${JAXLM_POD_IMAGE:-} tier='on demand' slices=1 keep='' retries=3 dry=''
 training=()
 while [ $# -gt 0 ]; do
   case "$1" in
+    create | stop | status | logs | delete)
+      command=$1
+      shift
+      ;;
+    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
     --name | --zone | --project | --type | --run | --image | --slices | --retries)
       [ $# -ge 2 ] || fail "$1: a value is missing"
       printf -v "${1#--}" '%s' "$2"
@@ -78,6 +78,35 @@ while [ $# -gt 0 ]; do
   esac
 done
 
+# What every worker would refuse, found before a pod is asked for. In `words` `--data.store=A` is two words.
+words=() stores=()
+check_training() {
+  local config=${training[0]} word flag=''
+  local file=configs/${config#configs/}
+  git cat-file -e "HEAD:$config" 2>/dev/null || git cat-file -e "HEAD:${file%.py}.py" 2>/dev/null ||
+    fail "config $config: it is not in the commit, which is what the workers get; name one that is, or commit it"
+  for word in "${training[@]}"; do
+    case "$word" in
+      --run | --run=*) fail "--run stands before --, and once" ;;
+      --data.store=* | --data.validation=*)
+        flag=${word%%=*}
+        words+=("$flag")
+        word=${word#*=}
+        ;;
+      --*) flag=$word ;;
+    esac
+    words+=("$word")
+    case "$flag" in
+      "$word") ;;
+      --data.store | --data.validation)
+        [[ $word =~ ^gs://[^/]+/.+ ]] || fail "$flag $word: gs://BUCKET/STORE, from where the workers copy it"
+        stores+=("$word")
+        ;;
+    esac
+  done
+  [[ " ${words[*]} " = *" --data.store "* ]] || fail "no --data.store after --: gs://BUCKET/STORE, from where the workers copy it"
+}
+
 for flag in name zone project; do
   [ -n "${!flag}" ] || fail "--$flag is not given, nor \$JAXLM_POD_${flag^^}"
 done
@@ -94,16 +123,20 @@ if [ "$command" = create ]; then
       v4-*) image=tpu-ubuntu2204-base ;;
       v5litepod-*) image=v2-alpha-tpuv5-lite ;;
       v5p-*) image=v2-alpha-tpuv5 ;;
+      v5e-*) fail "--type $type: it is called v5litepod-${type#*-}" ;;
       v6e-*) image=v2-alpha-tpuv6e ;;
       *) fail "--type $type: no runtime is known for it; name one with --image" ;;
     esac
   fi
   [ -z "$(git status --porcelain)" ] || fail "this checkout has changes that no commit holds; commit them, so that the run says what it ran"
+  check_training
 fi
 [ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is not on the PATH: install the Google Cloud CLI"
 
 # gcloud
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 nodes=("$name")
 if [ "$slices" -gt 1 ]; then
   nodes=()
@@ -134,22 +167,35 @@ on_all() {
   for node in "${nodes[@]}"; do on "$node" all "$@" || return; done
 }
 
-# The state of the request, or NONE where there is none: ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...
-state_of() {
-  gcloud compute tpus queued-resources describe "$name" "${place[@]}" --format 'value(state.state)' 2>/dev/null || echo NONE
+# described KIND NAME FORMAT: what gcloud says; NONE where there is no such thing, UNKNOWN where it cannot say.
+described() {
+  if gcloud compute tpus "$1" describe "$2" "${place[@]}" --format "$3" 2>"$scratch/said"; then
+    return
+  elif grep -q NOT_FOUND "$scratch/said"; then
+    echo NONE
+  else
+    echo UNKNOWN
+  fi
 }
+
+# The state of the request: ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...
+state_of() { described queued-resources "$name" 'value(state.state)'; }
 
 # The first state of a node that is not READY: PREEMPTED, TERMINATED ...; READY where all are.
 state_of_nodes() {
   local node found
   for node in "${nodes[@]}"; do
-    found=$(gcloud compute tpus tpu-vm describe "$node" "${place[@]}" --format 'value(state)' 2>/dev/null || echo NONE)
+    found=$(described tpu-vm "$node" 'value(state)')
     [ "$found" = READY ] || break
   done
   echo "$found"
 }
 
-give_back() { queued delete "$name" --quiet --force; }
+give_back() {
+  queued delete "$name" --quiet --force || {
+    code=1 fail "pod $name was not deleted (gcloud says why above): it may still cost money; launch/tpu_pod.sh delete"
+  }
+}
 
 request() {
   local flags=(--accelerator-type "$type" --runtime-version "$image")
@@ -163,9 +209,23 @@ request() {
   queued create "$name" "${flags[@]}"
 }
 
+# Refuse a pod of this name that is not what is asked for now. Two versions of the interface name the count differently.
+check_pod() {
+  local there count spec='tpu.nodeSpec[0]'
+  read -r there count <<<"$(described queued-resources "$name" \
+    "value($spec.node.acceleratorType,$spec.multisliceParams.nodeCount,$spec.multiNodeParams.nodeCount)")"
+  case "$there ${count:-1}" in
+    "$type $slices" | NONE* | UNKNOWN* | " "*) ;; # also where gcloud does not say
+    *) fail "pod $name is there with ${count:-1} x $there, not $slices x $type: delete it, or choose another --name" ;;
+  esac
+}
+
+poll=${JAXLM_POD_POLL:-30} # seconds
+known=''                   # whether gcloud ever said what the pod is
+
 # Ask for the pod where there is none, and wait until it is there.
 obtain() {
-  local state found last='' wait=${JAXLM_POD_POLL:-30}
+  local state found last=''
   if [ -n "$dry" ]; then
     request
     return
@@ -174,6 +234,11 @@ obtain() {
     state=$(state_of)
     [ "$state" = "$last" ] || say "pod $name: $state"
     last=$state
+    if [ "$state" = UNKNOWN ] && [ -z "$known" ]; then
+      code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
+    fi
+    [ -n "$known" ] || [ "$state" = NONE ] || check_pod
+    known=1
     case "$state" in
       NONE) request || code=1 fail "the request was refused (gcloud says why above): mend it, or ask for the quota" ;;
       ACTIVE)
@@ -182,49 +247,46 @@ obtain() {
           READY) return 0 ;;
           PREEMPTED | TERMINATED | STOPPED | NONE)
             say "pod $name: $found, so it is given back"
-            give_back
+            queued delete "$name" --quiet --force || true # it is looked at again
             ;;
         esac
         ;;
-      SUSPENDED | SUSPENDING) give_back ;;
+      SUSPENDED) queued delete "$name" --quiet --force || true ;;
       FAILED) code=1 fail "the request failed: gcloud compute tpus queued-resources describe $name ${place[*]} says why; delete it and try again" ;;
     esac
-    [ "$state" = NONE ] || sleep "$wait"
+    [ "$state" = NONE ] || sleep "$poll"
   done
 }
 
 # The run on the workers
 
-commit=$(git rev-parse HEAD)
+commit=$(git rev-parse HEAD 2>/dev/null) || fail "this is no checkout with a commit: clone the repository, so that the workers get one"
 home=jaxlm-pod/$commit
 worker=$home/launch/pod_worker.sh
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
 install() {
   local archive=$scratch/jaxlm.tar.gz node
-  act git archive --format tar.gz --output "$archive" "$commit"
+  act git archive --format tar.gz --output "$archive" "$commit" || return
   for node in "${nodes[@]}"; do
-    act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet
+    act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet || return
   done
-  on_all mkdir -p "$home"
-  on_all tar -xzf "jaxlm-$commit.tar.gz" -C "$home"
-  on_all "$worker" install
+  on_all mkdir -p "$home" &&
+    on_all tar -xzf "jaxlm-$commit.tar.gz" -C "$home" &&
+    on_all "$worker" install
 }
 
-# Copy each gs:// of the training command to the workers' disks, and start the command with the copies.
+# Copy the stores to the workers' disks, and start the command with the copies.
 start() {
-  local word folder words=()
-  for word in "${training[@]}"; do
-    if [[ $word = gs://* ]]; then
+  local word folder copied=()
+  for word in "${words[@]}"; do
+    if [[ " ${stores[*]} " = *" $word "* ]]; then
       folder=stores/$(basename "$word")-$(cksum <<<"$word" | cut -d ' ' -f 1)
       on_all "$worker" stage "$word" "jaxlm-pod/$folder" || return
       word=../$folder # the job runs in the checkout, beside stores/
     fi
-    words+=("$word")
+    copied+=("$word")
   done
-  on_all "$worker" start "$name" python -m jaxlm.pretrain "${words[@]}" --run "$run"
+  on_all "$worker" start "$name" python -m jaxlm.pretrain "${copied[@]}" --run "$run"
 }
 
 # What the workers' jobs are, by the one that decides: refused, running, failed, gone, stopped, complete.
@@ -244,14 +306,19 @@ follow() { on "${nodes[0]}" 0 "$worker" follow "$name" || true; }
 # One failure more; too many in a row end it.
 failed() {
   failures=$((failures + 1))
-  [ "$failures" -le "$retries" ] || code=1 fail "$1, $failures times; the pod is still there (logs, then delete)"
+  [ "$failures" -le "$retries" ] ||
+    code=1 fail "$1, $failures times; pod $name is still there and costs money (logs, then delete)"
 }
 
 create() {
   local result failures=0
   while :; do
     obtain
-    if ! { install && start; }; then # of a pod that was taken away too
+    result=0
+    { install && start; } || result=$?
+    if [ "$result" -eq 2 ]; then
+      fail "a worker refused its command (its last line says why); pod $name is still there and costs money"
+    elif [ "$result" -ne 0 ]; then # of a pod that was taken away too
       [ "$(state_of_nodes)" != READY ] || failed "the workers could not be set up"
       continue
     fi
@@ -260,6 +327,11 @@ create() {
       follow
       result=0
       [ -n "$dry" ] || result=$(results)
+      if [ "$result" = lost ] && [ "$(state_of_nodes)" = UNKNOWN ]; then
+        say "nothing is heard of pod $name: $(tail -n 1 "$scratch/said")"
+        result=running
+        sleep "$poll"
+      fi
     done
     case "$result" in
       0)
@@ -268,7 +340,7 @@ create() {
         [ -n "$keep" ] || give_back
         return
         ;;
-      2) fail "the training command was refused (its last line says why); the pod is still there (delete gives it back)" ;;
+      2) fail "the training command was refused (its last line says why); pod $name is still there and costs money (delete)" ;;
       75)
         if on "${nodes[0]}" 0 test -e "jaxlm-pod/jobs/$name/stopped" 2>/dev/null; then
           say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
@@ -277,28 +349,37 @@ create() {
         say "run $run was interrupted and saved"
         ;;
       *)
-        if [ "$(state_of_nodes)" = READY ]; then
-          failed "the run failed"
-        else
-          say "pod $name was taken away; the run goes on from its newest checkpoint"
-          failures=0
-        fi
+        case "$(state_of_nodes)" in
+          READY | UNKNOWN) failed "the run failed" ;;
+          *)
+            say "pod $name was taken away; the run goes on from its newest checkpoint"
+            failures=0
+            ;;
+        esac
         ;;
     esac
   done
 }
 
+if [ "$command" != create ] && [ -z "$dry" ]; then
+  state=$(state_of)
+  [ "$state" != NONE ] || code=1 fail "there is no pod $name in $zone of project $project"
+  [ "$state" != UNKNOWN ] || code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
+fi
+any_worker="set -- jaxlm-pod/*/launch/pod_worker.sh && \$1" # of whichever commit
 case "$command" in
   create) create ;;
   stop)
     on_all touch "jaxlm-pod/jobs/$name/stopped"
-    on "${nodes[0]}" 0 bash -c "for w in jaxlm-pod/*/launch/pod_worker.sh; do \$w stop $name; done"
+    on "${nodes[0]}" 0 bash -c "$any_worker stop $name"
     ;;
   status)
     if [ -z "$dry" ]; then
-      echo "pod $name: $(state_of), $(state_of_nodes)"
+      found=$(state_of_nodes)
+      echo "pod $name: $state, $found"
+      [ "$found" = READY ] || exit 0
     fi
-    on_all bash -c "tail -n 1 jaxlm-pod/jobs/$name/log; cat jaxlm-pod/jobs/$name/exit 2>/dev/null || echo running"
+    on_all bash -c "$any_worker status $name"
     ;;
   logs) on "${nodes[0]}" 0 cat "jaxlm-pod/jobs/$name/log" ;;
   delete) give_back ;;

@@ -32,9 +32,10 @@ class Cloud:
         (self.checkout / "launch" / "setup.sh").write_text(
             f"#!/usr/bin/env bash\nmkdir -p .venv/bin\ncp {STAND_IN / 'trainer.sh'} .venv/bin/python\necho $1 >.kind\n"
         )
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
-            identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-            subprocess.run(["git", *identity, *words], cwd=self.checkout, check=True)
+        (self.checkout / "configs" / "pretrain").mkdir(parents=True)
+        (self.checkout / "configs" / "pretrain" / "gpt1.py").touch()
+        subprocess.run(["git", "init", "-q"], cwd=self.checkout, check=True)
+        self.commit()
         programs = root / "programs"
         programs.mkdir()
         (programs / "gcloud").write_text(f'#!/usr/bin/env bash\nexec {sys.executable} {STAND_IN / "gcloud.py"} "$@"\n')
@@ -44,6 +45,13 @@ class Cloud:
             "STAND_IN": str(self.root),
             "JAXLM_POD_POLL": "0.1",
         }
+
+    def commit(self) -> None:
+        """Commit what is there, be it nothing new."""
+        subprocess.run(["git", "add", "-A"], cwd=self.checkout, check=True)
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        words = ["commit", "-qm", "one", "--allow-empty"]
+        subprocess.run(["git", *identity, *words], cwd=self.checkout, check=True)
 
     def plan(self, *lines: str) -> None:
         """What the trainer does, start by start."""
@@ -153,23 +161,105 @@ def test_input_that_is_refused_is_not_tried_again(cloud):
     assert len(cloud.trained()) == 2
 
 
-def test_stop_saves_and_leaves_the_pod(cloud):
-    cloud.plan("run", "complete")
+def running(cloud: Cloud) -> subprocess.Popen:
+    """A launcher that follows a run which is under way."""
     following = cloud.start(*FLAGS, *TRAINING)
     deadline = time.monotonic() + 60
     while len(list(cloud.root.glob("running-*"))) < 2:
         assert time.monotonic() < deadline and following.poll() is None
         time.sleep(0.05)
+    return following
+
+
+def test_stop_saves_and_leaves_the_pod(cloud):
+    cloud.plan("complete", "run", "complete")
+    assert cloud.run(*FLAGS, "--keep", *TRAINING)[0] == 0
+    assert cloud.run("status", *FLAGS)[1].count(": 0: step 1 of 2, complete") == 2
+    cloud.commit()  # the pod now has two
+    following = running(cloud)
     code, output, errors = cloud.run("status", *FLAGS)
-    assert code == 0 and "pod pod: ACTIVE, READY" in output and output.count("running") == 2, errors
+    assert code == 0 and "pod pod: ACTIVE, READY" in output and output.count(": running: step 1 of 2, run") == 2, errors
     assert cloud.run("stop", *FLAGS)[0] == 0
     (cloud.root / "signalled").touch()
     _, errors = following.communicate(timeout=60)
     assert following.returncode == 75 and "stopped and saved" in errors
+    assert (cloud.root / "terminated").read_text() == "worker-0\n", "a second signal would end it before it has saved"
     assert "stopped at step 1, saved" in cloud.run("logs", *FLAGS)[1]
     assert "delete" not in cloud.verbs()
     assert cloud.run(*FLAGS, *TRAINING)[0] == 0, "the same command goes on"
     assert cloud.verbs().count("create") == 1 and cloud.verbs()[-1] == "delete"
+
+
+def test_another_command_is_refused_while_one_runs(cloud):
+    cloud.plan("run")
+    following = running(cloud)
+    code, _, errors = cloud.run(*FLAGS, *TRAINING, "--seed", "1")
+    assert code == 2 and "pod runs another commit or command; stop it first:" in errors, errors
+    cloud.commit()
+    assert cloud.run(*FLAGS, *TRAINING)[0] == 2
+    assert len(cloud.trained()) == 2 and "delete" not in cloud.verbs()
+    cloud.run("stop", *FLAGS)
+    (cloud.root / "signalled").touch()
+    assert following.wait(60) == 75
+
+
+def test_only_stores_are_copied(cloud):
+    cloud.plan("complete")
+    words = (
+        "-- pretrain/gpt1 --data.store=gs://bucket/store --data.validation gs://bucket/store --start gs://bucket/run@5"
+    )
+    code, _, errors = cloud.run(*FLAGS, *words.split(), "--model.name", "a b;$HOME")
+    assert code == 0, errors
+    started = cloud.trained()[0]
+    assert " --data.store ../stores/store-" in started and " --data.validation ../stores/store-" in started
+    assert started.endswith(" --start gs://bucket/run@5 --model.name a b;$HOME --run gs://bucket/runs/one")
+
+
+def test_a_pod_of_which_nothing_is_heard_is_not_given_back(cloud):
+    """Neither when a launcher comes back to it, nor at the end of a run."""
+    cloud.plan("away", "complete")
+    (cloud.root / "away").write_text("tpu-vm 1")
+    code, _, errors = cloud.run(*FLAGS, "--keep", "--retries", "0", *TRAINING)
+    assert code == 0 and "nothing is heard of pod pod: ERROR: gcloud crashed" in errors, errors
+    assert len(cloud.trained()) == 2, "it was not started again"
+    (cloud.root / "away").write_text("tpu-vm 1")
+    assert cloud.run(*FLAGS, "--keep", *TRAINING)[0] == 0
+    assert cloud.verbs().count("create") == 1 and "delete" not in cloud.verbs()
+
+
+def test_a_cloud_that_cannot_be_reached_is_said_at_once(cloud):
+    for command in ("create", "status", "delete"):
+        (cloud.root / "away").write_text("queued-resources 1")
+        code, _, errors = cloud.run(command, *FLAGS, *TRAINING)
+        assert code == 1 and "gcloud cannot say what pod pod is: ERROR: gcloud crashed" in errors.splitlines()[-1]
+    code, _, errors = cloud.run("delete", *FLAGS)
+    assert code == 1 and "there is no pod pod in us-west4-a of project mine" in errors
+    assert cloud.verbs() == []
+
+
+def test_a_pod_that_could_not_be_deleted_is_said(cloud):
+    cloud.plan("complete")
+    assert cloud.run(*FLAGS, "--keep", *TRAINING)[0] == 0
+    (cloud.root / "pods" / "pod.nodes").unlink()  # a delete fails
+    code, _, errors = cloud.run("delete", *FLAGS)
+    assert code == 1 and "may still cost money" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("other", [["--slices", "2"], ["--type", "v5litepod-32"]])
+def test_a_pod_of_another_size_is_left_alone(cloud, other):
+    cloud.plan("complete")
+    assert cloud.run(*FLAGS, "--keep", *TRAINING)[0] == 0
+    code, _, errors = cloud.run(*FLAGS, *other, *TRAINING)
+    assert code == 2 and "pod pod is there with 1 x v5litepod-16, not" in errors.splitlines()[-1]
+    assert "delete" not in cloud.verbs() and len(cloud.trained()) == 2
+
+
+def test_flags_may_come_in_any_order_and_spelling_or_from_the_environment(cloud):
+    cloud.environment |= {"JAXLM_POD_IMAGE": "mine-1", "JAXLM_POD_ZONE": "us-east1-d", "JAXLM_POD_TYPE": "v9-8"}
+    words = "--zone=us-west4-a --name pod --run=gs://bucket/runs/one create --project mine --dry-run"
+    code, output, errors = cloud.run(*words.split(), *TRAINING)
+    assert code == 0, errors
+    assert "--accelerator-type v9-8 --runtime-version mine-1 --node-id pod --project mine --zone us-west4-a" in output
 
 
 def test_two_slices_are_one_run(cloud):
@@ -202,6 +292,15 @@ def test_a_dry_run_prints_and_runs_nothing(cloud):
         ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run runs/one -- c", "--run 'runs/one'"),
         ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run gs://b/r", "no CONFIG after --"),
         ("--name pod --zone us-west4-a --project q --type v9-8 --run gs://b/r -- c", "no runtime is known"),
+        ("--name pod --zone us-west4-a --project q --type v5e-16 --run gs://b/r -- c", "it is called v5litepod-16"),
+        (f"{' '.join(FLAGS)} -- pretrain/gtp1 --data.store gs://b/s", "config pretrain/gtp1: it is not in the commit"),
+        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.validation gs://b/s", "no --data.store after --"),
+        (
+            f"{' '.join(FLAGS)} -- configs/pretrain/gpt1.py --data.store gs://b/s stores/x",
+            "--data.store stores/x: gs://",
+        ),
+        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.validation=stores/x", "--data.validation stores/x: gs://"),
+        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.store gs://b/s --run=x", "--run stands before --, and once"),
         ("--name pod --spot --reserved", "take one of them"),
         ("--name pod pretrain/gpt1", "unknown argument 'pretrain/gpt1'"),
         ("--name", "--name: a value is missing"),

@@ -1,7 +1,8 @@
 """A stand-in for the Google Cloud CLI, for tests of launch/tpu_pod.sh: `gcloud.py ARGUMENTS`, its folder is $STAND_IN.
 
 It is no cloud. A pod is a file with its state, a worker a folder that is $HOME for the commands sent to it, a bucket a
-folder. calls.jsonl there records each call. It plays what the folder asks for: `refuse`, a quota that is exhausted.
+folder. calls.jsonl there records each call. It plays what the folder asks for: `refuse`, a quota that is exhausted;
+`away`, "KIND N": the next N calls of that kind (queued-resources or tpu-vm) do not reach the cloud.
 """
 
 import json
@@ -37,18 +38,33 @@ def queued_resources(verb: str, name: str, words: list[str]) -> int:
                 home.mkdir(parents=True)
             (PODS / node / "state").write_text("READY")
         state.write_text("ACTIVE")
+        (PODS / f"{name}.spec").write_text(f"{flag(words, '--accelerator-type')}\t{count or ''}\t")
         (PODS / f"{name}.nodes").write_text("\n".join(nodes))
         return 0
     if not state.exists():
-        print("ERROR: NOT_FOUND", file=sys.stderr)
-        return 1
+        return not_found()
     if verb == "describe":
-        print(state.read_text())
+        print((PODS / f"{name}.spec" if "nodeSpec" in str(flag(words, "--format")) else state).read_text())
     if verb == "delete":
         for node in (PODS / f"{name}.nodes").read_text().split():
             shutil.rmtree(PODS / node)
         state.unlink()
     return 0
+
+
+def not_found() -> int:
+    print("ERROR: (gcloud.compute.tpus) NOT_FOUND: Resource was not found", file=sys.stderr)
+    return 1
+
+
+def away(kind: str) -> bool:
+    file = ROOT / "away"
+    which, number = file.read_text().split() if file.exists() else ("", "0")
+    if which != kind or number == "0":
+        return False
+    file.write_text(f"{kind} {int(number) - 1}")
+    print("ERROR: gcloud crashed (TransportError): Unable to find the server", file=sys.stderr)
+    return True
 
 
 def tpu_vm(verb: str, words: list[str]) -> int:
@@ -58,6 +74,8 @@ def tpu_vm(verb: str, words: list[str]) -> int:
             shutil.copy(file, home / name)
         return 0
     node = words[0]
+    if not (PODS / node).exists():
+        return not_found()
     if verb == "describe":
         print((PODS / node / "state").read_text())
         return 0
@@ -77,6 +95,8 @@ def main(words: list[str]) -> int:
         shutil.copytree(BUCKETS / words[3].removeprefix("gs://"), words[4], dirs_exist_ok=True)
         return 0
     kind, verb = words[2], words[3]
+    if away(kind):
+        return 1
     return queued_resources(verb, words[4], words) if kind == "queued-resources" else tpu_vm(verb, words[4:])
 
 

@@ -16,12 +16,15 @@ case "$played" in
     [ "$(basename "$HOME")" != worker-1 ] || echo PREEMPTED >"$(dirname "$HOME")/state"
     sleep 60
     ;;
+  away)
+    echo "tpu-vm 4" >"$STAND_IN/away"
+    ;;
   run)
-    trap 'echo "stopped at step 1, saved"; exit 75' TERM
+    trap 'echo "$(basename "$HOME")" >>"$STAND_IN/terminated"' TERM
     touch "$STAND_IN/running-$(basename "$HOME")"
     # A signal to one worker leads all of them to save and end.
-    until [ -e "$STAND_IN/signalled" ]; do sleep 0.1; done &
-    wait $!
+    until [ -e "$STAND_IN/signalled" ]; do sleep 0.01; done
+    echo "stopped at step 1, saved"
     exit 75
     ;;
 esac
