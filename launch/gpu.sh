@@ -19,7 +19,7 @@ case "${1:-}" in
     usage
     exit 0
     ;;
-  prepare | pretrain | finetune | predict | evaluate | generate | show | convert | bench) ;;
+  prepare | pretrain | finetune | predict | evaluate | generate | show | convert | bench | doctor) ;;
   *)
     usage >&2
     echo "error: unknown command '${1:-}'" >&2

@@ -114,6 +114,15 @@ def test_setup_is_idempotent(copy, fake_python):
     assert asked("gpu") != []
 
 
+@pytest.mark.parametrize("command", ["pretrain", "doctor"])
+def test_gpu_runs_a_command(copy, command):
+    (copy / "launch" / "setup.sh").write_text("#!/usr/bin/env bash\necho $1 >&2\n")
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    (copy / ".venv" / "bin" / "python").symlink_to(shutil.which("echo"))
+    ran = run(copy / "launch" / "gpu.sh", command, "--field", "a b")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"-m jaxlm.{command} --field a b\n", "gpu\n")
+
+
 def test_setup_that_failed_is_tried_again(copy, fake_python):
     setup, log = copy / "launch" / "setup.sh", copy / "pip.log"
     (copy / "no-network").touch()
