@@ -14,6 +14,9 @@ import pytest
 from toy_processes import free_port
 from toy_runs import REPOSITORY
 
+from jaxlm.errors import InputError
+from jaxlm.training import processes
+
 PROGRAM = """
 import json, os, sys
 import jax
@@ -36,9 +39,9 @@ def start(*, without: list[str], flags: list, **environment: str) -> subprocess.
     return subprocess.Popen(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def said(processes: list[subprocess.Popen]) -> list:
-    ends = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), ends
+def said(started: list[subprocess.Popen]) -> list:
+    ends = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), ends
     return [json.loads(output) for output, _ in ends]
 
 
@@ -80,6 +83,11 @@ def test_the_workers_of_a_pod_join(request):
         for k, port in enumerate(server.server_port for server in servers)
     ]
     assert [end[:2] for end in said(found)] == [[2, 0], [2, 1]]
+
+
+def test_a_port_that_is_none_is_refused():
+    with pytest.raises(InputError, match="HOST:PORT of process 0"):
+        processes.start_processes(processes.DistributedConfig("localhost:99999", 2, 1))
 
 
 @pytest.mark.slow

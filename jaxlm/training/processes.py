@@ -105,7 +105,7 @@ def _on_pod() -> bool:
 
 def _check(config: DistributedConfig) -> None:
     host, _, port = (config.coordinator or "").rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"distributed.coordinator {config.coordinator}: HOST:PORT of process 0, 10.0.0.1:1234 say")
     if not 0 <= (config.process_id or 0) < (config.num_processes or 0):
         raise InputError(
