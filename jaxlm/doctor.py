@@ -3,10 +3,12 @@
 The first thing to run on a new pod, the same command on every worker. Looks at versions, devices and whether all of
 them add up, agreement of the processes, attention against a plain reference in float64, memory, disk, the compilation
 cache; with a config also at its batch on this mesh, its state's memory, and, if it names stores, at their checksums. No
-store is needed. A line a check: `ok`, `--` for what is worth knowing, `!!` for what is wrong, with the remedy. Exits
-with 0, or with 1 where something is wrong.
+store is needed. A line a check: `ok`, `--` for what is worth knowing, `!!` for what is wrong, with the remedy; of
+several processes the first says everything, each other one what is wrong with it. Exits with 0, or with 1 where
+something is wrong anywhere.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -16,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +26,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jax._src import hardware_utils  # the chips that the machine has, whatever JAX uses
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from packaging.requirements import Requirement
 
+from jaxlm.agreement import of_every_process
 from jaxlm.config import command_line
 from jaxlm.data.store import open_store
 from jaxlm.devices import peak_tflops, prepare_process
-from jaxlm.errors import InputError, run_command
+from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.nn.attention import Backend, attend
 from jaxlm.sharding import AXES, make_mesh, use_mesh
 from jaxlm.training.abstract import with_vocabulary
@@ -101,13 +105,25 @@ def devices() -> Iterator[Found]:
     """What there is, and whether its peak is known."""
     found = jax.devices()
     kind, platform = found[0].device_kind, found[0].platform
-    yield Found("devices", True, f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them here")
+    said = f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them here"
+    idle = _idle() if platform == "cpu" and "JAX_PLATFORMS" not in os.environ else None
+    remedy = (
+        f"{said}, and {idle}: launch/setup.sh {(idle or '')[-3:].lower()} (JAX_PLATFORMS=cpu says that it is meant so)"
+    )
+    yield Found("devices", idle is None, said if idle is None else remedy)
     if len({device.device_kind for device in found}) > 1:
         yield Found("devices", False, "they are of several kinds; the slowest decides: take machines of one kind")
     peak = peak_tflops()
     if platform != "cpu":
         known = f"{peak:g} TFLOP/s bfloat16 a device" if peak else f"{kind} is not in jaxlm/devices.py: no MFU is shown"
         yield Found("peak", True if peak else None, known)
+
+
+def _idle() -> str | None:
+    """What this machine has that JAX could use instead of its CPU."""
+    if hardware_utils.num_available_tpu_chips_and_device_id()[0]:
+        return "an idle TPU"
+    return "an idle GPU" if Path("/dev/nvidia0").exists() else None
 
 
 def processes() -> Iterator[Found]:
@@ -196,6 +212,10 @@ def machine() -> Iterator[Found]:
 
 def of_config(config: PretrainConfig) -> Iterator[Found]:
     """The config on this mesh: its batch, what its state takes here, its stores."""
+    if config.data.store and not config.model.vocab_size:
+        with contextlib.suppress(InputError):  # said below
+            vocabulary = open_store(config.data.store[0]).vocab_size
+            config = replace(config, model=replace(config.model, vocab_size=vocabulary))
     config = with_vocabulary(config)
     try:
         config.check()
@@ -224,7 +244,7 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
         yield Found("host memory", needed < memory, said if needed < memory else remedy)
     free, kept = shutil.disk_usage(".").free, (config.keep_newest + 1) * whole
     said = f"{config.keep_newest} checkpoints and one being written take {kept / GIB:.2f} GiB where --run lies"
-    yield Found("run", None if kept < free else False, said if kept < free else f"{said}; here are {free / GIB:.1f}")
+    yield Found("run", None, said if kept < free else f"{said}; here only {free / GIB:.1f} are free")
     for path in (*config.data.store, *config.data.validation):
         yield from _of_store(path)
 
@@ -264,19 +284,37 @@ def examine(config: PretrainConfig | None) -> list[Found]:
     ]
     if config is not None:
         checks.append(("config", functools.partial(of_config, config)))
-    found = []
+    found: list[Found] = []
     for name, check in checks:
         try:
             for one in check():
                 found.append(one)
-                if jax.process_index() == 0:
-                    print(one.line(), flush=True)
+                _say(one)
         except Exception as error:  # whatever a broken machine leads to
             reason = str(error).splitlines() or ["no message"]
-            one = Found(name, False, f"{type(error).__name__}: {reason[0]}")
-            found.append(one)
-            print(one.line(), flush=True)
+            found.append(Found(name, False, f"{type(error).__name__}: {reason[0]}"))
+            _say(found[-1])
     return found
+
+
+def _say(one: Found) -> None:
+    number = jax.process_index()
+    if number == 0 or one.good is False:
+        print(one.line() if number == 0 else f"{one.line()} (process {number})", flush=True)
+
+
+def _require_devices() -> None:
+    """RunError where JAX has none, after a word on the versions, which may be why."""
+    try:
+        jax.devices()
+    except Exception as error:  # of each platform another
+        for one in versions():
+            print(one.line(), flush=True)
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        raise RunError(
+            f"JAX cannot start its devices (JAX_PLATFORMS={asked}): {type(error).__name__}: {one_line(error)[:300]}; "
+            "launch/setup.sh gpu or tpu installs what they need, JAX_PLATFORMS=cpu does without them"
+        ) from error
 
 
 def main() -> None:
@@ -289,10 +327,15 @@ def main() -> None:
     start_processes(arguments.distributed, saves=False)
     prepare_process()
     with watching():
+        _require_devices()
         wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]
+        others = [number for number, (flag,) in enumerate(of_every_process(np.array([bool(wrong)]))) if flag and number]
         if jax.process_index() == 0:
-            print(f"{len(wrong)} of these must be mended" if wrong else "ready", flush=True)
-    sys.exit(1 if wrong else 0)
+            for number in others:
+                print(f"!!  process {number:<6} says what is wrong with it", flush=True)
+            count = len(wrong) + len(others)
+            print(f"{count} of these must be mended" if count else "ready", flush=True)
+    sys.exit(1 if wrong or others else 0)
 
 
 if __name__ == "__main__":

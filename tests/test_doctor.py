@@ -1,12 +1,18 @@
 """`jaxlm.doctor`: what it finds on a sound machine, and that each thing that is wrong is said and ends it with 1."""
 
+import contextlib
 import importlib.metadata
-import socket
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
 import toy_run
-from toy_runs import Process, run_here
+from toy_processes import free_port, joined
+from toy_runs import REPOSITORY, Process, run_here
 
 from jaxlm import doctor
 
@@ -72,16 +78,70 @@ def test_a_check_that_breaks_is_wrong_and_the_others_go_on(monkeypatch):
     assert lines(ended)["attention"][0].startswith("ok")
 
 
+def test_a_chip_that_is_not_used_is_said(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(doctor, "_idle", lambda: "an idle TPU")
+    ended = run_here("doctor")
+    assert ended.code == 1 and "8 of them here, and an idle TPU: launch/setup.sh tpu" in lines(ended)["devices"][0]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert run_here("doctor").code == 0
+
+
+def test_the_store_says_how_large_the_vocabulary_is(tmp_path, monkeypatch):
+    store = toy_run.toy_store(tmp_path / "store", toy_run.toy_tokenizer())
+    asked = []
+    monkeypatch.setattr(doctor, "make_pretraining", lambda config, _: asked.append(config.model.vocab_size) or 1 / 0)
+    run_here("doctor", "debug/gpt", "--data.store", store.path)
+    run_here("doctor", "debug/gpt")
+    assert asked == [store.vocab_size, 40478]
+
+
+def test_where_a_run_would_lie_is_not_known(monkeypatch):
+    """It may be at gs://, whatever the room is here."""
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=doctor.GIB + 1))
+    ended = run_here("doctor", "pretrain/gpt1")
+    assert ended.code == 0 and lines(ended)["run"][0].endswith("here only 1.0 are free")
+
+
+@pytest.mark.slow
+def test_a_device_that_does_not_start_is_one_line(tmp_path):
+    environment = os.environ | {"JAX_PLATFORMS": "tpu", "TPU_SKIP_MDS_QUERY": "1", "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run([sys.executable, "-m", "jaxlm.doctor"], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stdout.startswith("ok  versions")
+    assert ended.stderr.splitlines()[-1].startswith("failed: JAX cannot start its devices (JAX_PLATFORMS=tpu): ")
+    assert "Traceback" not in ended.stderr
+
+
+def joined_in(folder: Path, number: int, port: int, *arguments) -> Process:
+    """One of two processes of four devices each, in a folder of its own."""
+    with contextlib.chdir(folder):
+        return Process("doctor", "debug/gpt", *joined(port, 2, number), *arguments, log=folder / "log", devices=4)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_one_process_is_said_by_all(tmp_path):
+    """Each has its own copy of the store."""
+    port, processes = free_port(), []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        store = toy_run.toy_store(tmp_path / str(number) / "store", toy_run.toy_tokenizer())
+        if number:
+            (store.path / "tokens.bin").write_bytes(b"")
+        processes.append(joined_in(tmp_path / str(number), number, port, "--data.store", "store"))
+    ended = [process.ended() for process in processes]
+    assert [one.code for one in ended] == [1, 1], ended
+    assert (
+        lines(ended[0])["process 1"] == ["!! says what is wrong with it"] and "ok store:" in lines(ended[0])["store"][0]
+    )
+    assert [line[:9] for line in ended[1].output.splitlines() if line.endswith("(process 1)")] == ["!!  store"]
+
+
 @pytest.mark.slow
 def test_a_process_with_another_command_is_named(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
-    several = ["--distributed.coordinator", address, "--distributed.num-processes", 2, "--distributed.process-id"]
-    processes = [
-        Process("doctor", "debug/gpt", *several, k, *(["--seed", 1] if k else []), log=tmp_path / f"log-{k}", devices=4)
-        for k in range(2)
-    ]
+    port, processes = free_port(), []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        processes.append(joined_in(tmp_path / str(number), number, port, *(["--seed", 1] if number else [])))
     ended = [process.ended() for process in processes]
     found = lines(ended[0])
     assert found["devices"] == ["ok 8 x cpu (cpu), 4 of them here"] and found["interconnect"] == ["ok 8 devices add up"]
