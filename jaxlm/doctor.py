@@ -106,9 +106,9 @@ def devices() -> Iterator[Found]:
     found = jax.devices()
     kind, platform = found[0].device_kind, found[0].platform
     said = f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them here"
-    idle = _idle() if platform == "cpu" and "JAX_PLATFORMS" not in os.environ else None
+    idle = _idle() if platform == "cpu" else None
     remedy = (
-        f"{said}, and {idle}: launch/setup.sh {(idle or '')[-3:].lower()} (JAX_PLATFORMS=cpu says that it is meant so)"
+        f"{said}, and {idle}: launch/setup.sh gpu or tpu installs what it needs (JAX_PLATFORMS=cpu does without it)"
     )
     yield Found("devices", idle is None, said if idle is None else remedy)
     if len({device.device_kind for device in found}) > 1:
@@ -120,7 +120,10 @@ def devices() -> Iterator[Found]:
 
 
 def _idle() -> str | None:
-    """What this machine has that JAX could use instead of its CPU."""
+    """What is there, or was asked for, instead of the CPU."""
+    asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if asked:
+        return None if asked == "cpu" else f"none of JAX_PLATFORMS={asked}"
     if hardware_utils.num_available_tpu_chips_and_device_id()[0]:
         return "an idle TPU"
     return "an idle GPU" if Path("/dev/nvidia0").exists() else None

@@ -80,9 +80,12 @@ def test_a_check_that_breaks_is_wrong_and_the_others_go_on(monkeypatch):
 
 def test_a_chip_that_is_not_used_is_said(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(doctor, "_idle", lambda: "an idle TPU")
+    monkeypatch.setattr(doctor.hardware_utils, "num_available_tpu_chips_and_device_id", lambda: (4, None))
     ended = run_here("doctor")
-    assert ended.code == 1 and "8 of them here, and an idle TPU: launch/setup.sh tpu" in lines(ended)["devices"][0]
+    assert ended.code == 1 and "8 of them here, and an idle TPU: launch/setup.sh" in lines(ended)["devices"][0]
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")  # as launch/gpu.sh does
+    ended = run_here("doctor")
+    assert ended.code == 1 and "8 of them here, and none of JAX_PLATFORMS=cuda" in lines(ended)["devices"][0]
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert run_here("doctor").code == 0
 
@@ -110,6 +113,11 @@ def test_a_device_that_does_not_start_is_one_line(tmp_path):
     assert ended.returncode == 1 and ended.stdout.startswith("ok  versions")
     assert ended.stderr.splitlines()[-1].startswith("failed: JAX cannot start its devices (JAX_PLATFORMS=tpu): ")
     assert "Traceback" not in ended.stderr
+    words = [sys.executable, "-m", "jaxlm.pretrain", "debug/gpt", "--run", tmp_path / "run", "--data.store", "none"]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
+    said = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 1 and said.startswith("failed: Unable to initialize backend 'tpu'"), ended
+    assert said.endswith("jaxlm.doctor says more") and "Traceback" not in ended.stderr
 
 
 def joined_in(folder: Path, number: int, port: int, *arguments) -> Process:
