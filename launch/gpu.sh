@@ -31,4 +31,8 @@ export JAX_PLATFORMS=cuda,cpu
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
 command=$1
 shift
+if [ "$command" != doctor ] && ! .venv/bin/python -c 'import jax; jax.devices("cuda")' >/dev/null 2>&1; then
+  echo "error: JAX finds no GPU that it can use here: launch/gpu.sh doctor says more" >&2
+  exit 2
+fi
 exec .venv/bin/python -m "jaxlm.$command" "$@"

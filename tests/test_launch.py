@@ -121,6 +121,10 @@ def test_gpu_runs_a_command(copy, command):
     (copy / ".venv" / "bin" / "python").symlink_to(shutil.which("echo"))
     ran = run(copy / "launch" / "gpu.sh", command, "--field", "a b")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"-m jaxlm.{command} --field a b\n", "gpu\n")
+    (copy / ".venv" / "bin" / "python").unlink()
+    (copy / ".venv" / "bin" / "python").symlink_to(shutil.which("false"))
+    ran = run(copy / "launch" / "gpu.sh", "pretrain")
+    assert ran.returncode == 2 and "error: JAX finds no GPU" in ran.stderr.splitlines()[-1]
 
 
 def test_setup_that_failed_is_tried_again(copy, fake_python):
