@@ -336,6 +336,30 @@ def test_storage_that_is_away_is_no_damage_and_no_empty_run(tmp_path, monkeypatc
     assert reading.steps() == [1]
 
 
+def http_error(code: int) -> Exception:
+    error = type("HttpError", (Exception,), {"__module__": "gcsfs.retry"})(f"said {code}")
+    error.code = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionResetError("reset"), RunError),
+        (type("ClientConnectorDNSError", (OSError,), {"__module__": "aiohttp.client_exceptions"})(), RunError),
+        (http_error(503), RunError),
+        (http_error(400), InputError),
+        (OSError("Forbidden"), InputError),
+        (FileNotFoundError("bucket"), InputError),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_another_try_may_mend_is_no_wrong_input(error, kind):
+    """The launcher of a pod tries a failure again, and a refusal not."""
+    with pytest.raises(kind, match="cannot be reached"), Mirror("file:///nowhere/run").reached():
+        raise error
+
+
 def test_a_folder_that_was_made_in_a_bucket_beforehand_is_empty():
     """The console makes an object for it, which etils lists as if it were in itself; a run `one` in `one` is there."""
     ghost, inside, file = (

@@ -80,13 +80,13 @@ class Mirror:
 
     @contextlib.contextmanager
     def reached(self, kind: type[Exception] = InputError) -> Iterator[None]:
-        """Errors of the storage, whose kinds are many, as one line."""
+        """Errors of the storage, whose kinds are many, as one line; a RunError where another try may do."""
         try:
             yield
         except (InputError, RunError):
             raise
         except Exception as error:
-            raise kind(
+            raise (RunError if _is_away(error) else kind)(
                 f"{self.url} cannot be reached: {type(error).__name__}: {failure_reason(error)}; look at its name and "
                 "at your access to it, then give the same command again"
             ) from error
@@ -94,6 +94,14 @@ class Mirror:
     def _files(self) -> list[Path]:
         files = (file for file in self.path.rglob("*") if file.is_file() and file.name != LOCK)
         return sorted(files, key=lambda file: file.stat().st_mtime_ns)
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the storage, or the way there, is down: its name and the access to it may well be right."""
+    client = type(error).__module__.partition(".")[0]
+    code = getattr(error, "code", None)  # of gcsfs's errors
+    down = isinstance(code, int) and (code == 429 or code >= 500)
+    return down or client == "aiohttp" or isinstance(error, ConnectionError | TimeoutError)
 
 
 def _root(url: str) -> epath.Path:
