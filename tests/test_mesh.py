@@ -1,5 +1,6 @@
 """Meshes of eight devices: where each shard lies, and that losses are those of one device."""
 
+import functools
 import logging
 from dataclasses import replace
 
@@ -220,9 +221,9 @@ def test_a_constraint_does_what_it_says_under_the_mesh_alone():
     cut = jax.jit(lambda x: constrain(x * 2, ("batch", "feed_forward")))
     with use_mesh(mesh_of((2, 2, 2))):
         assert cut(ones).sharding.spec == P(("data", "fsdp"), "tensor")
-        assert jax.jit(lambda x: gathered(x, np.float32, ("width", "feed_forward")))(ones).sharding.spec == P(
-            None, "tensor"
-        )
+        whole = functools.partial(jax.jit(gathered, static_argnums=(1, 2)), ones, np.float32)
+        assert whole(("width", "feed_forward")).sharding.spec == P(None, "tensor")
+        assert whole(("feed_forward_in", "whole_width")).sharding.spec == P("tensor")
     assert len(jax.jit(lambda x: constrain(x * 2, ("batch", "feed_forward")))(ones).sharding.device_set) == 1
 
 

@@ -181,7 +181,7 @@ class Embeddings(nn.Module):
             x_BLD = x_BLD + jnp.einsum("bly,yd->bld", one_hot_BLY, types_YD, precision="highest")
         x_BLD = LayerNorm(config.norm_eps, name="norm")(x_BLD)
         x_BLD = dropout(x_BLD, config.embedding_dropout_rate, self.make_rng("dropout") if train else None)
-        return constrain(x_BLD, ("batch", "length", "gathered")), tokens_VD
+        return constrain(x_BLD, ("batch", "length", "whole_width")), tokens_VD
 
 
 class Block(nn.Module):
@@ -202,7 +202,7 @@ class Block(nn.Module):
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
             x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
-        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
+        x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
         return x_BLD, x_BLD if keep else None
 
 

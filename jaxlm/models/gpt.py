@@ -170,7 +170,7 @@ class Embeddings(nn.Module):
             tokens_VD = jnp.concatenate([tokens_VD, positions_PD])
         else:
             x_BLD = dropout(x_BLD, rate, fold(key, 2))
-        return constrain(x_BLD, ("batch", "length", "gathered")), tokens_VD
+        return constrain(x_BLD, ("batch", "length", "whole_width")), tokens_VD
 
 
 class Block(nn.Module):
@@ -193,7 +193,7 @@ class Block(nn.Module):
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
             x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
-        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
+        x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
         return x_BLD, (cache, x_BLD if keep else None)
 
 
@@ -215,7 +215,7 @@ class PreNormBlock(nn.Module):
         n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
         m_BLD = FeedForward(config, self.execution, name="feed_forward")(n_BLD)
         x_BLD = x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
-        x_BLD = constrain(x_BLD, ("batch", "length", "gathered"))
+        x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
         return x_BLD, (cache, x_BLD if keep else None)
 
 
