@@ -1,6 +1,10 @@
 """Shared fixtures. All tests run on a CPU that plays eight devices."""
 
 import os
+import signal
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs beside it; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time.
