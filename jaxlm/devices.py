@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jax
 
+from jaxlm.errors import RunError, one_line
+
 # TFLOP/s a device as JAX counts devices, by a part of `device_kind`. The first entry that occurs in the name counts.
 PEAK_TFLOPS = (
     ("TPU v6", 918.0),  # Cloud TPU documentation, v6e (Trillium)
@@ -65,10 +67,21 @@ def peak_memory_gib(device: jax.Device | None = None) -> float | None:
 
 
 def prepare_process() -> None:
-    """What a command does before its first computation."""
+    """What a command does before its first computation, and after the processes joined: this starts the devices.
+
+    RunError where they do not start.
+    """
     enable_compilation_cache()
-    if sys.platform == "linux":  # whatever the devices: to ask for them would start them, before jax.distributed
+    if sys.platform == "linux":
         keep_memory()
+    try:
+        jax.devices()
+    except Exception as error:  # of each platform another
+        raise RunError(
+            f"JAX cannot start its devices (JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}): "
+            f"{type(error).__name__}: {one_line(error)[:300]}; launch/setup.sh gpu or tpu installs what they need, "
+            "JAX_PLATFORMS=cpu does without them, python -m jaxlm.doctor says more"
+        ) from error
 
 
 def keep_memory() -> None:

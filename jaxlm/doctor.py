@@ -35,7 +35,7 @@ from jaxlm.agreement import of_every_process
 from jaxlm.config import command_line
 from jaxlm.data.store import open_store
 from jaxlm.devices import peak_tflops, prepare_process
-from jaxlm.errors import InputError, RunError, one_line, run_command
+from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.nn.attention import Backend, attend
 from jaxlm.sharding import AXES, make_mesh, use_mesh
 from jaxlm.training.abstract import with_vocabulary
@@ -306,20 +306,6 @@ def _say(one: Found) -> None:
         print(one.line() if number == 0 else f"{one.line()} (process {number})", flush=True)
 
 
-def _require_devices() -> None:
-    """RunError where JAX has none, after a word on the versions, which may be why."""
-    try:
-        jax.devices()
-    except Exception as error:  # of each platform another
-        for one in versions():
-            print(one.line(), flush=True)
-        asked = os.environ.get("JAX_PLATFORMS", "")
-        raise RunError(
-            f"JAX cannot start its devices (JAX_PLATFORMS={asked}): {type(error).__name__}: {one_line(error)[:300]}; "
-            "launch/setup.sh gpu or tpu installs what they need, JAX_PLATFORMS=cpu does without them"
-        ) from error
-
-
 def main() -> None:
     """The command."""
     arguments: Any
@@ -328,9 +314,13 @@ def main() -> None:
     else:
         arguments, _ = command_line(Arguments, program="doctor", description=__doc__)
     start_processes(arguments.distributed, saves=False)
-    prepare_process()
     with watching():
-        _require_devices()
+        try:
+            prepare_process()
+        except RunError:  # for which the versions may be the reason
+            for one in versions():
+                print(one.line(), flush=True)
+            raise
         wrong = [one for one in examine(getattr(arguments, "settings", None)) if one.good is False]
         others = [number for number, (flag,) in enumerate(of_every_process(np.array([bool(wrong)]))) if flag and number]
         if jax.process_index() == 0:

@@ -40,7 +40,6 @@ def main() -> None:
     kind: Any = Command  # a union: one subcommand each
     arguments, _ = command_line(kind, program="evaluate", description=__doc__)
     start_processes(arguments.distributed, saves=False)
-    prepare_process()
     commands: dict[type, Callable[[Any], dict[str, Any]]] = {
         Perplexity: evaluate_perplexity,
         OnTask: evaluate_task,
@@ -50,6 +49,7 @@ def main() -> None:
         Activations: evaluate_activations,
     }
     with watching():
+        prepare_process()
         say(figures_json(commands[type(arguments)](arguments)))
 
 

@@ -283,9 +283,9 @@ def _table(task: Task, summary: dict[str, Any]) -> list[str]:
 def main() -> None:
     """The command."""
     arguments, given = command_line(Arguments, FinetuneConfig, program="finetune", description=__doc__)
-    prepare_process()
     start_processes(arguments.distributed)
     with watching():
+        prepare_process()
         try:
             finetune(arguments, given)
         except Exception as error:

@@ -332,9 +332,9 @@ def _profiled(arguments: Arguments) -> tuple[int, int] | None:
 def main() -> None:
     """The command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="pretrain", description=__doc__)
-    prepare_process()
     start_processes(arguments.distributed)
     with watching():
+        prepare_process()
         try:
             pretrain(arguments, given)
         except Exception as error:

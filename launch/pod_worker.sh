@@ -10,7 +10,7 @@ usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ..
 
 Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process, its files in ~/jaxlm-pod/jobs/JOB:
 pid, command, log, and exit once it has ended. SIGTERM to any one worker's process makes all of them save and stop.
-  install   Python 3.11 or later where there is none, and .venv for a TPU
+  install   Python 3.11 where there is none, and .venv for a TPU
   stage     copy a folder of gs:// to FOLDER in the home directory, what is there already excepted
   start     run COMMAND in .venv, unless it runs already; while the job runs another command or commit, that is refused
   follow    print the log's last lines and what follows until the job ends, then a line "exit CODE"

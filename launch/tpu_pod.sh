@@ -93,16 +93,16 @@ check_training() {
         words+=("$flag")
         word=${word#*=}
         ;;
-      --*) flag=$word ;;
-    esac
-    words+=("$word")
-    case "$flag" in
-      "$word") ;;
-      --data.store | --data.validation)
-        [[ $word =~ ^gs://[^/]+/.+ ]] || fail "$flag $word: gs://BUCKET/STORE, from where the workers copy it"
-        stores+=("$word")
+      --*)
+        flag=$word
+        words+=("$word")
+        continue
         ;;
     esac
+    words+=("$word")
+    [[ $flag =~ ^--data\.(store|validation)$ ]] || continue
+    [[ $word =~ ^gs://[^/]+/.+ ]] || fail "$flag $word: gs://BUCKET/STORE, from where the workers copy it"
+    stores+=("$word")
   done
   [[ " ${words[*]} " = *" --data.store "* ]] || fail "no --data.store after --: gs://BUCKET/STORE, from where the workers copy it"
 }

@@ -116,8 +116,11 @@ def test_a_device_that_does_not_start_is_one_line(tmp_path):
     words = [sys.executable, "-m", "jaxlm.pretrain", "debug/gpt", "--run", tmp_path / "run", "--data.store", "none"]
     ended = subprocess.run(words, env=environment, capture_output=True, text=True)
     said = ended.stderr.splitlines()[-1]
-    assert ended.returncode == 1 and said.startswith("failed: Unable to initialize backend 'tpu'"), ended
-    assert said.endswith("jaxlm.doctor says more") and "Traceback" not in ended.stderr
+    assert ended.returncode == 1 and said.startswith("failed: JAX cannot start its devices (JAX_PLATFORMS=tpu): "), (
+        ended
+    )
+    assert "Unable to initialize backend 'tpu'" in said and "Traceback" not in ended.stderr
+    assert said.endswith("jaxlm.doctor says more")
 
 
 def joined_in(folder: Path, number: int, port: int, *arguments) -> Process:

@@ -224,7 +224,7 @@ class Attention(nn.Module):
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
         q_BHLK, k_BHLK, v_BHLK = (
-            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], ("width", "heads", "head_width"), self.execution)
+            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], names_in[:1] + names_in[2:], self.execution)
             for part in range(3)
         )
         a_BHLK = attend(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.errors import RunError, Stopped, one_line
+from jaxlm.errors import RunError, Stopped
 from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import NotFinite, Recorder
 from jaxlm.training.state import TrainState
@@ -127,10 +127,8 @@ class Profile:
 
 
 def explain_failure(error: Exception) -> Exception:
-    """A RunError of one line for what a user can mend: devices, their memory, a full disk; else the error itself."""
+    """A RunError of one line for what a user can mend: memory of the device, a full disk; else the error itself."""
     text = str(error)
-    if text.startswith("Unable to initialize backend"):  # JAX's, and no error of a kind of its own
-        return RunError(f"{one_line(text)[:300]}: python -m jaxlm.doctor says more")
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text:
         return RunError(
             "out of device memory: raise --micro-batches, set --execution.remat dots or full, raise "
