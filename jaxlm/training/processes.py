@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import jax
 from jax._src import cloud_tpu_init  # whether this is a TPU VM has no public name
 from jax.experimental import multihost_utils
 
-from jaxlm.errors import EXIT_FAILED, InputError, one_line
+from jaxlm.errors import EXIT_FAILED, InputError
 
 log = logging.getLogger(__name__)
 
@@ -75,18 +76,28 @@ def _giving_up(who: str, where: str) -> Iterator[None]:
 
 
 def _join(config: DistributedConfig) -> None:
+    if config.process_id == 0:
+        _check_free(config.coordinator)
+    jax.distributed.initialize(
+        config.coordinator,
+        config.num_processes,
+        config.process_id,
+        cluster_detection_method="deactivate",  # by Slurm's variables JAX would take one GPU of the machine
+        initialization_timeout=2 * JOIN_WITHIN,
+    )
+
+
+def _check_free(coordinator: str | None) -> None:
+    """InputError where something listens at the port: the runtime may die of that by a signal."""
+    port = int((coordinator or "").rpartition(":")[2])
+    both = socket.has_dualstack_ipv6()
     try:
-        jax.distributed.initialize(
-            config.coordinator,
-            config.num_processes,
-            config.process_id,
-            cluster_detection_method="deactivate",  # by Slurm's variables JAX would take one GPU of the machine
-            initialization_timeout=2 * JOIN_WITHIN,
-        )
-    except jax.errors.JaxRuntimeError as error:
+        family = socket.AF_INET6 if both else socket.AF_INET
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError as error:
         raise InputError(
-            f"distributed.coordinator {config.coordinator}: process {config.process_id} cannot join there "
-            f"({one_line(error)}); give all processes the same free port on the machine of process 0"
+            f"distributed.coordinator {coordinator}: process 0 cannot join there ({error}); give all processes the same "
+            "free port on the machine of process 0"
         ) from error
 
 
