@@ -96,7 +96,7 @@ def _check_free(coordinator: str | None) -> None:
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OSError as error:
         raise InputError(
-            f"distributed.coordinator {coordinator}: process 0 cannot join there ({error}); give all processes the same "
+            f"distributed.coordinator {coordinator}: process 0 cannot join there ({error}); give all the same "
             "free port on the machine of process 0"
         ) from error
 
