@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from jaxlm.errors import RunError
 from jaxlm.output import sync_directory
+from jaxlm.reading import parse_json
 
 _REDRAW_SECONDS = 0.1  # the fastest a terminal line is redrawn
 _PLAIN_SECONDS = 10.0  # the time between two plain lines of a Progress
@@ -117,7 +118,7 @@ class MetricsLog:
             step = _step_of(line)
             if step is None:
                 torn += 1
-            elif not self._scope.items() <= json.loads(line).items():
+            elif not self._scope.items() <= parse_json(line).items():
                 kept.append(line)
             elif resume_step is None or step > resume_step:
                 beyond += 1
@@ -141,7 +142,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     with Path(path).open("rb") as file:
         for line in file:
             if _step_of(line) is not None:
-                yield {name: _restored(value) for name, value in json.loads(line).items()}
+                yield {name: _restored(value) for name, value in parse_json(line).items()}
 
 
 @dataclass(frozen=True)
@@ -411,7 +412,7 @@ def _step_of(line: bytes) -> int | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        step = json.loads(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return None
     return step if isinstance(step, int) else None

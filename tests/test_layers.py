@@ -15,7 +15,16 @@ MAX_LINES = 500
 
 # The floors of the house, by the longest name that matches. A module imports from its own floor or from below.
 FLOORS = {
-    0: ["jaxlm", "jaxlm.errors", "jaxlm.config", "jaxlm.batch", "jaxlm.logs", "jaxlm.devices", "jaxlm.output"],
+    0: [
+        "jaxlm",
+        "jaxlm.errors",
+        "jaxlm.config",
+        "jaxlm.batch",
+        "jaxlm.logs",
+        "jaxlm.devices",
+        "jaxlm.output",
+        "jaxlm.reading",
+    ],
     1: ["jaxlm.nn", "jaxlm.text"],
     2: ["jaxlm.models"],
     3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.sharding", "jaxlm.data"],

@@ -8,13 +8,13 @@ and slices that meet share no document and lose none.
 import codecs
 import gzip
 import io
-import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 
 Errors = Literal["strict", "replace"]
 Fragments = Iterator[tuple[str, bool]]
@@ -116,11 +116,9 @@ def read_jsonl(
             text = _decoded(path, start, line, errors)
             text = text.removeprefix(_BOM) if start == 0 else text
             try:
-                record = json.loads(text)
+                record = parse_json(text)
             except ValueError as error:
                 raise InputError(f"{_place(path, begin, number)} is not JSON ({error})") from error
-            except RecursionError as error:
-                raise InputError(f"{_place(path, begin, number)} is nested too deeply") from error
             if not isinstance(record, dict):
                 raise InputError(f"{_place(path, begin, number)} is not a JSON object with a field {field!r}")
             if field not in record:

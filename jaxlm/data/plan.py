@@ -11,6 +11,7 @@ from typing import Any
 from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path, write_atomic
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.text import tokenizer_from_spec
 
 # What the arguments were before they could be given.
@@ -63,7 +64,7 @@ def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
     """Whether work on the same plan was begun before; InputError where it was another plan."""
     file = partial / "plan.json"
     try:
-        begun = json.loads(file.read_bytes())
+        begun = parse_json(file.read_bytes())
     except (FileNotFoundError, ValueError):
         write_atomic(file, json.dumps(plan).encode())
         return False

@@ -25,6 +25,7 @@ from jaxlm.data.sentences import Borders, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Source, Unit, read_unit
 from jaxlm.data.store import token_dtype, write_atomic
 from jaxlm.errors import InputError, RunError
+from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer, load_tokenizer
 
 # Texts are encoded in blocks of about this many characters where the tokenizer allows it: libraries slow down on longer
@@ -130,7 +131,7 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
 def find_shard(job: Job, number: int) -> Shard | None:
     """The shard of that number where it is whole, else None."""
     try:
-        return Shard(**json.loads((job.shards / f"{number}.json").read_bytes()))
+        return Shard(**parse_json((job.shards / f"{number}.json").read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer, load_tokenizer
 
 FORMAT = "jaxlm token store"
@@ -134,7 +135,7 @@ def open_store(path: str | Path) -> Store:
             raise InputError(f"{path} is not finished: run the same jaxlm.prepare command again, it continues")
         raise InputError(f"{path} is not a token store: make one with python -m jaxlm.prepare --output {path}")
     try:
-        description = json.loads((path / DESCRIPTION).read_bytes())
+        description = parse_json((path / DESCRIPTION).read_bytes())
         if description["format"] != FORMAT:
             raise ValueError(f"format {description['format']!r}")
         version, fingerprint = description["version"], description["fingerprint"]

@@ -27,6 +27,7 @@ from jaxlm.data.store import (
     write_atomic,
 )
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer
 
 # Items copied at a time from a mapped shard.
@@ -81,7 +82,7 @@ class StoreWriter:
         self._counts = np.zeros(tokenizer.size, np.int64)
         self.state: dict[str, Any] = {"parts": 0, "tokens": 0, "documents": 0, "sections": []}
         if self._state_file.exists():
-            self.state = json.loads(self._state_file.read_bytes())
+            self.state = parse_json(self._state_file.read_bytes())
             self._counts[:] = np.fromfile(self._counts_file(), "<i8")
         self._tokens = _open_at(self._store / "tokens.bin", self.state["tokens"] * self.dtype.itemsize)
         self._starts = _open_at(self._store / "document_starts.bin", self.state["documents"] * 8)

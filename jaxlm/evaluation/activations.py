@@ -1,6 +1,5 @@
 """What a model gives for some ids, layer by layer, for another program to compare."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.output import whole_file
+from jaxlm.reading import parse_json, read_regular
 from jaxlm.training.loaded import load_run
 from jaxlm.training.processes import DistributedConfig
 
@@ -46,7 +46,7 @@ class IdRows(NamedTuple):
 def read_ids(file: Path, model: GPTConfig | BertConfig) -> IdRows:
     """`{"ids": [[…], …], "segments": [[…], …]}`. InputError names the row that does not fit the model."""
     try:
-        values = json.loads(file.read_bytes())
+        values = parse_json(read_regular(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or "ids" not in values or set(values) - {"ids", "segments"}:

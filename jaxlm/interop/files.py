@@ -1,23 +1,25 @@
 """The small files of a published model, and what all of them together are."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
+from jaxlm.reading import open_regular, parse_json, read_regular
 
 
 def read_json(file: Path) -> Any:
     """The values of a JSON file. InputError, one line, where it is missing or damaged."""
     try:
-        return json.loads(file.read_bytes())
+        return parse_json(read_regular(file))
     except FileNotFoundError:
         raise InputError(
             f"{file.parent}: no {file.name} there; give the directory of a whole published model"
         ) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}); download it again") from error
+    except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}); download it again") from error
 
 
@@ -25,7 +27,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """`read_json` of a file that must hold an object."""
     values = read_json(file)
     if not isinstance(values, dict):
-        raise InputError(f"{file} is no JSON object; download it again")
+        raise InputError(f"{file} is not a JSON object; download it again")
     return values
 
 
@@ -33,7 +35,7 @@ def files_fingerprint(files: Iterable[Path]) -> str:
     """SHA-256 over the contents of files, in their order."""
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             while block := stream.read(1 << 24):
                 digest.update(block)
     return digest.hexdigest()

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -93,7 +94,7 @@ class TensorFiles:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        names = json.loads(index.read_bytes())["weight_map"]
+        names = parse_json(index.read_bytes())["weight_map"]
         if not names or not all(isinstance(file, str) and "/" not in file for file in names.values()):
             raise ValueError("weight_map must give each tensor the name of a file beside it")
         return names

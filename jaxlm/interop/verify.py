@@ -1,7 +1,6 @@
 """A converted model against another program: the largest difference in each layer, on real sentences, in float32."""
 
 import importlib.util
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError, RunError
+from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer
 
 TOLERANCE = 1e-4
@@ -40,7 +40,7 @@ def verify(
         ids = _ids(tokenizer, vocab_size, longest)
         theirs, with_whom = _of_transformers(directory, architecture, ids), "transformers"
     elif (directory / IDS).is_file() and (directory / REFERENCE).is_file():
-        ids = json.loads((directory / IDS).read_bytes())["ids"]
+        ids = parse_json((directory / IDS).read_bytes())["ids"]
         with np.load(directory / REFERENCE, allow_pickle=False) as file:
             theirs, with_whom = {name: file[name] for name in file.files}, REFERENCE
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 
 Errors = Literal["strict", "replace"]
 
@@ -129,11 +130,9 @@ def json_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[int
             yield number, None
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
             raise InputError(f"{name} line {number}: not JSON ({error}); write one object a line") from None
-        except RecursionError:
-            raise InputError(f"{name} line {number}: JSON nested too deeply; write one object a line") from None
         if not isinstance(value, dict):
             raise InputError(f"{name} line {number}: JSON, but not an object; write one object a line")
         if "\\u" in line:

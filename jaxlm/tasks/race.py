@@ -5,12 +5,12 @@ for both schools together (by question) and apart. A question may hold a blank `
 put there, as in common ports; GPT-1 reads article, question, delimiter, option.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
 from jaxlm.tasks.files import numbered_lines, open_input
 from jaxlm.tasks.task import Columns, Example, Split, Task
@@ -33,7 +33,7 @@ def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
             with open_input(file) as stream:
                 text = "\n".join(line for _, line in numbered_lines(stream, str(file)))
             try:
-                passage = json.loads(text)
+                passage = parse_json(text)
             except ValueError as error:
                 raise InputError(f"{file}: not JSON ({error}); each file is one JSON object") from None
             examples += _questions(passage, school, str(file), labelled)

@@ -8,12 +8,12 @@ an answer are never read. A user's rows are JSON lines with `context`, `question
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.examples import SpanExample, Split
 from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input
@@ -116,7 +116,7 @@ def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterato
     with open_input(path) as stream:
         text = "\n".join(line for _, line in numbered_lines(stream, str(path), errors))
     try:
-        articles = json.loads(text)["data"]
+        articles = parse_json(text)["data"]
         for article, paragraph in ((a, p) for a in articles for p in a["paragraphs"]):
             context = paragraph["context"]
             for qa in paragraph["qas"]:

@@ -3,13 +3,13 @@
 Every text is kept exactly: 256 byte symbols and their merges spell anything. Id 50256, <|endoftext|>, ends documents.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.text.tokenizer import Tokenizer, cut_before_white_space, library_offsets, read_file
 
 VOCABULARY_FILE = "encoder.json"
@@ -60,7 +60,7 @@ class GPT2Tokenizer(Tokenizer):
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
     """piece -> id of a JSON vocabulary; InputError where it is not one."""
     try:
-        ids = json.loads(content)
+        ids = parse_json(content)
     except ValueError as error:
         raise InputError(f"{name}: the vocabulary is not JSON ({error})") from error
     if not isinstance(ids, dict) or not ids or not all(isinstance(i, int) for i in ids.values()):

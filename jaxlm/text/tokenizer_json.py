@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.text.tokenizer import ROLES, Tokenizer, cut_before_white_space, library_offsets, read_file, roles_by_spelling
 from jaxlm.text.wordpiece import cuts_between_words
 
@@ -102,7 +103,7 @@ def _named_roles(directory: Path) -> dict[str, str] | None:
         if not path.exists():
             continue
         try:
-            named = json.loads(path.read_bytes())
+            named = parse_json(path.read_bytes())
         except ValueError as error:
             raise InputError(f"{path} is not JSON ({error})") from error
         if name == ROLES_FILE:

@@ -1,7 +1,6 @@
 """A run that is read, not trained: its config, parameters and tokenizer, for every command that uses a model."""
 
 import dataclasses
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
+from jaxlm.reading import parse_json
 from jaxlm.sharding import MeshConfig, make_mesh, state_shardings
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
@@ -131,7 +131,7 @@ def saved_task(run: RunDirectory) -> Task:
     """What a fine-tuning run was trained on, with its label mapping."""
     file = run.path / "task.json"
     try:
-        return Task.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return Task.from_json(parse_json(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 

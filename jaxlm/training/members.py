@@ -21,6 +21,7 @@ from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json
+from jaxlm.reading import parse_json
 from jaxlm.sharding import host_rows, to_devices
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
@@ -88,7 +89,7 @@ def member_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] |
 
     def read() -> dict[str, Any] | None:
         file = run.path / member_directory(seed, rate) / "result.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        return parse_json(file.read_text(encoding="utf-8")) if file.exists() else None
 
     return first_process_decides(read)
 

@@ -35,6 +35,7 @@ from etils import epath
 from jaxlm.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
+from jaxlm.reading import parse_json
 from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class RunDirectory:
         """The saved config. InputError when this is no run directory or config.json is damaged."""
         file = self.path / "config.json"
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            return parse_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"{self.name} is no run directory: it has no config.json; give the --run of one") from None
         except (OSError, ValueError) as error:
@@ -150,7 +151,7 @@ class RunDirectory:
         starts = []
         for line in lines:
             try:
-                starts.append(json.loads(line))
+                starts.append(parse_json(line))
             except ValueError:  # a start that was killed while it wrote
                 continue
         return starts

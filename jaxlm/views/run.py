@@ -1,6 +1,5 @@
 """A run: how far it is, how good, how it was started."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.errors import InputError
 from jaxlm.logs import read_metrics
+from jaxlm.reading import parse_json
 from jaxlm.text import load_tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.loaded import run_config
@@ -98,6 +98,6 @@ def _results_lines(path: Path) -> Iterator[str]:
 def from_file(path: Path) -> Any:
     """A JSON file of a run. InputError where it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}; put it back from a copy") from error

@@ -1,0 +1,39 @@
+"""Bounded reading of files that somebody else wrote: JSON of any nesting, regular files of a limited size.
+
+What is refused is a ValueError or an OSError, which whoever reads a file catches for damaged and missing files anyway.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# The largest file that is read whole: the vocabulary with the most pieces, of a million, has some tens of MB.
+LARGEST = 1 << 28
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. ValueError where it is damaged, not UTF-8, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file. OSError for anything else: reading a device or a pipe may wait forever, or never end."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: Path, largest: int = LARGEST) -> bytes:
+    """Return the content of a regular file. OSError for anything else, and above `largest` bytes."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > largest:
+            raise OSError(errno.EFBIG, f"larger than {largest:,} bytes", str(path))
+        return file.read()

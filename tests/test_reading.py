@@ -1,0 +1,77 @@
+"""Files of other programs are read within bounds: nested JSON, pipes and devices, absurd sizes.
+
+Fails when one of them ends in a traceback, is waited for, or is read without end.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxlm.data.files import read_jsonl
+from jaxlm.data.store import open_store
+from jaxlm.errors import InputError
+from jaxlm.evaluation.activations import read_ids
+from jaxlm.interop.files import read_object
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.reading import open_regular, parse_json, read_regular
+from jaxlm.tasks import TASKS
+from jaxlm.tasks.race import read_race
+from jaxlm.tasks.squad import read_questions
+from jaxlm.text.bpe import read_vocabulary
+from jaxlm.training.loaded import saved_task
+from jaxlm.training.run import RunDirectory
+from jaxlm.views.run import from_file
+
+NESTED = "[" * 1_000_000
+
+
+def _race(path: Path):
+    (path / "high").mkdir()
+    (path / "high" / "1.txt").write_text(NESTED)
+    return read_race(path, TASKS["race"], labelled=True)
+
+
+READERS = {
+    "config.json": read_object,
+    "ids.json": lambda file: read_ids(file, GPTConfig()),
+    "description.json": lambda file: open_store(file.parent),
+    "rows.jsonl": lambda file: list(read_jsonl(file, "text")),
+    "dev.json": lambda file: read_questions(file, TASKS["squad"], labelled=True),
+    "RACE": lambda file: _race(file.parent),
+    "encoder.json": lambda file: read_vocabulary(file.read_bytes(), str(file)),
+    "task.json": lambda file: saved_task(RunDirectory(file.parent)),
+    "results.json": from_file,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nested_json_is_refused_by_name(tmp_path, name):
+    """Fails on 2968321: seven of the nine readers end in a RecursionError."""
+    (tmp_path / name).write_text(NESTED)
+    with pytest.raises(InputError, match=r"nested too deeply") as found:
+        READERS[name](tmp_path / name)
+    assert "\n" not in str(found.value)
+
+
+def test_pipes_and_devices_are_not_read(tmp_path):
+    """Fails on 2968321: a pipe as config.json is waited for, and /dev/zero read until the memory ends."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(InputError, match=r"config.json cannot be read \(not a regular file\)"):
+        read_object(tmp_path / "config.json")
+    for file in (tmp_path / "config.json", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(file)
+
+
+def test_a_file_larger_than_the_limit_is_not_read(tmp_path):
+    file = tmp_path / "big.json"
+    file.write_text(json.dumps([1] * 10))
+    assert parse_json(read_regular(file)) == [1] * 10
+    with pytest.raises(OSError, match="larger than 20 bytes"):
+        read_regular(file, 20)
+    with file.open("wb") as hole:  # no blocks on the disk
+        hole.truncate(1 << 40)
+    with pytest.raises(InputError, match="larger than"):
+        read_object(file)
