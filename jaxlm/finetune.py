@@ -215,6 +215,8 @@ def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
     merit = lambda run: run[task.selects][task.metric]  # noqa: E731
     rate = max(by_rate, key=lambda rate: float(np.mean([merit(run) for run in by_rate[rate]])))
     summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
+    if task.positive is not None:
+        summary["positive"] = task.positive
     parts = [part for part, value in results[0].items() if isinstance(value, dict)]
     for part in parts:
         names = results[0][part]
@@ -269,7 +271,7 @@ def _table(task: Task, summary: dict[str, Any]) -> list[str]:
     count = sum(run["learning_rate"] == summary["learning_rate"] for run in summary["runs"])
     lines = [
         f"{summary['task']}: {count} seed(s), rate {summary['learning_rate']:g}, selected by {summary['metric']} on "
-        f"{task.selects}"
+        f"{task.selects}" + (f"; f1 of the label {task.positive!r}" if task.positive is not None else "")
     ]
     parts = [part for part in summary["runs"][0] if part in summary and isinstance(summary[part], dict)]
     width = max(5, *(len(part) for part in parts))

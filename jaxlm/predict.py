@@ -32,6 +32,8 @@ log = logging.getLogger("jaxlm.predict")
 
 ROWS_AT_A_TIME = 1024  # of a file; sorted by length among themselves, so that little padding is computed
 
+TABLE_SUFFIXES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")  # of files that cannot hold JSON lines
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -43,7 +45,7 @@ class Arguments:
     """TSV with a header, CSV or JSONL, with the columns the task was trained on; - reads TSV or JSONL from standard
     input."""
     output: Path | None = None
-    """Where to write; standard output unless given."""
+    """Where to write the JSON lines; standard output unless given."""
     batch_size: int = 32
     errors: Literal["strict", "replace"] = "strict"
     """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
@@ -54,6 +56,10 @@ def predict(arguments: Arguments) -> int:
     """Label all rows; returns how many there were."""
     if arguments.batch_size < 1:
         raise InputError(f"--batch-size {arguments.batch_size}: a number above 0")
+    if arguments.output is not None and arguments.output.suffix.lower() in TABLE_SUFFIXES:
+        raise InputError(
+            f"--output must be a file of JSON lines, got {arguments.output}; name it {arguments.output.stem}.jsonl"
+        )
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     task, config, network = run.tuned("predict")

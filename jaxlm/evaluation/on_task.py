@@ -55,9 +55,11 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
         f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
         f"read, {len(split.dropped)} dropped, {encoded.truncated} cut to {limit} tokens",
         *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
+        *([] if task.positive is None else [f"  f1 is that of the label {task.positive!r}"]),
     )
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
-    return found | figures | counts
+    positive = {} if task.positive is None else {"positive": task.positive}
+    return found | positive | figures | counts
 
 
 def label_of(example: Any) -> Any:

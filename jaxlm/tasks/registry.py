@@ -173,8 +173,8 @@ def hold_out(train: Split, seed: int, share: float = HELD_OUT_SHARE) -> tuple[Sp
     dev = tuple(example for row, example in enumerate(train.examples) if row in chosen)
     rest = tuple(example for row, example in enumerate(train.examples) if row not in chosen)
     sentence = (
-        f"dev: {len(dev)} of the {len(train.examples)} train rows ({share:.0%}) are held out by seed {seed}, "
-        f"rows with the same {_KEYS.get(type(train.examples[0]), 'texts')} on one side"
+        f"dev: {len(dev)} of the {len(train.examples)} train rows ({len(dev) / len(train.examples):.0%}) are held out "
+        f"by seed {seed}, rows with the same {_KEYS.get(type(train.examples[0]), 'texts')} on one side"
     )
     held = Split(dev, len(dev), (), _empty_fields(dev))
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence

@@ -108,6 +108,13 @@ class Task:
         return 2 if self.kind == "span" else 1
 
     @property
+    def positive(self) -> str | None:
+        """The label whose F1 a classification of two labels reports, the second one; None where there is no such F1."""
+        return (
+            self.labels[1] if self.kind == "classification" and len(self.labels) == 2 and "f1" in self.metrics else None
+        )
+
+    @property
     def num_sequences(self) -> int:
         """Token sequences an example becomes in a decoder; see `sequences_for`."""
         return self.sequences_for("gpt")
