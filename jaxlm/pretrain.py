@@ -14,13 +14,13 @@ import tyro
 
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line, load_config
-from jaxlm.data.chunks import CHUNKS_VERSION
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at, batches, describe_rows, validation_batches, validation_pairs
-from jaxlm.data.pairs import PAIRS_VERSION, Pairs, pair_figures
+from jaxlm.data.pairs import Pairs, pair_figures
 from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases
-from jaxlm.data.rows import ORDER_VERSION, rows_per_epoch
+from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import Store, open_store
+from jaxlm.data.versions import DataVersions
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import MetricsLog
@@ -41,6 +41,7 @@ from jaxlm.training.start import (
     fresh_parts,
     model_of_source,
     open_source,
+    pinned_versions,
     resume,
     with_parameters,
 )
@@ -83,6 +84,8 @@ class Plan:
     phases: tuple[Phase, ...]
     rows_an_epoch: tuple[int, ...]
     """Of each phase."""
+    versions: DataVersions
+    """Of a run that goes on, those it began with."""
 
 
 def plan(arguments: Arguments, given: set[str]) -> Plan:
@@ -110,36 +113,37 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         if arguments.verify_stores:
             store.verify()
     config.check()
+    state_of = arguments.start if arguments.start_with == "state" else None
+    versions = pinned_versions(arguments.run, state_of)
     num_steps = config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
             raise InputError("neither num_steps nor num_epochs is given: give one of them")
-        num_steps = _steps_of(config, stores)
+        num_steps = _steps_of(config, stores, versions)
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
-    rows = tuple(sum(rows_per_epoch(stores, config.data, phase.length)) for phase in found)
+    rows = tuple(sum(rows_per_epoch(stores, config.data, phase.length, versions)) for phase in found)
     if config.data.layout == "pairs":  # refused now, if there is nothing to make pairs of, not after a run has begun
-        validation_pairs(validation, config.data, length=config.length, batch_size=1)
-    return Plan(config, num_steps, stores, validation, source, found, rows)
+        validation_pairs(validation, config.data, length=config.length, batch_size=1, versions=versions)
+    return Plan(config, num_steps, stores, validation, source, found, rows, versions)
 
 
-def _steps_of(config: PretrainConfig, stores: tuple[Store, ...]) -> int:
+def _steps_of(config: PretrainConfig, stores: tuple[Store, ...], versions: DataVersions) -> int:
     """The steps of num_epochs passes; where the length changes on the way, the passes of its phases together."""
     assert config.num_epochs is not None
     passes = 0.0  # of one step
     for phase in phases(config.data, length=config.length, num_steps=1_000_000):
         share = (phase.end_step - phase.first_step) / 1_000_000
-        passes += share * config.batch_size / sum(rows_per_epoch(stores, config.data, phase.length))
+        passes += share * config.batch_size / sum(rows_per_epoch(stores, config.data, phase.length, versions))
     return max(1, math.ceil(config.num_epochs / passes - 1e-9))
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:
     """What the run's data is, wherever it lies."""
-    pairs = plan.config.data.layout == "pairs"
     return {
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],
-        "data_order": [ORDER_VERSION, CHUNKS_VERSION, PAIRS_VERSION] if pairs else ORDER_VERSION,
+        "data_order": plan.versions.recorded(plan.config.data.layout),
     }
 
 
@@ -199,6 +203,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             seed=config.seed,
             num_steps=num_steps,
             batch_size=config.batch_size,
+            versions=planned.versions,
         )
         my_rows = host_rows(config.batch_size, mesh)
         host_batches = batches(rows, batch_size=config.batch_size, host_rows=my_rows, first_step=first_step)
@@ -264,7 +269,14 @@ def _evaluator(
     config, rows, stores = planned.config, host_rows(batch_size, mesh), planned.validation
     held_out: Sequence[Any]
     if config.data.layout == "pairs":
-        held_out = validation_pairs(stores, config.data, length=config.length, batch_size=batch_size, host_rows=rows)
+        held_out = validation_pairs(
+            stores,
+            config.data,
+            length=config.length,
+            batch_size=batch_size,
+            host_rows=rows,
+            versions=planned.versions,
+        )
     else:
         held_out = validation_batches(stores, length=config.length, batch_size=batch_size, host_rows=rows)
 

@@ -20,11 +20,11 @@ def some_lengths(seed: int, documents: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 513])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_pair_is_in_exactly_one_row(length, seed):
+@pytest.mark.parametrize(("seed", "begun"), [(0, False), (1, False), (1, True)])
+def test_every_pair_is_in_exactly_one_row(length, seed, begun):
     lengths = some_lengths(seed, 300)
-    plan = PackingPlan(starts_of(lengths), length)
-    seen = [np.zeros(max(n - 1, 0), int) for n in lengths]
+    plan = PackingPlan(starts_of(lengths), length, begun=begun)
+    seen = [np.zeros(max(n - (not begun), 0), int) for n in lengths]
     for row in range(plan.rows):
         pieces = plan.row(row)
         assert 1 <= sum(piece.slots for piece in pieces) <= length
@@ -49,12 +49,13 @@ def test_every_pair_is_in_exactly_one_row(length, seed):
     ],
 )
 def test_small_plans(lengths, length, rows):
-    assert PackingPlan(starts_of(lengths), length).rows == rows
+    assert PackingPlan(starts_of(lengths), length, begun=False).rows == rows
+    assert PackingPlan(starts_of([n - 1 for n in lengths if n]), length, begun=True).rows == rows
 
 
 def test_rows_are_nearly_full():
     """On lengths like real ones at most 0.2 % of the slots are padding (first come, first served leaves about 8 %)."""
-    plan = PackingPlan(starts_of(some_lengths(0, 100_000)), 512)
+    plan = PackingPlan(starts_of(some_lengths(0, 100_000)), 512, begun=False)
     assert plan.pairs / (plan.rows * 512) > 0.998
     assert len(plan.row(0)) >= 1
 
@@ -86,9 +87,9 @@ def test_number_of_patterns_does_not_grow_with_the_documents():
 
 def test_blocks_do_not_show(monkeypatch):
     starts = starts_of(some_lengths(4, 500))
-    whole = PackingPlan(starts, 64)
+    whole = PackingPlan(starts, 64, begun=False)
     monkeypatch.setattr(packing, "_BLOCK", 17)
-    in_blocks = PackingPlan(starts, 64)
+    in_blocks = PackingPlan(starts, 64, begun=False)
     assert whole.rows == in_blocks.rows
     assert [whole.row(row) for row in range(whole.rows)] == [in_blocks.row(row) for row in range(whole.rows)]
 
@@ -98,7 +99,7 @@ def test_memory_is_bounded_by_the_number_of_documents():
     documents = 1_500_000
     starts = starts_of(np.full(documents, 40))
     tracemalloc.start()
-    plan = PackingPlan(starts, 512)
+    plan = PackingPlan(starts, 512, begun=False)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert plan.rows == -(-documents // (512 // 39))

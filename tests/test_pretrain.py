@@ -18,6 +18,7 @@ from toy_runs import (
     assert_one_line,
     checkpoints,
     checksums,
+    copy_at,
     make_stores,
     metrics,
     newest_step,
@@ -28,10 +29,11 @@ from toy_runs import (
 )
 
 from jaxlm.data.store import open_store
+from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.logs import read_metrics
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training import compiled
+from jaxlm.training import compiled, start
 
 STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", 5)
 
@@ -131,11 +133,30 @@ def test_epochs_become_steps_of_the_store(stores, tmp_path):
     assert config["num_epochs"] == 0.02
 
 
-def test_packed_rows_and_two_stores_by_weight(stores, tmp_path):
-    flags = ("--data.layout", "packed", "--data.weights", 3, 1, "--num-steps", 2)
-    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *flags, "--data.store", *stores))
+def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp_path, monkeypatch):
+    """One that 2968321 made, data_order 1, resumed and forked; a new one has the rows of today, of two stores."""
+    flags = ("--data.layout", "packed", "--data.weights", 3, 1, "--num-steps", 5, "--data.store", *stores)
+    arguments = pretrain_arguments(tmp_path / "run", stores, *STEADY, *flags, "--checkpoint-every", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "CURRENT", DataVersions(packed=1))
+        assert run_here("pretrain", *arguments).code == 0
+    run, fork = copy_at(tmp_path / "run", 3, tmp_path / "copy"), tmp_path / "fork"
+    ended = run_here("pretrain", *arguments, "--run", run)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    ended = run_here("pretrain", *arguments, "--run", fork, "--start", f"{run}@3", "--start-with", "state")
     assert ended.code == 0, ended.errors
-    assert len(json.loads((tmp_path / "run" / "config.json").read_text())["fingerprints"]["stores"]) == 2
+    whole = metrics(tmp_path / "run")
+    assert metrics(run) == whole and metrics(fork) == {step: whole[step] for step in (4, 5)}
+    assert run_here("pretrain", *arguments, "--run", tmp_path / "new", "--num-steps", 1).code == 0
+    assert metrics(tmp_path / "new")[1] != whole[1]
+    for name, order in (("run", 1), ("copy", 1), ("fork", 1), ("new", 2)):
+        prints = json.loads((tmp_path / name / "config.json").read_text())["fingerprints"]
+        assert prints["data_order"] == order and len(prints["stores"]) == 2
+    config = json.loads((run / "config.json").read_text())
+    config["fingerprints"]["data_order"] = 3
+    (run / "config.json").write_text(json.dumps(config))
+    ended = run_here("pretrain", *arguments, "--run", run)
+    assert_one_line(ended, 2, "data_order must be at most 2 for data.layout packed, got 3")
 
 
 def test_a_loss_that_is_not_finite_saves_the_state_before_it_and_names_the_rows(stores, tmp_path):

@@ -19,9 +19,6 @@ from jaxlm.data.packing import Bins
 from jaxlm.data.store import Section, Store
 from jaxlm.errors import InputError
 
-# It changes when the same store may give other chunks or rows.
-CHUNKS_VERSION = 1
-
 # CLS, SEP and SEP of a pair.
 SPECIALS = 3
 # A pair has a token of each side at least.
@@ -30,6 +27,7 @@ SHORTEST = 2
 STRETCH = 1 << 16
 _BLOCK_DOCUMENTS = 1 << 20
 _BLOCK_TOKENS = 1 << 28
+_VERSION = 1  # of the hash that draws short targets; `DataVersions.chunks`
 
 
 class ChunkOptions(NamedTuple):
@@ -128,7 +126,7 @@ def short_targets(keys: np.ndarray, capacity: int, share: float) -> tuple[np.nda
 
     keys: what it is drawn by: where the chunk begins, or its document's number. A hash, so the same in any order.
     """
-    bits = _hash(keys.astype(np.uint64) ^ np.uint64(CHUNKS_VERSION << 56))
+    bits = _hash(keys.astype(np.uint64) ^ np.uint64(_VERSION << 56))
     short = (bits >> np.uint64(32)) < np.uint64(round(share * 2**32))
     drawn = SHORTEST + (((bits & np.uint64(0xFFFFFFFF)) * np.uint64(capacity - SHORTEST + 1)) >> np.uint64(32))
     return np.where(short, drawn.astype(np.int64), capacity), short

@@ -19,6 +19,7 @@ from jaxlm.data.pairs import Pairs, empty_pairs
 from jaxlm.data.phases import PhasedRows
 from jaxlm.data.rows import TrainingRows, empty_batch
 from jaxlm.data.store import Store
+from jaxlm.data.versions import CURRENT, DataVersions
 
 _THREADS = 2
 _VALIDATION_SEED = 0
@@ -150,11 +151,17 @@ class ValidationPairs(_Validation[PairBatch]):
     """
 
     def __init__(
-        self, stores: Sequence[Store], data: DataConfig, length: int, batch_size: int, host_rows: np.ndarray | None
+        self,
+        stores: Sequence[Store],
+        data: DataConfig,
+        length: int,
+        batch_size: int,
+        host_rows: np.ndarray | None,
+        versions: DataVersions,
     ):
         sections = [(store, section) for store in stores for section in store.sections]
         self._sources = [
-            Pairs(store, section, data, length=length, seed=_VALIDATION_SEED, number=number)
+            Pairs(store, section, data, length=length, seed=_VALIDATION_SEED, number=number, versions=versions)
             for number, (store, section) in enumerate(sections)
         ]
         self._length = length
@@ -176,9 +183,10 @@ def validation_pairs(
     length: int,
     batch_size: int,
     host_rows: np.ndarray | None = None,
+    versions: DataVersions = CURRENT,
 ) -> ValidationPairs:
     """Every pair of the stores' epoch 0 once, in order, in batches of which this process takes `host_rows`."""
-    return ValidationPairs(stores, data, length, batch_size, host_rows)
+    return ValidationPairs(stores, data, length, batch_size, host_rows, versions)
 
 
 def validation_batches(

@@ -1,8 +1,9 @@
 """Packing: which documents, or sentence pairs, share a row, decided once for a store, longest first.
 
-A document of n tokens gives n - 1 pairs of a token and the one that follows it; in rows of L slots it is cut into
-(n - 1) // L pieces that fill a row each and a rest. A piece of m slots reads m + 1 tokens: the last one is only a
-target there, and the first input of the piece after it, so that every token but a document's first is a target once.
+A document of n tokens gives n pairs of an input and a target where the id that ends documents is its first input, and
+n - 1 where its first token is; in rows of L slots it is cut into pieces of L pairs that fill a row each, and a rest.
+The last target of a piece is the first input of the piece after it, so that every token is a target once, or every
+token but a document's first.
 The rests are packed on the histogram of their lengths: take the longest that is left, fill what remains of the row
 with the longest that fit, and repeat that pattern as often as the histogram allows. There are a few patterns a length,
 however many documents, and which documents a row holds follows by arithmetic.
@@ -18,9 +19,10 @@ _BLOCK = 1 << 20
 
 
 class Piece(NamedTuple):
-    """A part of a row: `slots` inputs and as many targets, from `slots` + 1 tokens of a document that begin at `token`.
+    """A part of a row: `slots` pairs of a document, from pair `token` on.
 
-    document: numbered in the section. token: offset in the document.
+    document: numbered in the section. token: offset in the document, of the first target where a document begins with
+    the id that ends documents, of the first input where it does not.
     """
 
     document: int
@@ -74,19 +76,20 @@ class Bins:
 class PackingPlan:
     """The rows of a section of packed documents, index-addressed.
 
-    starts: (documents + 1,) offsets of the documents' tokens. length: slots of a row, L.
+    starts: (documents + 1,) offsets of the documents' tokens. length: slots of a row, L. begun: whether a document's
+    first input is the id that ends documents, so that it has as many pairs as tokens.
     rows: how many there are. pairs: pairs of input and target in all of them.
     Memory: 12 bytes a document (16 from 2^31 documents on), 26 while it is made.
     """
 
-    def __init__(self, starts: np.ndarray, length: int):
+    def __init__(self, starts: np.ndarray, length: int, *, begun: bool):
         documents = len(starts) - 1
-        self._starts, self._length = starts, length
+        self._starts, self._length, self._unpaired = starts, length, 0 if begun else 1
         rests = np.empty(documents, np.uint16 if length <= 1 << 16 else np.int32)
         self._full_before = np.zeros(documents + 1, np.int64)
         for first in range(0, documents, _BLOCK):
             block = np.diff(np.asarray(starts[first : first + _BLOCK + 1]))
-            pairs = np.maximum(block - 1, 0)
+            pairs = np.maximum(block - self._unpaired, 0)
             rests[first : first + _BLOCK] = pairs % length
             self._full_before[first + 1 : first + 1 + len(block)] = pairs // length
         np.cumsum(self._full_before, out=self._full_before)
@@ -102,7 +105,7 @@ class PackingPlan:
             return [Piece(document, (full - int(self._full_before[document])) * self._length, self._length)]
         pieces = []
         for document, slots in self._rests.row(index):
-            pairs = int(self._starts[document + 1]) - int(self._starts[document]) - 1
+            pairs = int(self._starts[document + 1]) - int(self._starts[document]) - self._unpaired
             pieces.append(Piece(document, pairs - slots, slots))
         return pieces
 

@@ -20,14 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxlm.batch import PairBatch
-from jaxlm.data.chunks import CHUNKS_VERSION, SHORTEST, SPECIALS, ChunkOptions, chunk_plan
+from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan
 from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.store import Section, Store
+from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
-
-# It changes when the same (seed, section, epoch, row) may give another pair.
-PAIRS_VERSION = 1
 
 # Random documents that are looked at before one is taken that is too short, or has to be cut within a sentence.
 TRIES = 8
@@ -52,12 +50,23 @@ class Pair(NamedTuple):
 class Pairs:
     """The rows of a section in pairs. rows: how many in an epoch. most: the most pairs that a row has.
 
-    number: which section of a run it is. Raises InputError where there is nothing to make pairs of.
+    number: which section of a run it is. versions: those of the run. Raises InputError where there is nothing to make
+    pairs of.
     """
 
-    def __init__(self, store: Store, section: Section, data: DataConfig, *, length: int, seed: int, number: int):
+    def __init__(
+        self,
+        store: Store,
+        section: Section,
+        data: DataConfig,
+        *,
+        length: int,
+        seed: int,
+        number: int,
+        versions: DataVersions,
+    ):
         self.store, self.section, self.data, self.length = store, section, data, length
-        self._key = np.array([seed % 2**64, PAIRS_VERSION << 56 | CHUNKS_VERSION << 48 | length], np.uint64)
+        self._key = np.array([seed % 2**64, versions.pairs << 56 | versions.chunks << 48 | length], np.uint64)
         self._number = number
         self._cls, self._sep = _special_ids(store)
         self.plan = chunk_plan(store, section, chunk_options(data, length))

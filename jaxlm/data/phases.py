@@ -17,6 +17,7 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows, training_rows
 from jaxlm.data.store import Store
+from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 
 
@@ -88,9 +89,16 @@ class PhasedRows(grain.MapDataset):
 
 
 def phased_rows(
-    stores: Sequence[Store], data: DataConfig, *, length: int, seed: int, num_steps: int, batch_size: int
+    stores: Sequence[Store],
+    data: DataConfig,
+    *,
+    length: int,
+    seed: int,
+    num_steps: int,
+    batch_size: int,
+    versions: DataVersions = CURRENT,
 ) -> PhasedRows:
-    """The rows of a run whose length may change on the way."""
+    """The rows of a run whose length may change on the way. versions: those of the run."""
     found = phases(data, length=length, num_steps=num_steps)
-    rows = [training_rows(stores, data, length=phase.length, seed=seed) for phase in found]
+    rows = [training_rows(stores, data, length=phase.length, seed=seed, versions=versions) for phase in found]
     return PhasedRows(found, rows, batch_size)

@@ -23,10 +23,8 @@ from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.packing import PackingPlan
 from jaxlm.data.pairs import Pairs, empty_pairs
 from jaxlm.data.store import Section, Store
+from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
-
-# The scheme by which r gives a row. It changes when the same r may give another row; a run records it.
-ORDER_VERSION = 1
 
 # Grain's permutation works within 32 bits; a larger section is shuffled in parts that are mixed evenly.
 _MOST_ROWS = 1 << 31
@@ -68,14 +66,19 @@ class _Windows:
 
 
 class _Packed:
-    """Rows of packed documents: segments number them, positions restart, no target lies across a border."""
+    """Rows of packed documents: segments number them, positions restart, no target lies across a border.
 
-    def __init__(self, store: Store, section: Section, length: int):
+    A document begins with the id that ends documents as its first input, so that each of its tokens is a target; where
+    the tokenizer has none, and in version 1, its first token is its first input and no target.
+    """
+
+    def __init__(self, store: Store, section: Section, length: int, versions: DataVersions):
         self.store, self.section = store, section
+        self._begin = store.end if versions.packed >= 2 else None
         self._tokens = np.asarray(store.tokens)
         first = section.first_document
         self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]
-        self._plan = PackingPlan(self._starts, length)
+        self._plan = PackingPlan(self._starts, length, begun=self._begin is not None)
         self.pairs, self.rows = self._plan.pairs, self._plan.rows
 
     def fill(self, row: int, batch: Batch, b: int, epoch: int) -> None:
@@ -84,9 +87,13 @@ class _Packed:
         sizes, begins = [], []
         for document, token, slots in self._plan.row(row):
             start, end = int(self._starts[document]) + token, at + slots
-            stretch = self._tokens[start : start + slots + 1]
-            ids[at:end] = stretch[:-1]
-            targets[at:end] = stretch[1:]
+            if self._begin is None:
+                ids[at:end] = self._tokens[start : start + slots]
+                start += 1
+            else:
+                ids[at] = self._tokens[start - 1] if token else self._begin
+                ids[at + 1 : end] = self._tokens[start : start + slots - 1]
+            targets[at:end] = self._tokens[start : start + slots]
             sizes.append(slots)
             begins.append(at)
             at = end
@@ -96,7 +103,8 @@ class _Packed:
 
     def origin(self, row: int, epoch: int) -> list[RowOrigin]:
         name, source, first = str(self.store.path), self.section.source, self.section.first_document
-        return [RowOrigin(name, source, first + d, token, slots + 1) for d, token, slots in self._plan.row(row)]
+        more = self._begin is None  # the first token of a piece is read there, and predicted in the piece before
+        return [RowOrigin(name, source, first + d, token, slots + more) for d, token, slots in self._plan.row(row)]
 
 
 Source = _Windows | _Packed | Pairs
@@ -115,12 +123,14 @@ class _Part:
 class TrainingRows(grain.MapDataset):
     """All rows of a run, without end. Element r is a batch whose arrays have no batch axis: (L,) and (P,).
 
-    sources: of each section. pairs_per_row: P of a PairBatch; 0 where rows are no pairs.
+    sources: of each section. pairs_per_row: P of a PairBatch; 0 where rows are no pairs. order: its version.
     """
 
-    def __init__(self, sources: Sequence[Source], shares: Sequence[int], length: int, seed: int):
+    def __init__(
+        self, sources: Sequence[Source], shares: Sequence[int], length: int, seed: int, order: int = CURRENT.order
+    ):
         super().__init__()
-        self.length = length
+        self.length, self._order = length, order
         self.sources = tuple(sources)
         self.pairs_per_row = max((source.most for source in sources if isinstance(source, Pairs)), default=0)
         self._seed = seed % 2**64
@@ -165,7 +175,7 @@ class TrainingRows(grain.MapDataset):
         part, taken = self._deal(index)
         epoch, at = divmod(taken, part.rows)
         # Named by all of these, not by a sum of them: else epoch 1 of seed 0 would be epoch 0 of seed 1.
-        key = (ORDER_VERSION, self._seed, part.number, epoch)
+        key = (self._order, self._seed, part.number, epoch)
         return part, part.first + _shuffled(at, part.rows, key), epoch
 
     def _deal(self, index: int) -> tuple[_Part, int]:
@@ -184,19 +194,24 @@ class TrainingRows(grain.MapDataset):
         return self._parts[-1], before
 
 
-def training_rows(stores: Sequence[Store], data: DataConfig, *, length: int, seed: int) -> TrainingRows:
+def training_rows(
+    stores: Sequence[Store], data: DataConfig, *, length: int, seed: int, versions: DataVersions = CURRENT
+) -> TrainingRows:
     """The rows of a run: infinite, index-addressed; row r depends on the stores, layout, weights, length, seed and r.
 
-    InputError where a section has nothing to make a row of, or the weights do not fit the stores.
+    versions: those of the run. InputError where a section has nothing to make a row of, or the weights do not fit the
+    stores.
     """
     data.check()
-    sources = _sources(stores, data, length, seed)
-    return TrainingRows(sources, mixture_shares(sources, stores, data.weights), length, seed)
+    sources = _sources(stores, data, length, seed, versions)
+    return TrainingRows(sources, mixture_shares(sources, stores, data.weights), length, seed, versions.order)
 
 
-def rows_per_epoch(stores: Sequence[Store], data: DataConfig, length: int) -> list[int]:
+def rows_per_epoch(
+    stores: Sequence[Store], data: DataConfig, length: int, versions: DataVersions = CURRENT
+) -> list[int]:
     """Rows in one pass over each section, the stores' one after the other."""
-    return [source.rows for source in _sources(stores, data, length, 0)]
+    return [source.rows for source in _sources(stores, data, length, 0, versions)]
 
 
 def mixture_shares(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:
@@ -223,14 +238,17 @@ def empty_batch(rows: int, length: int) -> Batch:
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
 
 
-def _sources(stores: Sequence[Store], data: DataConfig, length: int, seed: int) -> list[Source]:
+def _sources(stores: Sequence[Store], data: DataConfig, length: int, seed: int, versions: DataVersions) -> list[Source]:
     sources: list[Source] = []
     for store in stores:
         for section in store.sections:
             if data.layout == "pairs":
-                sources.append(Pairs(store, section, data, length=length, seed=seed, number=len(sources)))
+                number = len(sources)
+                sources.append(Pairs(store, section, data, length=length, seed=seed, number=number, versions=versions))
                 continue
-            source = (_Packed if data.layout == "packed" else _Windows)(store, section, length)
+            source: Source = _Windows(store, section, length)
+            if data.layout == "packed":
+                source = _Packed(store, section, length, versions)
             if source.rows == 0:
                 raise InputError(
                     f"{store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "

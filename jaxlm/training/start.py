@@ -12,6 +12,7 @@ import jax
 
 from jaxlm.checkpoints import Checkpoints, merge_parameters
 from jaxlm.config import from_json
+from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, read_published
@@ -123,6 +124,19 @@ def pinned_start(run: str, start: str) -> str:
     if saved is None or split_start(start)[1] is not None or split_start(saved)[0] != split_start(start)[0]:
         return start
     return saved
+
+
+def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
+    """The versions that a run reads its stores under: a run that goes on keeps those it was made with.
+
+    state_of: RUN or RUN@STEP, whose state a new run goes on from, over the rows that come next there.
+    """
+    directory = RunDirectory(run)
+    if not directory.exists():
+        if state_of is None or state_of.startswith(KINDS):
+            return CURRENT
+        directory = RunDirectory(split_start(state_of)[0])
+    return saved_versions(directory.config, directory.name)
 
 
 FREE_FIELDS = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "tables")

@@ -12,6 +12,7 @@ from jaxlm.data.origin import RowOrigin
 from jaxlm.data.pairs import pair_figures
 from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import open_store
+from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.tasks import (
     ROLES,
@@ -33,8 +34,8 @@ from jaxlm.training.run import RunDirectory
 from jaxlm.views.text import cut, ends, indented
 
 
-def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[str]:
-    """The batch of a pretraining step: where each row came from, its text, and its slots."""
+def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: DataVersions = CURRENT) -> Iterator[str]:
+    """The batch of a pretraining step: where each row came from, its text, and its slots. versions: the run's."""
     if not config.data.store:
         raise InputError("data.store is not given: name the token store with --data.store")
     stores = [open_store(path) for path in config.data.store]
@@ -47,6 +48,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
         seed=config.seed,
         num_steps=config.num_steps or step + 1,
         batch_size=config.batch_size,
+        versions=versions,
     )
     batch = batch_at(rows, step, config.batch_size)
     phase = phase_at(step, rows.phases)
@@ -204,7 +206,7 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
         found = [open_store(path).fingerprint for path in config.data.store]
         if found != prints.get("stores", found):
             raise InputError(f"{run.name}: the stores {', '.join(config.data.store)} are not those it was trained on")
-        yield from pretrain_lines(config, step, count)
+        yield from pretrain_lines(config, step, count, saved_versions(saved, run.name))
         return
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
     options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None

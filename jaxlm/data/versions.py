@@ -1,0 +1,55 @@
+"""The versions of the schemes that make rows of a store: a run records those it began with, and keeps them.
+
+A version changes when the same store, config and seed may give other rows. `config.json` holds those of a run's layout
+as `fingerprints.data_order`, so that a run which is resumed goes on with the rows it was made with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxlm.errors import InputError
+
+
+@dataclass(frozen=True)
+class DataVersions:
+    """The versions that a run reads its stores under; without arguments those of a new run.
+
+    order: which row an index is, and windows. packed: rows of packed documents; in version 1 the id that ends documents
+    is no input and the first token of a document no target. chunks, pairs: sentence pairs, what they are made from and
+    what is drawn.
+    """
+
+    order: int = 1
+    packed: int = 2
+    chunks: int = 1
+    pairs: int = 1
+
+    def recorded(self, layout: str) -> int | list[int]:
+        """The versions that rows of a layout depend on, as `fingerprints.data_order` has them."""
+        if layout == "pairs":
+            return [self.order, self.chunks, self.pairs]
+        return self.packed if layout == "packed" else self.order
+
+
+CURRENT = DataVersions()
+
+
+def saved_versions(config: Mapping[str, Any], name: str) -> DataVersions:
+    """The versions that a run's saved config names; the current ones where it has no data order.
+
+    name: of the run, for people. InputError where a version is newer than this jaxlm's.
+    """
+    order = config.get("fingerprints", {}).get("data_order")
+    layout = config.get("data", {}).get("layout", "windows")
+    if order is None:
+        return CURRENT
+    fields = {"packed": ("packed",), "pairs": ("order", "chunks", "pairs")}.get(layout, ("order",))
+    values = order if isinstance(order, list) else [order]
+    known = [range(1, getattr(CURRENT, field) + 1) for field in fields]
+    if len(values) != len(fields) or any(value not in those for value, those in zip(values, known, strict=True)):
+        raise InputError(
+            f"{name}: data_order must be at most {CURRENT.recorded(layout)} for data.layout {layout}, got {order}; use "
+            "the version of jaxlm that made the run"
+        )
+    return replace(CURRENT, **dict(zip(fields, values, strict=True)))
