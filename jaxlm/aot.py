@@ -20,7 +20,7 @@ import jax
 import tyro
 
 from jaxlm.compiler.chips import topology
-from jaxlm.config import command_line, load_config
+from jaxlm.config import command_line, given_fields
 from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.output import check_output, write_json
 from jaxlm.training.abstract import with_vocabulary
@@ -84,7 +84,7 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
         )
     fields = [f"--{word}" for word in words]
     chosen = tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="python -m jaxlm.aot")
-    return replace(chosen, settings=one_duration(chosen.settings, arguments.settings))
+    return replace(chosen, settings=one_duration(chosen.settings, given_fields(fields)))
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -184,8 +184,8 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """The command."""
-    arguments, _ = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
-    settings = one_duration(arguments.settings, load_config(arguments.config, PretrainConfig))
+    arguments, given = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
+    settings = one_duration(arguments.settings, given)
     jax.config.update("jax_platforms", "cpu")  # what is computed and not compiled is computed here
     try:
         aot(replace(arguments, settings=settings))

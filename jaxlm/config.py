@@ -81,17 +81,19 @@ def command_line(
     program: str,
     description: str,
     argv: Sequence[str] | None = None,
+    loaded: Any = None,
 ) -> tuple[Any, set[str]]:
     """Parse the command line of a command into `arguments`; also the fields that were given, dotted.
 
     With `config_kind`, the first word names a config file and `arguments` has the fields `config` (positional) and
-    `settings` (of that kind, its name left out of the flags). Wrong usage ends the process with tyro's box and code 2.
+    `settings` (of that kind, its name left out of the flags). The file is run here, once; a caller that had to run it
+    before gives what it returned as `loaded`. Wrong usage ends the process with tyro's box and code 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     default = tyro.MISSING_NONPROP
     if config_kind is not None:
-        settings = config_kind()
-        if argv and not argv[0].startswith("-"):
+        settings = config_kind() if loaded is None else loaded
+        if loaded is None and argv and not argv[0].startswith("-"):
             settings = load_config(argv[0], config_kind)
         names = {field.name for field in dataclasses.fields(arguments)}
         values = {

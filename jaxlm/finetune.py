@@ -15,12 +15,22 @@ import tyro
 
 from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.config import command_line, load_config, to_json
+from jaxlm.config import command_line, to_json
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.output import write_json
 from jaxlm.sharding import make_mesh, use_mesh
-from jaxlm.tasks import ROLES, CustomConfig, Task, TaskData, TaskOptions, encode_split, read_task, train_batches
+from jaxlm.tasks import (
+    ROLES,
+    CustomConfig,
+    Task,
+    TaskData,
+    TaskOptions,
+    encode_split,
+    read_task,
+    steps_of_epochs,
+    train_batches,
+)
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
     FinetuneConfig,
@@ -30,6 +40,7 @@ from jaxlm.training.config import (
     check_seed,
     check_sizes,
     filled,
+    kept_value,
     one_duration,
     resolved_json,
     run_fields,
@@ -38,7 +49,7 @@ from jaxlm.training.groups import run_members
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
-from jaxlm.training.run import RunDirectory
+from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
 from jaxlm.training.watch import watching
 
@@ -93,7 +104,7 @@ class Plan:
 
 def plan(arguments: Arguments, given: set[str]) -> Plan:
     """Read the task and the start, fill in what comes from them, refuse what does not fit together."""
-    config = one_duration(arguments.settings, load_config(arguments.config, FinetuneConfig))
+    config = one_duration(arguments.settings, given)
     source = None
     if arguments.start is not None:
         if arguments.tokenizer is not None:
@@ -125,7 +136,9 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=replace(config.model, vocab_size=rows))
-    config, length, batch_size = filled(config, task.paper_for(config.model.kind))
+    saved = saved_config(arguments.run)
+    config, length, batch_size = filled(kept_value(config, saved, "length"), task.paper_for(config.model.kind))
+    config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
     for rate in rates:
         check_finite(rate, "learning_rates")
@@ -150,8 +163,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     }
     num_steps = config.num_steps
     if num_steps is None:
-        epochs = config.num_epochs or 0
-        num_steps = len(train_batches(encoded["train"], batch_size=batch_size, num_epochs=epochs, seed=0))
+        epochs, kind = config.num_epochs or 0, config.model.kind
+        num_steps = steps_of_epochs(kind, encoded["train"], batch_size=batch_size, num_epochs=epochs)
         config = replace(config, num_steps=num_steps)
     chunks = config.execution.loss_chunks
     for length in train_batches(encoded["train"], batch_size=batch_size, seed=0, num_steps=1).lengths:

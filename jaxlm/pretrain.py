@@ -13,7 +13,7 @@ import jax
 import tyro
 
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.config import command_line, load_config
+from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at, batches, describe_rows, validation_batches, validation_pairs
 from jaxlm.data.pairs import Pairs, pair_figures
@@ -90,7 +90,7 @@ class Plan:
 
 def plan(arguments: Arguments, given: set[str]) -> Plan:
     """Open the stores and the start, fill in what comes from them, refuse what does not fit together."""
-    config = one_duration(arguments.settings, load_config(arguments.config, PretrainConfig))
+    config = one_duration(arguments.settings, given)
     if not config.data.store:
         raise InputError("data.store is not given: name a token store, as python -m jaxlm.prepare makes it")
     stores = tuple(open_store(path) for path in config.data.store)

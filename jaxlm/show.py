@@ -87,7 +87,9 @@ def show_config(name: str) -> Iterator[str]:
     except InputError as error:
         raise InputError(f"{name} is no token store, no run directory and no config that works: {error}") from error
     if isinstance(loaded, PretrainConfig):
-        arguments, _ = command_line(PretrainArguments, PretrainConfig, program="show", description=__doc__)
+        arguments, _ = command_line(
+            PretrainArguments, PretrainConfig, program="show", description=__doc__, loaded=loaded
+        )
         _check_counts(arguments)
         arguments.settings.check()
         return pretrain_lines(arguments.settings, arguments.step, arguments.count)
@@ -95,9 +97,11 @@ def show_config(name: str) -> Iterator[str]:
         raise InputError(
             f"config {name}: config() returns {type(loaded).__name__}, neither pretraining nor fine-tuning"
         )
-    arguments, _ = command_line(FinetuneArguments, FinetuneConfig, program="show", description=__doc__)
+    arguments, given = command_line(
+        FinetuneArguments, FinetuneConfig, program="show", description=__doc__, loaded=loaded
+    )
     _check_counts(arguments)
-    config = one_duration(arguments.settings, loaded)
+    config = one_duration(arguments.settings, given)
     if arguments.start is not None:
         run = RunDirectory(split_run(arguments.start)[0])
         config = dataclasses.replace(config, model=run_config(run).model)

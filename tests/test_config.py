@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
+from jaxlm import aot, finetune, pretrain, show
 from jaxlm.config import command_line, find_config, from_json, given_fields, load_config, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError
@@ -21,6 +22,8 @@ from jaxlm.training.config import (
     FinetuneConfig,
     PretrainConfig,
     check_sizes,
+    kept_value,
+    kind_of_run,
     one_duration,
     resolved_json,
     run_fields,
@@ -207,6 +210,26 @@ def test_every_field_is_a_flag_over_the_config_file(write):
 
 
 @pytest.mark.parametrize(
+    ("command", "kind", "flags", "said"),
+    [
+        (pretrain, "PretrainConfig", ["--run", "r", "--num-steps", "3"], "data.store is not given"),
+        (finetune, "FinetuneConfig", ["--run", "r", "--task", "cola", "--num-steps", "3"], "needs a tokenizer"),
+        (aot, "PretrainConfig", ["--topology", "v0:2x2", "--num-steps", "3"], "v0"),
+        (show, "FinetuneConfig", ["--task", "cola", "--num-steps", "3"], "which tokenizer"),
+    ],
+)
+def test_a_config_file_is_run_once(tmp_path, write, monkeypatch, command, kind, flags, said):
+    """Fails on 2968321: the file was run again, to tell the one of two durations that the command line gave."""
+    text = GOOD.replace("PretrainConfig", kind).replace("7", "7, num_epochs=2.0")
+    file = write(text + f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n")
+    monkeypatch.setattr("sys.argv", ["command", str(file), *flags])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=said):
+        command.main()
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["--run", "r", "--optimizer.peak-l", "1"], "--optimizer.peak-lr"),
@@ -225,17 +248,14 @@ def test_wrong_usage_ends_with_2_and_offers_the_nearest_flag(write, capsys, argv
 def test_the_duration_given_on_the_command_line_replaces_the_other():
     """Fails when a run has two lengths, or when the config file's wins over the command line's."""
     steps, epochs = PretrainConfig(num_steps=100), PretrainConfig(num_epochs=3.0)
-    assert one_duration(steps, steps) == steps and one_duration(epochs, epochs) == epochs
-    found = one_duration(replace(steps, num_epochs=2.0), before=steps)
+    assert one_duration(steps, {"num_steps"}) == steps and one_duration(epochs, set()) == epochs
+    found = one_duration(replace(steps, num_epochs=2.0), {"num_epochs", "run"})
     assert (found.num_steps, found.num_epochs) == (None, 2.0)
-    found = one_duration(replace(epochs, num_steps=7), before=epochs)
+    found = one_duration(replace(epochs, num_steps=7), {"num_steps"})
     assert (found.num_steps, found.num_epochs) == (7, None)
-    for before, given in [
-        (PretrainConfig(), PretrainConfig(num_steps=1, num_epochs=1.0)),
-        (steps, replace(steps, num_steps=7, num_epochs=1.0)),
-    ]:
+    for given in (set(), {"num_steps", "num_epochs"}):  # both in the file, or both on the command line
         with pytest.raises(InputError, match="num_steps and num_epochs are both given"):
-            one_duration(given, before)
+            one_duration(PretrainConfig(num_steps=7, num_epochs=1.0), given)
 
 
 def test_which_fields_may_change_on_resume():
@@ -253,8 +273,27 @@ def test_which_fields_may_change_on_resume():
 
 def test_resolved_json_is_the_config_and_the_fingerprints():
     resolved = resolved_json(CONFIG, {"store": ["abc"]})
-    assert resolved.pop("fingerprints") == {"store": ["abc"]}
+    assert resolved.pop("fingerprints") == {"store": ["abc"]} and resolved.pop("kind") == "pretraining"
     assert from_json(PretrainConfig, resolved) == CONFIG
+
+
+def test_a_run_says_of_which_kind_it_is():
+    """Fails on 2968321: config.json had no kind, and a field of one of them, auxiliary_lm, gave it away."""
+    for config, kind in ((PretrainConfig(), "pretraining"), (FinetuneConfig(), "finetuning")):
+        resolved = resolved_json(config, {})
+        assert resolved["kind"] == kind_of_run(resolved) == kind
+        assert kind_of_run(to_json(config)) == kind  # as such runs were written before
+    assert kind_of_run({"kind": "pretraining", "auxiliary_lm": 0.5}) == "pretraining"
+
+
+def test_a_derived_value_stays_what_the_run_has_saved():
+    """Fails when another version's rule, or another start's, changes a run that goes on."""
+    config = FinetuneConfig(num_epochs=3.0)
+    steps = lambda saved, config=config: kept_value(config, saved, "num_steps", derived_from=("num_epochs",)).num_steps  # noqa: E731
+    assert steps({"num_steps": 231, "num_epochs": 3.0}) == 231
+    assert steps(None) is None and steps({"num_steps": None, "num_epochs": 3.0}) is None and steps({}) is None
+    assert steps({"num_steps": 231, "num_epochs": 2.0}) is None  # other epochs are other steps
+    assert steps({"num_steps": 231, "num_epochs": 3.0}, replace(config, num_steps=7)) == 7  # given
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,20 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
     assert ended.code == 0 and "resumed at step 6" in ended.errors, ended.errors
     whole = tune(tmp_path / "whole", files, "classification", "--start", pretrained, *MEMBERS, "--eval-every", 2)
     assert_same_members(whole, tmp_path / "run")
+
+
+def test_a_run_begun_by_another_rule_keeps_its_number_of_steps(tmp_path, pretrained):
+    """int(36 / 8 * 2) = 9 steps, BERT's count; a run of 2968321, which counted floor(36 / 8) * 2, goes on to its 8.
+
+    Fails on 2968321: 8 steps for a new run too.
+    """
+    files = make_files(tmp_path / "files", "classification", train=36)
+    run = tune(tmp_path / "run", files, "classification", "--start", pretrained)
+    assert list(metrics(run)) == list(range(1, 10)) and results(run)["runs"][0]["step"] in (4, 8, 9)
+    old = json.loads((run / "config.json").read_text())
+    assert old.pop("kind") == "finetuning" and old["num_steps"] == 9
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text(json.dumps(old | {"num_steps": 8}))
+    old_run = tune(tmp_path / "old", files, "classification", "--start", pretrained)
+    assert list(metrics(old_run)) == list(range(1, 9))
+    assert json.loads((old_run / "config.json").read_text()) == old | {"num_steps": 8}

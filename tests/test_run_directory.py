@@ -56,6 +56,20 @@ def test_run_fields_may_change_and_identity_may_not(tmp_path):
     assert RunDirectory(tmp_path).config["seed"] == 0  # the refused config changed nothing
 
 
+def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_path):
+    """Fails when a field that config.json has had since reads as another config, or is added to an old run."""
+    with RunDirectory(tmp_path) as run:
+        run.open(CONFIG)
+    now = {"kind": "pretraining"} | CONFIG
+    with RunDirectory(tmp_path) as run:
+        assert run.open(now | {"log_every": 20}, run_fields=RUN_FIELDS) == ["log_every: 10 -> 20"]
+        assert "kind" not in run.config and run.config["log_every"] == 20
+    with RunDirectory(tmp_path / "new") as run:
+        run.open(now)
+    with pytest.raises(InputError, match='kind: "pretraining" -> "finetuning"'):
+        RunDirectory(tmp_path / "new").open(now | {"kind": "finetuning"})
+
+
 def test_a_directory_with_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("words")
     with pytest.raises(InputError, match="holds something else .thesis.tex."):

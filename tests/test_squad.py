@@ -22,6 +22,7 @@ from jaxlm.tasks import (
     read_labelled,
     read_rows,
     read_task,
+    steps_of_epochs,
     train_batches,
 )
 from jaxlm.tasks.span_scores import answer_scores, best_threshold, normalised, token_f1
@@ -194,8 +195,9 @@ def test_questions_are_cut_and_counted_and_must_leave_room():
 def test_the_length_of_a_run_counts_questions():
     examples = [SpanExample(str(n), "q", text_of(30), ((text_of(30)[:3], 0),)) for n in range(8)]
     _, encoded = split(*examples, length=15, stride=4)
-    batches = train_batches(encoded, batch_size=4, num_epochs=3, seed=0)
-    assert len(encoded) == 8 * 6 and len(batches) == 3 * 8 // 4 and batches.steps_per_epoch == 12
+    num_steps = steps_of_epochs("bert", encoded, batch_size=4, num_epochs=3)
+    batches = train_batches(encoded, batch_size=4, num_steps=num_steps, seed=0)
+    assert len(encoded) == 8 * 6 and num_steps == 3 * 8 // 4 and batches.steps_per_epoch == 12
     assert batches[0].labels.shape == (4, 2)
 
 

@@ -1,6 +1,7 @@
 """Token sequences and batches: GPT-1's forms, the rule for cutting, and batches as a function of seed and step."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from jaxlm.tasks import (
     num_eval_batches,
     read_task,
     standard_lengths,
+    steps_of_epochs,
     train_batches,
 )
 from jaxlm.tasks.inputs import share
@@ -142,7 +144,7 @@ def test_encoded_examples(split):
 
 
 def test_batches_hold_what_they_say(split):
-    batch = train_batches(split, batch_size=32, num_epochs=1, seed=0)[3]
+    batch = train_batches(split, batch_size=32, num_steps=15, seed=0)[3]
     rows, (count, places, length) = np.arange(32), batch.ids.shape
     assert (count, places) == (32, 1) and batch.ids.dtype == np.int32 and batch.weights.tolist() == [1] * 32
     assert (batch.ids[rows, 0, batch.extract[:, 0]] == EXTRACT).all()
@@ -154,8 +156,9 @@ def test_batches_hold_what_they_say(split):
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32, 500, 501])
 def test_steps_are_the_originals(split, batch_size):
-    batches = train_batches(split, batch_size=batch_size, num_epochs=3, seed=0)
-    assert len(batches) == (501 // batch_size) * 3
+    num_steps = steps_of_epochs("gpt", split, batch_size=batch_size, num_epochs=3)
+    batches = train_batches(split, batch_size=batch_size, num_steps=num_steps, seed=0)
+    assert len(batches) == max(1, 501 // batch_size) * 3
     for epoch in range(2):
         steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
         seen = np.concatenate([batches[step].index for step in steps])
@@ -163,8 +166,28 @@ def test_steps_are_the_originals(split, batch_size):
         assert (seen >= 0).all()
 
 
+@pytest.mark.parametrize(
+    ("examples", "batch_size", "num_epochs", "gpt", "bert"),
+    [
+        (2490, 32, 3, 231, 233),  # RTE
+        (3668, 32, 3, 342, 343),  # MRPC
+        (5749, 32, 3, 537, 538),  # STS-B
+        (87599, 32, 3, 8211, 8212),  # SQuAD
+        (130319, 48, 2, 5428, 5429),  # SQuAD 2.0
+        (60, 32, 3, 3, 5),
+        (20, 32, 3, 3, 1),
+        (4, 32, 3, 3, 1),
+    ],
+)
+def test_epochs_are_counted_as_each_models_code_counts_them(examples, batch_size, num_epochs, gpt, bert):
+    """Fails on 2968321: a BERT's steps were floor(n / batch) * epochs, GPT-1's rule, so 231 on RTE for 233."""
+    split = SimpleNamespace(num_examples=examples)
+    counted = [steps_of_epochs(kind, split, batch_size=batch_size, num_epochs=num_epochs) for kind in ("gpt", "bert")]
+    assert counted == [gpt, bert]
+
+
 def test_seed_orders_within_lengths_that_the_data_decides(split):
-    one, other = (train_batches(split, batch_size=32, num_epochs=3, seed=seed) for seed in (0, 1))
+    one, other = (train_batches(split, batch_size=32, num_steps=45, seed=seed) for seed in (0, 1))
     lengths = [batch.ids.shape[-1] for batch in one]
     assert lengths == [batch.ids.shape[-1] for batch in other] == [one.length_at(step) for step in range(len(one))]
     assert 2 <= len(set(lengths)) <= 4 and set(lengths) <= set(one.lengths)
@@ -174,16 +197,16 @@ def test_seed_orders_within_lengths_that_the_data_decides(split):
 
 
 def test_any_step_alone_is_the_step_of_the_whole(split):
-    in_order = list(train_batches(split, batch_size=32, num_epochs=2, seed=5))
+    in_order = list(train_batches(split, batch_size=32, num_steps=30, seed=5))
     for step in np.random.default_rng(1).permutation(len(in_order)):
-        alone = train_batches(split, batch_size=32, num_epochs=9, seed=5)[int(step)]
+        alone = train_batches(split, batch_size=32, num_steps=135, seed=5)[int(step)]
         assert (alone.index == in_order[step].index).all() and (alone.ids == in_order[step].ids).all()
     assert len(train_batches(split, batch_size=32, seed=5, num_steps=100)) == 100
 
 
 def test_everything_is_trained_on_over_the_epochs(split):
     # Cutting off the tail of a sorted list would leave the same longest examples out for ever.
-    batches = train_batches(split, batch_size=32, num_epochs=30, seed=0)
+    batches = train_batches(split, batch_size=32, num_steps=450, seed=0)
     times = np.bincount(np.concatenate([batch.index for batch in batches]), minlength=501)
     assert times.min() >= 24 and times.max() <= 30
     longest = np.argsort(split.longest)[-50:]
@@ -191,8 +214,8 @@ def test_everything_is_trained_on_over_the_epochs(split):
 
 
 def test_a_set_smaller_than_a_batch():
-    batches = train_batches(made([3, 9, 30]), batch_size=8, num_epochs=3, seed=0)
-    assert len(batches) == 3
+    batches = train_batches(made([3, 9, 30]), batch_size=8, num_steps=3, seed=0)
+    assert batches.steps_per_epoch == 1
     for batch in batches:
         assert batch.ids.shape == (8, 1, 32) and sorted(batch.index) == [-1] * 5 + [0, 1, 2]
         assert batch.weights.tolist() == [1.0] * 3 + [0.0] * 5
@@ -254,8 +277,8 @@ def test_little_padding_is_computed_on_real_data(data_directory):
             return [[100] * len(text.split()) for text in texts]
 
     encoded = encode_split(task, data, "train", Pieces(), 128)
-    batches = train_batches(encoded, batch_size=32, num_epochs=1, seed=0)
-    assert len(batches) == 67349 // 32
+    batches = train_batches(encoded, batch_size=32, num_steps=67349 // 32, seed=0)
+    assert batches.steps_per_epoch == len(batches)
     positions = sum(32 * batches.length_at(step) for step in range(len(batches)))
     used = int(encoded.starts[-1])
     assert used / positions > 0.7  # padding all to the longest gives 0.2

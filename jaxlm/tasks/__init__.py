@@ -15,6 +15,7 @@ from jaxlm.tasks.loading import (
     eval_batches,
     num_eval_batches,
     standard_lengths,
+    steps_of_epochs,
     train_batches,
 )
 from jaxlm.tasks.metrics import compute_metrics
@@ -54,6 +55,7 @@ __all__ = [
     "read_rows",
     "read_task",
     "standard_lengths",
+    "steps_of_epochs",
     "task_names",
     "train_batches",
 ]

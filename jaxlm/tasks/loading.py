@@ -25,6 +25,7 @@ __all__ = [
     "eval_batches",
     "num_eval_batches",
     "standard_lengths",
+    "steps_of_epochs",
     "train_batches",
 ]
 
@@ -73,23 +74,18 @@ class TrainBatches:
     shuffled, too, without the seed. A set smaller than a batch makes one batch an epoch, filled with rows of weight 0.
 
     Args:
-      num_epochs: passes over the data; `len` is floor(floor(examples / batch_size) * num_epochs), at least one, unless
-      num_steps says it. Where an example has several rows (the windows of a question's text), the length of a run is
-      still counted from examples, as in the original (run_squad.py, line 1160). seed: orders the examples.
+      seed: orders the examples. num_steps: `len`.
 
     Attributes: lengths, the bucket lengths; steps_per_epoch.
     """
 
-    def __init__(
-        self, encoded: Encoded, *, batch_size: int, num_epochs: float = 0, seed: int, num_steps: int | None = None
-    ) -> None:
+    def __init__(self, encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> None:
         if not len(encoded):
             raise ValueError("a split without examples has no batches")
         self.encoded, self.batch_size, self.seed = encoded, batch_size, seed
         self.lengths = choose_lengths(encoded.longest, encoded.length)
         self.steps_per_epoch = max(1, len(encoded) // batch_size)
-        counted = max(1, encoded.num_examples // batch_size)
-        self._num_steps = max(1, int(counted * num_epochs)) if num_steps is None else num_steps
+        self._num_steps = num_steps
         buckets = np.searchsorted(self.lengths, encoded.longest)
         # Longest bucket first, file order within: the base that every epoch shuffles within the buckets.
         self._members = [np.flatnonzero(buckets == bucket) for bucket in reversed(range(len(self.lengths)))]
@@ -131,11 +127,22 @@ class TrainBatches:
         return self._epoch_at_hand[1]
 
 
-def train_batches(
-    encoded: Encoded, *, batch_size: int, num_epochs: float = 0, seed: int, num_steps: int | None = None
-) -> TrainBatches:
+def train_batches(encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> TrainBatches:
     """The training batches of a split; see `TrainBatches`."""
-    return TrainBatches(encoded, batch_size=batch_size, num_epochs=num_epochs, seed=seed, num_steps=num_steps)
+    return TrainBatches(encoded, batch_size=batch_size, seed=seed, num_steps=num_steps)
+
+
+def steps_of_epochs(kind: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
+    """The updates that `num_epochs` passes over a training split amount to, at least one; kind: the model's.
+
+    gpt: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
+    epochs), as in BERT's (run_classifier.py, line 843; run_squad.py, line 1160). Where an example has several rows (the
+    windows of a question's text), examples are counted, as there.
+    """
+    examples = encoded.num_examples
+    if kind == "bert":
+        return max(1, int(examples / batch_size * num_epochs))
+    return max(1, int(max(1, examples // batch_size) * num_epochs))
 
 
 def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None) -> Iterator[ExampleBatch]:

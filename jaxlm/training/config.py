@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,8 @@ from jaxlm.sharding import MeshConfig, check_batch
 
 # The config file decides which model it is; the command line offers that one's fields.
 ModelConfig = Annotated[GPTConfig | BertConfig, tyro.conf.AvoidSubcommands]
+
+PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as config.json has them
 
 # Fields that may change when a run resumes: how it runs, what it writes, what it is held against. Stores may move: what
 # is in them is held by `fingerprints`, which `config.json` has beside the fields.
@@ -130,7 +132,9 @@ class FinetuneConfig:
     eval_batch_size: int | None = None
     checkpoint_every: int = 1000
     keep_newest: int = 1
+    """Training states kept of a seed and rate that is worked on; they go when its result is written."""
     keep_every: int | None = None
+    """Steps of which every multiple's training state is kept as long."""
     members_per_group: int = 0
     """Seeds and rates that train side by side in one program; 0: as many as fit an accelerator, one on a CPU, which
     gains nothing."""
@@ -254,14 +258,30 @@ def filled(config: FinetuneConfig, paper: Mapping[str, float]) -> tuple[Finetune
     return replace(config, length=length, batch_size=batch_size), length, batch_size
 
 
-def one_duration(config: Any, before: Any) -> Any:
-    """`config` with one of num_steps and num_epochs: the one given on the command line replaces the config file's."""
+def one_duration(config: Any, given: Set[str]) -> Any:
+    """`config` with one of num_steps and num_epochs: the one given on the command line replaces the config file's.
+
+    given: the fields named on the command line.
+    """
     if config.num_steps is not None and config.num_epochs is not None:
-        changed_steps, changed_epochs = config.num_steps != before.num_steps, config.num_epochs != before.num_epochs
-        if changed_steps == changed_epochs:
+        if ("num_steps" in given) == ("num_epochs" in given):
             raise InputError("num_steps and num_epochs are both given: give one of them")
-        return replace(config, num_epochs=None) if changed_steps else replace(config, num_steps=None)
+        return replace(config, **{"num_epochs" if "num_steps" in given else "num_steps": None})
     return config
+
+
+def kept_value(config: Any, saved: Mapping[str, Any] | None, name: str, *, derived_from: Sequence[str] = ()) -> Any:
+    """`config` with the value of the field `name` that the run has saved, where nobody gives one (it is None).
+
+    A run that goes on keeps the values that were derived for it at its first start, although another version may derive
+    others. saved: the run's config.json, None for a new run. derived_from: where one of these fields has another value
+    than the saved one, the value is left to be derived anew.
+    """
+    if saved is None or saved.get(name) is None or getattr(config, name) is not None:
+        return config
+    if any(to_json(getattr(config, field)) != saved.get(field) for field in derived_from):
+        return config
+    return replace(config, **{name: saved[name]})
 
 
 def run_fields(optimizer: OptimizerConfig, *, fixed_steps: bool = False) -> tuple[str, ...]:
@@ -269,6 +289,12 @@ def run_fields(optimizer: OptimizerConfig, *, fixed_steps: bool = False) -> tupl
     return RUN_FIELDS + (() if fixed_steps or optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
 
 
-def resolved_json(config: Any, fingerprints: dict[str, Any]) -> dict:
-    """What `config.json` holds: every field with its value, and the fingerprints of the stores and the tokenizer."""
-    return to_json(config) | {"fingerprints": fingerprints}
+def resolved_json(config: PretrainConfig | FinetuneConfig, fingerprints: dict[str, Any]) -> dict:
+    """The content of `config.json`: the kind of the run, every field, and the fingerprints of what it is made from."""
+    kind = FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
+    return {"kind": kind} | to_json(config) | {"fingerprints": fingerprints}
+
+
+def kind_of_run(saved: Mapping[str, Any]) -> str:
+    """PRETRAINING or FINETUNING, by a run's config.json; before the file had its kind, a field of one alone told it."""
+    return saved.get("kind", FINETUNING if "auxiliary_lm" in saved else PRETRAINING)

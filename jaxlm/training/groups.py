@@ -92,7 +92,12 @@ def run_group(
     directory = PurePath("members", f"group-{first}-{len(members)}")
     if None in results:
         group = _Group(work, programs, members)
-        with Checkpoints(work.run.root / directory / "checkpoints", keep_newest=work.config.keep_newest) as checkpoints:
+        states = Checkpoints(
+            work.run.root / directory / "checkpoints",
+            keep_newest=work.config.keep_newest,
+            keep_every=work.config.keep_every,
+        )
+        with states as checkpoints:
             best = _train(group, checkpoints, title)
         for number, (seed, rate) in enumerate(members):
             if results[number] is not None:

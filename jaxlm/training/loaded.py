@@ -21,7 +21,7 @@ from jaxlm.reading import parse_json
 from jaxlm.sharding import MeshConfig, make_mesh, state_shardings
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.config import FINETUNING, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.network import Network, empty_model, make_network
 from jaxlm.training.run import RunDirectory, split_start
 
@@ -122,7 +122,7 @@ def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:
 def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
     """The config of a run, from its config.json (which has more: fingerprints, what a fine-tuning was given)."""
     values = run.config
-    kind: type = FinetuneConfig if "auxiliary_lm" in values else PretrainConfig
+    kind: type = FinetuneConfig if kind_of_run(values) == FINETUNING else PretrainConfig
     names = {field.name for field in dataclasses.fields(kind)}
     return from_json(kind, {name: value for name, value in values.items() if name in names}, f"{run.name}/config.json")
 

@@ -136,7 +136,11 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
     directory = member_directory(seed, rate)
     data = work.batches(seed)
     kept = Checkpoints(work.run.root / directory / "kept", keep_newest=1)
-    checkpoints = Checkpoints(work.run.root / directory / "checkpoints", keep_newest=config.keep_newest)
+    checkpoints = Checkpoints(
+        work.run.root / directory / "checkpoints",
+        keep_newest=config.keep_newest,
+        keep_every=config.keep_every,
+    )
     with kept, checkpoints:
         if resumed := bool(checkpoints.steps()):
             state, notes = resume(checkpoints, programs.abstract, seed)

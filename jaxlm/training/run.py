@@ -41,6 +41,8 @@ from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+# Fields of config.json that runs made by earlier versions lack; such a run goes on without them.
+ADDED_FIELDS = ("kind",)
 _locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
 
 
@@ -232,6 +234,8 @@ class RunDirectory:
         changed = []
         if known := config_file.exists():
             self.__dict__.pop("config", None)
+            saved = _fields(self.config)
+            given = _without(given, [name for name in ADDED_FIELDS if name not in saved])
             changed = self._compare(given, run_fields)
         if changed or not known:
             write_json(config_file, given)
@@ -285,6 +289,12 @@ class RunDirectory:
         _locks.append(lock)
 
 
+def saved_config(place: Path | str) -> dict[str, Any] | None:
+    """The config.json of the run at `place`; None where there is no run yet. InputError where it is damaged."""
+    run = RunDirectory(place)
+    return run.config if run.exists() else None
+
+
 def split_start(start: str) -> tuple[Path | str, int | None]:
     """`RUN` or `RUN@STEP` as a path, or a URL, and a step. InputError when what follows the @ of a path is no step."""
     if is_url(start):
@@ -312,6 +322,15 @@ def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             fields[f"{prefix}{name}"] = value
     return fields
+
+
+def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries without the fields of these names in dots."""
+    return {
+        name: _without(value, names, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if f"{prefix}{name}" not in names
+    }
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:

@@ -24,6 +24,7 @@ from jaxlm.tasks import (
     encode_examples,
     encode_split,
     read_task,
+    steps_of_epochs,
     train_batches,
 )
 from jaxlm.tasks.spans import SpanSplit
@@ -134,13 +135,10 @@ def finetune_lines(
     tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt" else tokenizer
     config, length, batch_size = filled(config, task.paper_for(kind))
     encoded = encode_split(task, data, "train", tokenizer, length, kind)
-    batches = train_batches(
-        encoded,
-        batch_size=batch_size,
-        num_epochs=config.num_epochs or 0,
-        seed=config.seed,
-        num_steps=config.num_steps,
+    num_steps = config.num_steps or steps_of_epochs(
+        kind, encoded, batch_size=batch_size, num_epochs=config.num_epochs or 0
     )
+    batches = train_batches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
     if step >= len(batches):
         raise InputError(f"--step {step}: the run has {len(batches)} steps, counted from 0")
     batch = batches[step]
