@@ -118,7 +118,7 @@ class ValidationBatches(_Validation[Batch]):
     """
 
     def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
-        self._tokens = [np.asarray(store.tokens) for store in stores]
+        self._tokens = [store.tokens for store in stores]
         self._length = length
         self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
         self._targets = [

@@ -72,7 +72,7 @@ class Pairs:
         self.plan = chunk_plan(store, section, chunk_options(data, length))
         self.rows, self.most = self.plan.rows, self.plan.bins.most_items
         self._ending = 0 if store.end is None else 1
-        self._tokens, self._documents = np.asarray(store.tokens), np.asarray(store.document_starts)
+        self._tokens, self._documents = store.tokens, np.asarray(store.document_starts)
         self._sentences = np.asarray(store.sentence_starts)
         self._others = self._filled_documents()
         self._check()

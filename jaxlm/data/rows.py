@@ -41,14 +41,15 @@ class _Windows:
 
     def __init__(self, store: Store, section: Section, length: int):
         self.store, self.section, self._length = store, section, length
-        self._tokens = np.asarray(store.tokens)  # the same pages; a memmap's own slices are slow
+        self._tokens = store.tokens  # not as an array, which would read and check all of it now
         self.pairs = max(section.tokens - 1, 0)
         self.rows = -(-self.pairs // length)
 
     def fill(self, row: int, batch: Batch, b: int, epoch: int) -> None:
         start = row * self._length
         slots = min(self._length, self.pairs - start)
-        stretch = self._tokens[self.section.first_token + start :][: slots + 1]
+        start += self.section.first_token
+        stretch = self._tokens[start : start + slots + 1]
         batch.ids[b, :slots] = stretch[:-1]
         batch.targets[b, :slots] = stretch[1:]
         batch.positions[b, :slots] = np.arange(slots)
@@ -75,7 +76,7 @@ class _Packed:
     def __init__(self, store: Store, section: Section, length: int, versions: DataVersions):
         self.store, self.section = store, section
         self._begin = store.end if versions.packed >= 2 else None
-        self._tokens = np.asarray(store.tokens)
+        self._tokens = store.tokens
         first = section.first_document
         self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]
         self._plan = PackingPlan(self._starts, length, begun=self._begin is not None)

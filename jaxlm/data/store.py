@@ -8,6 +8,7 @@ A directory:
     sentence_starts.bin    int64, sentences + 1 offsets into tokens.bin, where sentences were kept; a document begins
                            one, and the id that ends a document belongs to its last
     token_counts.bin       int64, how often each id occurs in tokens.bin
+    checksums.bin          a checksum of each chunk of the arrays (jaxlm/data/arrays.py); older stores have none
     tokenizer/             what `load_tokenizer` reads
 Integers are little-endian. The description's `arrays` lists every array; readers ignore those they do not know.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.data.arrays import CheckedArray, check_old, check_whole, read_checksums
 from jaxlm.errors import InputError
 from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer, load_tokenizer
@@ -53,7 +55,7 @@ class Section:
 
 
 class Store:
-    """An open store. Arrays are mapped, not read.
+    """An open store. Arrays are mapped, not read; what is read of them is checked first, and raises DamagedStore.
 
     tokens: (num_tokens,) uint16 or uint32. document_starts: (documents + 1,) int64. token_counts: (vocab_size,) int64.
     sentence_starts: (sentences + 1,) int64, and sentences, how many; both None where sentences were not kept.
@@ -73,23 +75,24 @@ class Store:
         self.num_tokens: int = description["tokens"]
         self.bytes: int = description["bytes"]
         self.words: int = description["words"]
+        self._verified: set[str] = set()  # names of arrays that were read as a whole
         names = [field.name for field in fields(Section)]
         self.sections = tuple(Section(**{name: s[name] for name in names}) for s in description["sections"])
 
     @cached_property
-    def tokens(self) -> np.memmap:
+    def tokens(self) -> CheckedArray:
         return self._array("tokens")
 
     @cached_property
-    def document_starts(self) -> np.memmap:
+    def document_starts(self) -> CheckedArray:
         return self._array("document_starts")
 
     @cached_property
-    def sentence_starts(self) -> np.memmap | None:
+    def sentence_starts(self) -> CheckedArray | None:
         return None if self.sentences is None else self._array("sentence_starts")
 
     @cached_property
-    def token_counts(self) -> np.memmap:
+    def token_counts(self) -> CheckedArray:
         return self._array("token_counts")
 
     def tokenizer(self) -> Tokenizer:
@@ -102,28 +105,36 @@ class Store:
         return tokenizer
 
     def verify(self) -> None:
-        """Read every array and compare its checksum; InputError naming the first that does not match."""
-        for array in self.description["arrays"].values():
-            path = self.path / array["file"]
-            if file_sha256(path) != array["sha256"]:
-                raise InputError(
-                    f"{path} is damaged: its checksum is not the one in {DESCRIPTION}; delete it and prepare it again"
-                )
+        """Read every array and compare its checksum; DamagedStore naming the first that does not match."""
+        for name, array in self.description["arrays"].items():
+            check_whole(self.path / array["file"], array)
+            self._verified.add(name)
         self.tokenizer()
 
     def unigram_entropy(self) -> float:
         """Entropy of the distribution of ids, in nats: the loss of a model that knows frequencies and nothing else."""
-        counts = self.token_counts[self.token_counts > 0].astype(np.float64)
+        counts = np.asarray(self.token_counts, np.float64)
+        counts = counts[counts > 0]
         shares = counts / counts.sum()
         return float(-(shares * np.log(shares)).sum())
 
-    def _array(self, name: str) -> np.memmap:
+    def _array(self, name: str) -> CheckedArray:
         array = self.description["arrays"][name]
-        return np.memmap(self.path / array["file"], dtype=array["dtype"], mode="r", shape=tuple(array["shape"]))
+        path, checksums = self.path / array["file"], None
+        if name not in self._verified:
+            if self._checksums is None:
+                check_old(path, array)
+            else:
+                checksums = self._checksums[name]
+        return CheckedArray(path, np.dtype(array["dtype"]), array["shape"][0], checksums)
+
+    @cached_property
+    def _checksums(self) -> dict[str, np.ndarray] | None:
+        return read_checksums(self.path, self.description)
 
 
 def open_store(path: str | Path) -> Store:
-    """Open a store: its description and the sizes of its files are checked now, contents only by `Store.verify`."""
+    """Open a store: its description and the sizes of its files are checked now, contents as they are read."""
     if lies_elsewhere(path):
         raise InputError(
             f"{path}: a store is read from a disk: copy it there first (gcloud storage rsync --recursive; on a pod "
@@ -178,11 +189,6 @@ def description_fingerprint(description: dict[str, Any]) -> str:
     """SHA-256 over the description without its own `fingerprint`."""
     rest = {key: value for key, value in description.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
 from jaxlm.data.sentences import Sentences, borders_by, resolved
 from jaxlm.data.shards import blocks, encode_documents
 from jaxlm.data.store import (
@@ -20,7 +21,6 @@ from jaxlm.data.store import (
     Section,
     Store,
     description_fingerprint,
-    file_sha256,
     open_store,
     partial_path,
     token_dtype,
@@ -194,6 +194,7 @@ class StoreWriter:
             description["sentences"] = state["sentences"]
         description["fingerprint"] = description_fingerprint(description)
         write_atomic(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
+        write_atomic(store / CHECKSUMS, chunk_checksums(store, description))
         publish(self.directory, store, output)
 
     @property

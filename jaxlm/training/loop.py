@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxlm.data.arrays import DamagedStore
 from jaxlm.errors import RunError, Stopped
 from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import NotFinite, Recorder
@@ -45,18 +46,24 @@ def train(
     batches: global batches on the devices, beginning with the one of the state's step. save(step, state) starts a
     checkpoint, finished_saves() names those that count since it was last asked. Metrics are fetched one step late, so
     that the devices never wait for the host.
-    Raises Stopped after SIGTERM or SIGINT, and RunError after a loss that is not finite, with the state saved.
+    Raises Stopped after SIGTERM or SIGINT, and RunError after a loss that is not finite or where a store turns out to
+    be damaged, with the state saved.
     """
     done = saved = int(state.step)
     late: tuple[int, dict] | None = None
+    damage: DamagedStore | None = None
     try:
         while done < num_steps:
             if stop.requested():
                 break
             if profile is not None:
                 profile.before(done)
-            with recorder.meter.waiting():
-                batch = next(batches)
+            try:
+                with recorder.meter.waiting():
+                    batch = next(batches)
+            except DamagedStore as error:
+                damage = error
+                break
             state, metrics = step(state, batch)
             done += 1
             if late is not None:
@@ -89,13 +96,19 @@ def train(
             f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)}); the state "
             f"before it, of step {sound}, is saved: start from it as a new run with another rate, or look at these rows"
         ) from error
+    except DamagedStore as error:  # of the validation text
+        damage = error
     finally:
         if profile is not None:
             profile.stop()
-    if done < num_steps:
-        if done > saved:
+    if damage is not None or done < num_steps:
+        alone = damage is None or jax.process_count() == 1  # other processes did not meet the damage
+        if saved < done < num_steps and alone:
             recorder.sync()
             save(done, state)
+            saved = done
+        if damage is not None:
+            raise RunError(f"{damage}; then the same command continues from step {saved}") from damage
         raise Stopped(f"stopped at step {done} of {num_steps}, saved; the same command continues")
     return state
 
