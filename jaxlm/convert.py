@@ -29,7 +29,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.output import write_json
 from jaxlm.tasks import CustomConfig
 from jaxlm.tasks.custom import with_rows
-from jaxlm.text import Tokenizer
+from jaxlm.text import Case, Tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.loaded import LoadedRun, load_run
 from jaxlm.training.run import RunDirectory
@@ -47,6 +47,9 @@ class Import:
     """Compare each layer's output with transformers' own, or with the reference that lies beside the files."""
     custom: CustomConfig = CustomConfig()
     """The rows of a fine-tuned model, for predict and evaluate; unless given, one column `text` or `sentence`."""
+    wordpiece_case: Case = "auto"
+    """Whether text keeps upper case and accents in a WordPiece vocabulary (cased) or neither; auto: as its
+    tokenizer_config.json says, else as the vocabulary looks."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 
 def import_model(arguments: Import) -> None:
     """Read everything, then make the run directory: what cannot be read leaves none."""
-    published = _with_rows(read_published(arguments.source), arguments.custom)
+    published = _with_rows(read_published(arguments.source, arguments.wordpiece_case), arguments.custom)
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")
         directory = Path(arguments.source.partition(":")[2]).expanduser()

@@ -116,6 +116,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         raise InputError("fine-tuning from scratch needs a tokenizer: give --tokenizer, or --start a pretrained run")
     else:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
+        for note in tokenizer.notes:
+            log.info("tokenizer %s: %s", arguments.tokenizer, note)
     config.check()
     if source is None and (config.transfer_layers is not None or config.reinit_layers):
         name = "transfer_layers" if config.transfer_layers is not None else "reinit_layers"

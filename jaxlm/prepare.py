@@ -24,7 +24,7 @@ from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
 from jaxlm.logs import Progress
-from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
+from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
 
 # A tokenizer is trained on no more text than this, taken evenly from all of it.
 TRAINING_BYTES = 64 << 20
@@ -64,8 +64,9 @@ class PrepareConfig:
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
     """The kind of vocabulary that train-sentencepiece makes."""
 
-    wordpiece_case: Literal["uncased", "cased"] = "uncased"
-    """Whether train-wordpiece keeps upper case and accents (cased), or neither."""
+    wordpiece_case: Case = "auto"
+    """Whether a WordPiece vocabulary keeps upper case and accents (cased), or neither. auto: train-wordpiece keeps
+    neither; a published vocabulary does as the tokenizer_config.json beside it says, else as it looks."""
 
     sentences: Sentences = "auto"
     """Whether the borders of sentences are kept, which pairs of them need: split finds them (by sentencex), lines takes
@@ -101,13 +102,14 @@ def prepare(config: PrepareConfig) -> Store:
         "weights": list(config.weights),
         "errors": config.errors,
         "sentencepiece_model": config.sentencepiece_model,
-        "wordpiece_case": config.wordpiece_case,
+        # A published vocabulary's case shows in its fingerprint; "uncased" is what stood here before there was auto.
+        "wordpiece_case": "uncased" if config.wordpiece_case == "auto" else config.wordpiece_case,
         "sentences": config.sentences,
         "language": config.language,
     }
     sources = tuple(parse_source(spec) for spec in config.source)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        return existing_store(output, arguments, sources)
+        return existing_store(output, arguments, sources, config.wordpiece_case)
 
     units: list[Unit] = []
     inputs = []
@@ -201,18 +203,24 @@ def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[U
     trains = kind in TRAINED
     if directory.exists():
         tokenizer = load_tokenizer(directory)
-        if not trains and tokenizer_from_spec(config.tokenizer).fingerprint != tokenizer.fingerprint:
+        if not trains and _read(config).fingerprint != tokenizer.fingerprint:
             raise InputError(f"tokenizer {config.tokenizer!r} has changed since {partial} was begun; delete {partial}")
         return tokenizer
     if trains:
         tokenizer = _train(config, int(size), sources, units)
     else:
-        tokenizer = tokenizer_from_spec(config.tokenizer)
+        tokenizer = _read(config)
+        for note in tokenizer.notes:
+            print(f"tokenizer {config.tokenizer}: {note}", flush=True)
     fresh = partial / "tokenizer.new"
     shutil.rmtree(fresh, ignore_errors=True)
     tokenizer.save(fresh)
     os.replace(fresh, directory)
     return tokenizer
+
+
+def _read(config: PrepareConfig) -> Tokenizer:
+    return tokenizer_from_spec(config.tokenizer, config.wordpiece_case)
 
 
 def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units: list[Unit]) -> Tokenizer:
@@ -239,14 +247,15 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
 
     how = "all of the text" if each is None else f"the first {each:,} bytes of {len(chosen):,} of {len(units):,} units"
     sentencepiece = config.tokenizer.startswith("train-sentencepiece")
-    what = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {config.wordpiece_case}"
+    case: Literal["uncased", "cased"] = "cased" if config.wordpiece_case == "cased" else "uncased"
+    what = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {case}"
     print(f"training a {what} vocabulary of {size:,} on {how}", flush=True)
     began = time.monotonic()
     tokenizer: Tokenizer
     if sentencepiece:
         tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
     else:
-        tokenizer = train_wordpiece(sentences(), size, config.wordpiece_case)
+        tokenizer = train_wordpiece(sentences(), size, case)
     print(
         f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {time.monotonic() - began:.0f} s", flush=True
     )
@@ -311,6 +320,10 @@ def _check(config: PrepareConfig) -> None:
     kind, _, size = config.tokenizer.partition(":")
     if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
         raise InputError(f"tokenizer {config.tokenizer!r}: SIZE must be a whole number, as in {kind}:16000")
+    if kind == TRAINED[0] and config.wordpiece_case != "auto":
+        raise InputError(
+            f"wordpiece_case must be auto for {kind}, got {config.wordpiece_case}; leave --wordpiece-case out"
+        )
 
 
 def _no_documents(spec: str) -> InputError:

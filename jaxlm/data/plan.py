@@ -12,14 +12,17 @@ from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path, write_atomic
 from jaxlm.errors import InputError
 from jaxlm.reading import parse_json
-from jaxlm.text import tokenizer_from_spec
+from jaxlm.text import Case, tokenizer_from_spec
 
 # What the arguments were before they could be given.
 EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased"}
 
 
-def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Source, ...]) -> Store:
-    """The complete store at `output`, if these arguments made it; InputError otherwise."""
+def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Source, ...], case: Case = "auto") -> Store:
+    """The complete store at `output`, if these arguments made it; InputError otherwise.
+
+    case: of the tokenizer, where its vocabulary is a published one.
+    """
     if not (output / DESCRIPTION).is_file():
         what = "is a file" if output.is_file() else "is a directory that holds something else"
         raise InputError(f"{output} {what}: name another --output")
@@ -43,17 +46,17 @@ def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Sourc
         raise InputError(
             f"{output} is complete, but source {changed!r} has changed since: name another --output, or delete it"
         )
-    _check_tokenizer(store, arguments["tokenizer"])
+    _check_tokenizer(store, arguments["tokenizer"], case)
     shutil.rmtree(partial_path(output), ignore_errors=True)
     print(f"complete already: {summary(store)}", flush=True)
     return store
 
 
-def _check_tokenizer(store: Store, spec: str) -> None:
+def _check_tokenizer(store: Store, spec: str, case: Case) -> None:
     if spec.startswith("train-"):
         return
     try:
-        tokenizer = tokenizer_from_spec(spec)
+        tokenizer = tokenizer_from_spec(spec, case)
     except InputError:
         return  # its files are gone; the store has its own copy
     if tokenizer.fingerprint != store.tokenizer_fingerprint:

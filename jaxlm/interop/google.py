@@ -12,15 +12,18 @@ from jaxlm.interop.names import modern_names, parts_of, rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
 from jaxlm.interop.shapes import backbone_shapes, part_shapes
-from jaxlm.text.wordpiece import WordPieceTokenizer
+from jaxlm.text import Case, wordpiece_tokenizer
 
 NORM_EPS = 1e-12  # not in the config: tf.contrib's layer_norm has it (modeling.py:362-365)
 # The optimizer's state, in checkpoints that one goes on from.
 _NOT_THE_MODEL = re.compile(r"(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimizer.*|LAMB.*)(_\d+)?$")
 
 
-def read(directory: Path, spec: str) -> Published:
-    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here."""
+def read(directory: Path, spec: str, case: Case = "auto") -> Published:
+    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here.
+
+    case: as in `wordpiece_tokenizer`.
+    """
     config = directory / "bert_config.json"
     values = read_object(config)
     # The original has GELU in its tanh form alone, under this name (modeling.py:264-277).
@@ -36,9 +39,17 @@ def read(directory: Path, spec: str) -> Published:
     kernels = _Transposed(bundle)
     leaves = read_leaves(rules_for("bert", parts), shapes, kernels, names, model.num_layers)
     vocabulary = directory / "vocab.txt"
-    tokenizer = WordPieceTokenizer.from_file(vocabulary) if vocabulary.is_file() else None
+    tokenizer = wordpiece_tokenizer(vocabulary, case) if vocabulary.is_file() else None
     return Published(
-        spec, model, leaves, tokenizer, bundle.fingerprint(), "BertForPreTraining", "F32", parts=tuple(parts)
+        name=spec,
+        model=model,
+        leaves=leaves,
+        tokenizer=tokenizer,
+        fingerprint=bundle.fingerprint(),
+        architecture="BertForPreTraining",
+        dtype="F32",
+        parts=tuple(parts),
+        notes=() if tokenizer is None else tokenizer.notes,
     )
 
 

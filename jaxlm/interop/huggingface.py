@@ -18,7 +18,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task, ner, squad
 from jaxlm.tasks.task import Columns
-from jaxlm.text import Tokenizer, published_tokenizer
+from jaxlm.text import Case, Tokenizer, published_tokenizer
 
 # Hugging Face's classes by what stands on the backbone; the kind of task where it is a fine-tuned head.
 CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
@@ -47,8 +47,11 @@ CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
 }
 
 
-def read(directory: Path, spec: str) -> Published:
-    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here."""
+def read(directory: Path, spec: str, case: Case = "auto") -> Published:
+    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here.
+
+    case: as in `published_tokenizer`.
+    """
     values = read_object(directory / "config.json")
     name = str(directory / "config.json")
     model = model_from_config(values, name)
@@ -69,7 +72,7 @@ def read(directory: Path, spec: str) -> Published:
     used = {files.infos[names[part]].dtype for rule in backbone_rules(model_type) for part in rule.names(0)}
     if len(used) > 1:
         raise InputError(f"{directory}: its parameters are of several types, {', '.join(sorted(used))}; save it in one")
-    tokenizer, notes = _tokenizer(directory, model)
+    tokenizer, notes = _tokenizer(directory, model, case)
     return Published(
         name=spec,
         model=model,
@@ -150,8 +153,8 @@ def _check_tied(files: TensorFiles, names: Mapping[str, str], second: str, first
         raise InputError(f"{other.file}: {names[second]} differs from {names[first]}; the output must be tied to it")
 
 
-def _tokenizer(directory: Path, model: GPTConfig | BertConfig) -> tuple[Tokenizer | None, list[str]]:
-    tokenizer = published_tokenizer(directory)
+def _tokenizer(directory: Path, model: GPTConfig | BertConfig, case: Case) -> tuple[Tokenizer | None, list[str]]:
+    tokenizer = published_tokenizer(directory, case)
     if tokenizer is None:
         return None, [f"{directory} has no tokenizer: ids alone can be read, text cannot"]
     if tokenizer.size > model.vocab_size:
@@ -159,4 +162,4 @@ def _tokenizer(directory: Path, model: GPTConfig | BertConfig) -> tuple[Tokenize
             f"{directory}: its tokenizer has {tokenizer.size} ids and its model {model.vocab_size}; they do not belong "
             "together"
         )
-    return tokenizer, []
+    return tokenizer, list(tokenizer.notes)

@@ -19,7 +19,7 @@ from jaxlm.interop.rules import read_leaves
 from jaxlm.interop.shapes import backbone_shapes
 from jaxlm.interop.tensors import Info
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
-from jaxlm.text import Tokenizer
+from jaxlm.text import Case, Tokenizer
 from jaxlm.text.bpe import GPT2Tokenizer
 from jaxlm.text.gpt1 import GPT1Tokenizer
 
@@ -74,8 +74,10 @@ class _FlatVector:
         return np.concatenate(parts).reshape(self.infos[name].shape)
 
 
-def read(directory: Path, spec: str) -> Published:
-    """GPT-1's or GPT-2's release. InputError, one line, where a file is missing or damaged."""
+def read(directory: Path, spec: str, case: Case = "auto") -> Published:
+    """GPT-1's or GPT-2's release. InputError, one line, where a file is missing or damaged, or a case is asked for."""
+    if case != "auto":
+        raise InputError(f"wordpiece_case must be auto for {spec}, got {case}; leave --wordpiece-case out")
     return _gpt2(directory, spec) if (directory / "hparams.json").is_file() else _gpt1(directory, spec)
 
 

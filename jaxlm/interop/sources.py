@@ -5,17 +5,21 @@ from pathlib import Path
 from jaxlm.errors import InputError
 from jaxlm.interop import google, huggingface, openai
 from jaxlm.interop.published import Published
+from jaxlm.text import Case
 
 _READERS = {"hf:": huggingface.read, "openai:": openai.read, "google:": google.read}
 KINDS = tuple(_READERS)
 
 
-def read_published(spec: str) -> Published:
-    """The model that `spec`, one of KINDS and a directory, names. InputError, one line, where it cannot be read."""
+def read_published(spec: str, case: Case = "auto") -> Published:
+    """The model that `spec`, one of KINDS and a directory, names. InputError, one line, where it cannot be read.
+
+    case: whether a WordPiece vocabulary keeps the case of text; auto: as what stands beside it says.
+    """
     kind, colon, place = spec.partition(":")
     directory = Path(place).expanduser()
     if kind + colon not in _READERS or not place or not directory.is_dir():
         raise InputError(
             f"{spec}: {directory} is no directory; give hf:, openai: or google: and that of a model's files"
         )
-    return _READERS[kind + colon](directory, spec)
+    return _READERS[kind + colon](directory, spec, case)

@@ -2,12 +2,15 @@
 
 from jaxlm.text.exporting import published_files
 from jaxlm.text.piece_models import train_sentencepiece
-from jaxlm.text.specs import load_tokenizer, published_tokenizer, tokenizer_from_spec
+from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
+from jaxlm.text.saved import load_tokenizer
+from jaxlm.text.specs import tokenizer_from_spec
 from jaxlm.text.tokenizer import ROLES, Tokenizer
-from jaxlm.text.wordpiece import train_wordpiece
+from jaxlm.text.wordpiece import Case, train_wordpiece
 
 __all__ = [
     "ROLES",
+    "Case",
     "Tokenizer",
     "load_tokenizer",
     "published_files",
@@ -15,4 +18,5 @@ __all__ = [
     "tokenizer_from_spec",
     "train_sentencepiece",
     "train_wordpiece",
+    "wordpiece_tokenizer",
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading import read_regular
 
 # The roles in the order in which a trained vocabulary holds them.
 ROLES = ("pad", "unknown", "start", "end", "delimiter", "extract", "mask", "cls", "sep")
@@ -46,12 +47,14 @@ class Tokenizer(ABC):
     size: the number of ids, special tokens included: the rows of an embedding table.
     specials: role -> id, of those in ROLES that the vocabulary has. Two roles may share an id (GPT-1's id 0).
     files: name -> content of everything the scheme needs; what is saved and what the fingerprint covers.
+    notes: sentences about how it was read, for the first to use it; not saved.
     """
 
     kind: str
     cuts = False  # whether `cut` and `cuts_at` find places
     continuing = ""  # what begins a piece that continues a word, for schemes that mark these
     opening = ""  # what begins a piece that opens a word, for schemes that mark those
+    notes: tuple[str, ...] = ()
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
         self.files = dict(files)
@@ -178,9 +181,9 @@ class Tokenizer(ABC):
 
 
 def read_file(path: Path) -> bytes:
-    """The content of one of a tokenizer's files; InputError where it cannot be read."""
+    """The content of one of a tokenizer's files; InputError where it cannot be read, or is not a regular file."""
     try:
-        return Path(path).read_bytes()
+        return read_regular(Path(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; a tokenizer's file is expected there") from error
 

@@ -2,18 +2,22 @@
 
 A vocabulary without upper-case letters lower-cases and strips accents, as BERT's uncased models do. Words of more than
 200 characters are unknown, as in google-research/bert (the library's default is 100). Case, white space and what is
-unknown are lost, so a decoded text is not the original. One letter differs from Google's code: a capital sigma at the
-end of a word is lower-cased to σ by the library, to ς there.
+unknown are lost, so a decoded text is not the original.
+
+The library differs from Google's code in four points. A capital sigma at the end of a word is lower-cased to σ, there
+to ς. Private-use characters are dropped, there they make their word unknown. The 256 ideographs from U+2B820 are part
+of the word around them, there words of their own. And characters go by the categories of Unicode 8, there by those of
+the Python in use, so that later punctuation does not part words and later combining marks stay.
 
 Training is the library's. Left alone, it numbers characters in the order of a hash table that differs from process to
 process, and ties between pairs follow those numbers; here every character comes first, in order, so that the same text
 gives the same bytes.
 """
 
+import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,12 +29,14 @@ from jaxlm.text.tokenizer import (
     Tokenizer,
     cut_before_white_space,
     library_offsets,
-    read_file,
     roles_by_spelling,
 )
 
 FILE = "vocab.txt"
 CASE_FILE = "case.txt"  # only where the vocabulary does not show whether it lower-cases
+SETTINGS_FILE = "settings.json"  # only where accents or ideographs are treated otherwise than BERT's models do
+# Whether text keeps its case; auto: as what stands beside the vocabulary says, else as the vocabulary looks.
+Case = Literal["auto", "uncased", "cased"]
 UNKNOWN = "[UNK]"
 CONTINUES = "##"
 LONGEST_WORD = 200
@@ -51,40 +57,59 @@ _PUNCTUATION = frozenset(".!?:;,\"')]}…”’»›。！？；：，」』）�
 class WordPieceTokenizer(Tokenizer):
     """A `vocab.txt`: a piece a line, its id the number of the line, from 0.
 
-    lower_case: whether text is lower-cased and loses its accents; None: where the vocabulary has no upper-case letter.
+    lower_case: whether text is lower-cased; None: where the vocabulary has no upper-case letter.
+    strip_accents: whether text loses its accents; None: where it is lower-cased.
+    part_ideographs: whether each Chinese character is a word of its own.
     """
 
     kind = "wordpiece"
     cuts = True
     continuing = CONTINUES
 
-    def __init__(self, vocabulary: bytes, name: str = FILE, lower_case: bool | None = None):
+    def __init__(
+        self,
+        vocabulary: bytes,
+        name: str = FILE,
+        lower_case: bool | None = None,
+        *,
+        strip_accents: bool | None = None,
+        part_ideographs: bool = True,
+    ):
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models
 
-        try:
-            lines = vocabulary.decode("utf-8").removesuffix("\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name}: byte {error.start} is not UTF-8; a WordPiece vocabulary is UTF-8") from error
+        lines = _lines(vocabulary, name)
         ids = {line.strip(): number for number, line in enumerate(lines)}
         if UNKNOWN not in ids:
             raise InputError(f"{name}: no {UNKNOWN} among its {len(lines)} lines; it is not a WordPiece vocabulary")
-        looks_lower = not any(
-            piece != piece.lower() for piece in ids if not (piece.startswith("[") and piece.endswith("]"))
-        )
-        self.lower_case = looks_lower if lower_case is None else lower_case
+        self.lower_case = _looks_lower(ids, "[]", "<>") if lower_case is None else lower_case
+        strip_accents = None if strip_accents == self.lower_case else strip_accents
         model = models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD)
         self._library = Library(model)
-        self._library.normalizer, self._library.pre_tokenizer = _treatment(self.lower_case)
+        self._library.normalizer, self._library.pre_tokenizer = _treatment(
+            self.lower_case, strip_accents, part_ideographs
+        )
         self._library.decoder = decoders.WordPiece()
         files = {FILE: vocabulary}
-        if self.lower_case != looks_lower:
+        if self.lower_case != _looks_lower(ids, "[]"):
             files[CASE_FILE] = b"uncased\n" if self.lower_case else b"cased\n"
+        if strip_accents is not None or not part_ideographs:
+            settings = {"strip_accents": strip_accents, "part_ideographs": part_ideographs}
+            files[SETTINGS_FILE] = (json.dumps(settings) + "\n").encode()
         super().__init__(files, len(lines), roles_by_spelling(ids))
 
     @classmethod
-    def from_file(cls, path: Path) -> "WordPieceTokenizer":
-        return cls(read_file(path), str(path))
+    def from_files(cls, files: Mapping[str, bytes], name: str) -> "WordPieceTokenizer":
+        """The tokenizer whose `files` these are. KeyError or ValueError where they are not those of one.
+
+        Without a CASE_FILE the vocabulary decides as it always did there, by all pieces but those in square brackets.
+        """
+        vocabulary = files[FILE]
+        case = files.get(CASE_FILE)
+        looks = _looks_lower(map(str.strip, _lines(vocabulary, name)), "[]")
+        lower_case = looks if case is None else case == b"uncased\n"
+        settings = json.loads(files.get(SETTINGS_FILE, b"{}"))
+        return cls(vocabulary, name, lower_case, **settings)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -178,11 +203,27 @@ def _rare_characters(lines: list[str], case: str, pieces: list[str], room: int) 
     return ""
 
 
-def _treatment(lower_case: bool):
+def _lines(vocabulary: bytes, name: str) -> list[str]:
+    try:
+        return vocabulary.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: byte {error.start} is not UTF-8; a WordPiece vocabulary is UTF-8") from error
+
+
+def _looks_lower(pieces: Iterable[str], *brackets: str) -> bool:
+    """Whether no piece has an upper-case letter, those left out that stand in one of these pairs of brackets."""
+    special = lambda piece: any(piece.startswith(pair[0]) and piece.endswith(pair[1]) for pair in brackets)  # noqa: E731
+    return not any(piece != piece.lower() and not special(piece) for piece in pieces)
+
+
+def _treatment(lower_case: bool, strip_accents: bool | None = None, part_ideographs: bool = True):
     """What BERT does to text before its words are looked up: (normalizer, pre-tokenizer)."""
     from tokenizers import normalizers, pre_tokenizers
 
-    return normalizers.BertNormalizer(lowercase=lower_case), pre_tokenizers.BertPreTokenizer()
+    normalizer = normalizers.BertNormalizer(
+        lowercase=lower_case, strip_accents=strip_accents, handle_chinese_chars=part_ideographs
+    )
+    return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
 def cuts_between_words(text: str, place: int) -> bool:

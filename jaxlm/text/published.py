@@ -1,0 +1,95 @@
+"""The tokenizer among the files of a published model, by Hugging Face's names for them.
+
+Where there is a `tokenizer.json`, it says everything. Elsewhere a vocabulary comes with settings in
+`tokenizer_config.json`; those that decide ids are followed, and refused by name where they have no counterpart here.
+"""
+
+from pathlib import Path
+
+from jaxlm.errors import InputError
+from jaxlm.text import bpe, gpt1, tokenizer_json, wordpiece
+from jaxlm.text.settings import FILE as SETTINGS
+from jaxlm.text.settings import Settings
+from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
+
+
+def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Tokenizer | None:
+    """The tokenizer in `directory`; None where there is none. InputError for what has no counterpart here.
+
+    GPT-1's vocabulary gets its own text treatment, which its `tokenizer.json` lacks; elsewhere that file comes first.
+    case: as in `wordpiece_tokenizer`.
+    """
+    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
+    of_pairs = vocabulary.is_file() and merges.is_file()
+    has_json = (directory / tokenizer_json.FILE).is_file()
+    settings = Settings(directory)
+    found: Tokenizer
+    if of_pairs and gpt1.END_OF_WORD.encode() in read_file(vocabulary) and (settings.fit("gpt1") or not has_json):
+        settings.check("gpt1")
+        found = gpt1.GPT1Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
+    elif has_json:
+        found = tokenizer_json.JsonTokenizer.from_directory(directory)
+        return _of_no_case(found, case, f"{directory}/{tokenizer_json.FILE} says how text is treated")
+    elif of_pairs:
+        settings.check("gpt2")
+        found = bpe.GPT2Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
+    elif (directory / wordpiece.FILE).is_file():
+        return wordpiece_tokenizer(directory / wordpiece.FILE, case)
+    else:
+        return None
+    return _of_no_case(settings.with_added(found), case, f"{directory} has no WordPiece vocabulary")
+
+
+def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:
+    """A WordPiece vocabulary with the settings that stand beside it, where it is called `vocab.txt`.
+
+    case: whether text keeps its case; auto: as the settings say, else as the vocabulary looks. `notes` say which.
+    """
+    if file.name == wordpiece.FILE and (file.parent / DESCRIPTION).is_file():
+        return _saved_here(file, case)
+    settings = Settings(file.parent if file.name == wordpiece.FILE else None)
+    settings.check("wordpiece")
+    said = settings.truth("do_lower_case")
+    lower_case = said if case == "auto" else case == "uncased"
+    found = wordpiece.WordPieceTokenizer(
+        read_file(file),
+        str(file),
+        lower_case,
+        strip_accents=settings.truth("strip_accents"),
+        part_ideographs=settings.truth("tokenize_chinese_chars") is not False,
+    )
+    settings.check_roles(found)
+    source = "as --wordpiece-case says" if case != "auto" else f"from {SETTINGS}"
+    found.notes = (_case_note(found.lower_case, source if lower_case is not None else None),)
+    return settings.with_added(found)
+
+
+def _saved_here(file: Path, case: wordpiece.Case) -> Tokenizer:
+    """A vocabulary that jaxlm saved, with what it saved beside it."""
+    names = [name for name in (wordpiece.CASE_FILE, wordpiece.SETTINGS_FILE) if (file.parent / name).is_file()]
+    files = {name: read_file(file.parent / name) for name in names} | {wordpiece.FILE: read_file(file)}
+    if case != "auto":
+        files[wordpiece.CASE_FILE] = f"{case}\n".encode()
+    try:
+        found = wordpiece.WordPieceTokenizer.from_files(files, str(file))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file.parent}/{wordpiece.SETTINGS_FILE} is damaged ({error}); copy it again") from error
+    source = "as --wordpiece-case says" if case != "auto" else f"from {DESCRIPTION}"
+    found.notes = (_case_note(found.lower_case, source),)
+    return found
+
+
+def _case_note(lower_case: bool, source: str | None) -> str:
+    what, other, value = ("lower-cased", "cased", "false") if lower_case else ("kept", "uncased", "true")
+    if source is None:
+        source = (
+            f"guessed from the vocabulary; to change it, give --wordpiece-case {other}, or put a {SETTINGS} with "
+            f'{{"do_lower_case": {value}}} beside the vocabulary'
+        )
+    return f"case: {what}, {source}"
+
+
+def _of_no_case(tokenizer: Tokenizer, case: wordpiece.Case, why: str) -> Tokenizer:
+    if case != "auto":
+        raise InputError(f"wordpiece_case must be auto here, got {case}: {why}; leave --wordpiece-case out")
+    return tokenizer
