@@ -98,32 +98,36 @@ def answers(
     """What the model says of each text, in order; any number of them, some at a time.
 
     A token of a text longer than the position table is scored amid as many of its neighbours as fit. top: fillings of
-    each blank, special tokens left out; their probabilities are of the whole vocabulary. Neither neighbours nor the
-    batch size change an answer beyond rounding. Every process must call this with the same texts.
+    each blank, special tokens and rows beyond the tokenizer's size left out; their probabilities are of the whole
+    vocabulary. Memory is linear in the tokens of a block of texts. Neither neighbours nor the batch size change an
+    answer beyond rounding. Every process must call this with the same texts.
     """
     check_batch(batch_size, 1, mesh)
     whole = NamedSharding(mesh, PartitionSpec())
     allowed_V = np.ones(model.config.vocab_size, np.bool_)
     allowed_V[sorted(set(tokenizer.specials.values()))] = False
+    allowed_V[tokenizer.size :] = False  # rows that pad a published table
     step = jax.jit(functools.partial(_answer, model, min(top, model.config.vocab_size)), out_shardings=whole)
     source, rows, longest = iter(clozes), host_rows(batch_size, mesh), model.config.num_positions
     while block := list(islice(source, max(1, BATCHES_SORTED))):
-        masked = [(number, *row) for number, cloze in enumerate(block) for row in _masked(cloze, tokenizer, longest)]
-        order = sorted(range(len(masked)), key=lambda k: -len(masked[k][1]))
-        found: list[Any] = [None] * len(masked)
+        places = [(cloze, place) for cloze in block for place in cloze.where]
+        order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))
+        found: list[Any] = [None] * len(places)
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
-            bucket = length_bucket(len(masked[some[0]][1]), longest, smallest=min(SMALLEST_BUCKET, longest))
-            batch = _padded([masked[k][1:] for k in some], batch_size, bucket)
+            masked = [_masked(*places[k], tokenizer, longest) for k in some]
+            bucket = length_bucket(len(masked[0][0]), longest, smallest=min(SMALLEST_BUCKET, longest))
+            batch = _padded(masked, batch_size, bucket)
             with use_mesh(mesh):
                 batch = to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
                 said = [np.asarray(part) for part in step(params, allowed_V, batch)]
-            for place, k in enumerate(some):
-                found[k] = tuple(part[place] for part in said)
+            for row, k in enumerate(some):
+                right, *fillings = (part[row] for part in said)
+                found[k] = (float(right), *(fillings if places[k][0].is_blank else ((), ())))
         ready = iter(found)
         for cloze in block:
             of_places = [next(ready) for _ in cloze.where]
-            total = sum(float(log_probability) for log_probability, _, _ in of_places)
+            total = sum(log_probability for log_probability, _, _ in of_places)
             listed = [[(int(i), float(p)) for i, p in zip(ids, shares, strict=True)] for _, ids, shares in of_places]
             score = Score(0.0, 0) if cloze.is_blank else Score(total, len(of_places))
             yield Answered(score, listed if cloze.is_blank else [])
@@ -158,15 +162,14 @@ def _answer(model: Bert, top: int, params: Any, allowed_V: jax.Array, rows: _Row
     return right_B, ids_BK, jnp.exp(best_BK)
 
 
-def _masked(cloze: Cloze, tokenizer: Tokenizer, longest: int) -> Iterator[tuple[list[int], int, int]]:
-    """(ids with CLS, SEP and one mask, its place, what stood there) for each place of a text."""
+def _masked(cloze: Cloze, place: int, tokenizer: Tokenizer, longest: int) -> tuple[list[int], int, int]:
+    """(ids with CLS, SEP and one mask, where it stands, what stood there) for a place of a text."""
     specials, room = tokenizer.specials, longest - 2
-    for place in cloze.where:
-        first = max(0, min(place - room // 2, len(cloze.ids) - room))
-        ids = [specials["cls"], *cloze.ids[first : first + room], specials["sep"]]
-        where = place - first + 1
-        target, ids[where] = ids[where], specials["mask"]
-        yield ids, where, target
+    first = max(0, min(place - room // 2, len(cloze.ids) - room))
+    ids = [specials["cls"], *cloze.ids[first : first + room], specials["sep"]]
+    where = place - first + 1
+    target, ids[where] = ids[where], specials["mask"]
+    return ids, where, target
 
 
 def _padded(masked: Sequence[tuple[list[int], int, int]], batch_size: int, length: int) -> _Rows:

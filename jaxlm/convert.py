@@ -24,7 +24,7 @@ from jaxlm.interop.cards import model_card
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
-from jaxlm.interop.verify import verify
+from jaxlm.interop.verify import transformers_installed, verify
 from jaxlm.models.bert import BertConfig
 from jaxlm.output import write_json
 from jaxlm.tasks import CustomConfig
@@ -45,6 +45,8 @@ class Import:
     """The run directory, or gs://BUCKET/RUN, to make."""
     verify: bool = False
     """Compare each layer's output with transformers' own, or with the reference that lies beside the files."""
+    unanswerable: bool = False
+    """Questions may have no answer, as in SQuAD 2.0: a model that answers questions then may answer with none."""
     custom: CustomConfig = CustomConfig()
     """The rows of a fine-tuned model, for predict and evaluate; unless given, one column `text` or `sentence`."""
     wordpiece_case: Case = "auto"
@@ -70,6 +72,12 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 def import_model(arguments: Import) -> None:
     """Read everything, then make the run directory: what cannot be read leaves none."""
     published = _with_rows(read_published(arguments.source, arguments.wordpiece_case), arguments.custom)
+    if arguments.unanswerable:
+        if published.task is None or published.task.kind != "span":
+            raise InputError(
+                f"--unanswerable: {published.architecture} must be a model that answers questions; leave it out"
+            )
+        published = replace(published, task=replace(published.task, no_answer=True))
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")
         directory = Path(arguments.source.partition(":")[2]).expanduser()
@@ -147,6 +155,11 @@ def export_run(arguments: Export) -> None:
     kind, _, place = arguments.to.partition(":")
     if kind != "hf" or not place:
         raise InputError(f"--to {arguments.to}: hf:PATH, a directory for Hugging Face's files")
+    if arguments.verify and not transformers_installed():
+        raise InputError(
+            "--verify: transformers and PyTorch must be installed, and nothing was exported; install them "
+            "(launch/setup.sh cpu parity), or leave --verify out"
+        )
     run = load_run(arguments.run)
     directory = RunDirectory(run.path)
     saved = directory.config.get("published") or {}

@@ -79,7 +79,8 @@ def draw(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Arr
 class Decoder:
     """Continues prompts, several samples at once; programs are compiled for a bucket of lengths and kept.
 
-    params: {"backbone": …}, wherever they lie. forbidden: ids that are never given out. end: the id that ends a sample.
+    params: {"backbone": …}, wherever they lie. forbidden: ids that are never given out. size: the tokenizer's,
+    beyond which the rows of a published table are padding and never given out. end: the id that ends a sample.
     The draws depend on (seed, number of the prompt, sample, position) and on nothing else.
     """
 
@@ -90,6 +91,7 @@ class Decoder:
         *,
         sampling: Sampling = Sampling(),
         forbidden: Sequence[int] = (),
+        size: int | None = None,
         end: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -99,6 +101,7 @@ class Decoder:
         self.params = for_inference(params["backbone"], model.execution.compute_dtype())
         allowed_V = np.ones(model.config.vocab_size, bool)
         allowed_V[list(forbidden)] = False
+        allowed_V[len(allowed_V) if size is None else size :] = False
         if end is not None:
             allowed_V[end] = True
         if not allowed_V.any():

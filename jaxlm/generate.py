@@ -21,6 +21,7 @@ from jaxlm.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.models.bert import Bert
 from jaxlm.tasks.files import numbered_lines
+from jaxlm.training.config import check_seed
 from jaxlm.training.labelling import default_batch_size
 from jaxlm.training.loaded import LoadedRun, load_run
 
@@ -55,6 +56,7 @@ def generate(arguments: Arguments) -> None:
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: a number above 0")
     arguments.sampling.check()
+    check_seed("--seed", arguments.seed)
     run = load_run(arguments.run)
     if isinstance(run.model, Bert):
         fill(run, arguments)
@@ -65,6 +67,7 @@ def generate(arguments: Arguments) -> None:
         run.params,
         sampling=arguments.sampling,
         forbidden=list(specials.values()),
+        size=run.tokenizer.size,
         end=specials.get("end"),
         seed=arguments.seed,
     )

@@ -13,6 +13,7 @@ from jaxlm import aot, finetune, pretrain, show
 from jaxlm.config import command_line, find_config, from_json, given_fields, load_config, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError
+from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
@@ -302,7 +303,18 @@ def test_a_derived_value_stays_what_the_run_has_saved():
         ({"length": 513}, "length 513: from 1 to model.num_positions, which is 512"),
         ({"length": 0}, "length 0"),
         ({"execution": Execution(loss_chunks=3)}, "execution.loss_chunks 3: length 512 must be divisible"),
-        ({"execution": Execution(loss_chunks=-1)}, "execution.loss_chunks -1"),
+        ({"execution": Execution(loss_chunks=-1)}, "execution.loss_chunks must be a number above 0, or 0"),
+        # Fails on 2968321: a negative number of an encoder dies in a reshape, this rate in a division by zero.
+        (
+            {
+                "model": BertConfig(),
+                "data": DataConfig(layout="pairs"),
+                "execution": Execution(loss_chunks=-2),
+            },
+            "execution.loss_chunks must be a number above 0, or 0",
+        ),
+        ({"model": GPTConfig(dropout_rate=0.9999924)}, "model.dropout_rate must be a number from 0 to 0.99998, got"),
+        ({"model": GPTConfig(attention_dropout_rate=1.0)}, "model.attention_dropout_rate must be a number from 0"),
         ({"batch_size": 0}, "batch_size 0"),
         ({"micro_batches": 0}, "micro_batches 0"),
         ({"model": GPTConfig(num_heads=7)}, "num_heads 7"),
@@ -316,6 +328,9 @@ def test_values_that_cannot_run_are_refused(change, said):
 
 def test_sound_values_pass():
     PretrainConfig().check()
+    PretrainConfig(model=GPTConfig(dropout_rate=0.99998)).check()
+    with pytest.raises(InputError, match="head_dropout_rate must be a number from 0 to 0.99998, got 0.999993"):
+        FinetuneConfig(head_dropout_rate=0.999993).check()
     FinetuneConfig().check()
     check_sizes(512, 4, GPTConfig())
     with pytest.raises(InputError, match="auxiliary_lm -1"):

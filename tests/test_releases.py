@@ -16,6 +16,7 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.interop.bundle import Bundle
+from jaxlm.interop.crc32c import crc32c
 from jaxlm.interop.openai import LAYER
 from jaxlm.interop.sources import read_published
 
@@ -144,3 +145,49 @@ def test_what_is_damaged_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="no bert_config.json"):
         read_published(f"google:{tmp_path}")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 1023, 1024, 1025, 70_001, (4 << 20) + 1025])
+def test_crc32c_is_that_of_its_definition(length):
+    """Against bits shifted one at a time (RFC 3720, appendix B.4, has the check value), and in two pieces."""
+    assert crc32c(b"123456789") == 0xE3069283 and crc32c(bytes(32)) == 0x8A9136AA
+    content = np.random.default_rng(length).bytes(length)
+    if length <= 2000:
+        state = 0xFFFFFFFF
+        for byte in content:
+            state ^= byte
+            for _ in range(8):
+                state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
+        assert crc32c(content) == state ^ 0xFFFFFFFF
+    else:
+        google = pytest.importorskip("google_crc32c")
+        assert crc32c(content) == google.value(content)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("ending", ["index", "data-00000-of-00001"])
+def test_a_flipped_byte_of_a_tensorflow_checkpoint_is_found(tmp_path, ending, place):
+    """Fails on 2968321: parameters are read with a wrong bit, and nothing is said."""
+    shutil.copytree(TENSORFLOW / "gpt2", tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / f"model.ckpt.{ending}"
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * place)] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"checksum; download it again|is damaged"):
+        read_published(f"openai:{tmp_path / 'gpt2'}")
+
+
+def test_sizes_that_the_tensors_do_not_have_are_refused_at_once(tmp_path):
+    """Fails on 2968321: three million layers are listed for minutes."""
+    shutil.copytree(TENSORFLOW / "gpt2", tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / "hparams.json"
+    values = json.loads(file.read_text())
+    for changed, said in (
+        ({"n_layer": 3_000_000}, "number of layers must be that of the tensors"),
+        ({"n_vocab": 10**15}, "vocab_size must be the size of a tensor's axis"),
+        ({"n_ctx": "many"}, "n_ctx must be a number above 0, got 'many'"),
+        ({"n_head": 0}, "n_head must be a number above 0, got 0"),
+    ):
+        file.write_text(json.dumps(values | changed))
+        with pytest.raises(InputError, match=said):
+            read_published(f"openai:{tmp_path / 'gpt2'}")

@@ -116,7 +116,7 @@ def test_several_answers_in_training_are_said_once_and_plausible_ones_never_read
     assert other.answers == () and other.labelled
     said = [line for line in data.report() if "several answers" in line]
     assert said == ["train: 1 questions have several answers; the first is trained on"]
-    with pytest.raises(InputError, match="no answer, which this task's questions must have; .* --task squad2"):
+    with pytest.raises(InputError, match="answers must not be empty, .*--task squad2.*--unanswerable"):
         read_task("squad", str(tmp_path))
 
 

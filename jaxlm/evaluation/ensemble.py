@@ -22,6 +22,7 @@ from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 from jaxlm.tasks import (
     CustomConfig,
     Encoded,
+    Predicted,
     Split,
     Task,
     TaskOptions,
@@ -90,7 +91,7 @@ def opinion(run: LoadedRun, parts: dict[str, Split], *, mesh: Mesh, batch_size: 
 def check_agreement(opinions: Sequence[Opinion]) -> None:
     """Refuse runs of other tasks, and of spans or tags those that read other tokens."""
     first = opinions[0]
-    what = lambda task: (task.name, task.kind, task.labels, task.mean, task.deviation)  # noqa: E731
+    what = lambda task: (task.name, task.kind, task.labels, task.mean, task.deviation, task.no_answer)  # noqa: E731
     for other in opinions[1:]:
         if what(other.task) != what(first.task):
             raise InputError(
@@ -119,6 +120,8 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     """
     if imported := [run for run in runs if "published" in run.config]:
         raise InputError(f"{imported[0].name} was imported and has no rows of its own; name a file with --input")
+    if others := [run for run in runs if "task" not in run.config]:
+        raise InputError(f"{others[0].name} must be a fine-tuned run; name another run")
     saved = runs[0].config
     _, data = read_task(
         saved["task"],
@@ -136,6 +139,44 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     return {part: split for part, split in data.splits.items() if part != "train"}
 
 
+def with_dev(parts: dict[str, Split], runs: Sequence[RunDirectory], task: Task) -> tuple[dict[str, Split], str]:
+    """`parts` and the part that a threshold is tuned on, from the first run whose files still hold it; or why none."""
+    why = ""
+    for run in runs:
+        try:
+            return parts | {task.selects: parts_of([run, *runs])[task.selects]}, ""
+        except InputError as error:
+            why = why or str(error).partition(";")[0]
+    return parts, why
+
+
+def together(task: Task, opinions: Sequence[Opinion], part: str, threshold: float | None) -> Predicted:
+    """What the averaged outputs of a part come to."""
+    outputs = averaged(task.kind, [one.labelled[part].outputs for one in opinions])
+    return predictions(task, opinions[0].encoded[part], outputs, threshold=threshold)
+
+
+def shared_threshold(task: Task, opinions: Sequence[Opinion], why_no_dev: str) -> float:
+    """The score that an answer of the ensemble needs above that of none, whatever the order of the runs.
+
+    It is tuned on the part that the runs' own were tuned on; where that is not at hand it is their mean, as an averaged
+    score is offset by the mean of the runs' offsets.
+    """
+    if task.selects in opinions[0].encoded:
+        return together(task, opinions, task.selects, None).figures["threshold"]
+    own = sorted((one.run, one.task.threshold or 0.0) for one in opinions)
+    mean = sum(threshold for _, threshold in own) / len(own)
+    listed = ", ".join(f"{threshold:.4f} of {run}" for run, threshold in own)
+    say(f"threshold {mean:.4f}, the mean of the runs' own ({listed}), not tuned for the ensemble: {why_no_dev}")
+    return mean
+
+
+def figures_alone(one: Opinion, part: str) -> dict[str, float]:
+    """A single run's figures: on the part that selects its threshold is tuned there, elsewhere it is its own."""
+    own = one.task.threshold or 0.0 if one.task.no_answer and part != one.task.selects else None
+    return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].figures
+
+
 def _softmax(x: np.ndarray) -> np.ndarray:
     shares = np.exp(x - x.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
@@ -148,24 +189,25 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     mesh = make_mesh(arguments.mesh)
     first = load_run(arguments.runs[0], mesh=mesh)
     task, _, _ = first.tuned("evaluate ensemble")
-    if arguments.input is not None:
-        parts = {"": read_labelled(arguments.input, task, errors=arguments.errors)}
+    directories, why_no_dev = [RunDirectory(split_run(name)[0]) for name in arguments.runs], ""
+    if arguments.input is None:
+        parts = tuned_on = parts_of(directories)
     else:
-        parts = parts_of([RunDirectory(split_run(name)[0]) for name in arguments.runs])
+        parts = tuned_on = {"": read_labelled(arguments.input, task, errors=arguments.errors)}
+        if task.no_answer:
+            tuned_on, why_no_dev = with_dev(parts, directories, task)
     opinions = []
     with use_mesh(mesh):
         for number, name in enumerate(arguments.runs):  # one after the other: their parameters need not fit together
             run = first if number == 0 else load_run(name, mesh=mesh)
-            opinions.append(opinion(run, parts, mesh=mesh, batch_size=batch_size_for(arguments, run, mesh)))
+            opinions.append(opinion(run, tuned_on, mesh=mesh, batch_size=batch_size_for(arguments, run, mesh)))
     check_agreement(opinions)
     said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
-    threshold, lines = (task.threshold or 0.0) if arguments.input is not None and task.no_answer else None, []
+    threshold = shared_threshold(task, opinions, why_no_dev) if task.no_answer else None
+    lines = []
     for part in sorted(parts, key=lambda part: part != task.selects):
-        rows = opinions[0].encoded[part]
-        outputs = averaged(task.kind, [one.labelled[part].outputs for one in opinions])
-        predicted = predictions(task, rows, outputs, threshold=threshold)
-        threshold = predicted.figures.get("threshold", threshold)
-        alone = [one.labelled[part].predicted(task, one.encoded[part])[0].figures for one in opinions]
+        predicted = together(task, opinions, part, threshold)
+        alone = [figures_alone(one, part) for one in opinions]
         if predicted.figures:
             said[part or "input"] = predicted.figures | {"alone": [figures[task.metric] for figures in alone]}
             say(

@@ -29,7 +29,7 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.loaded import load_run
 
-PARTED = " ||| "  # between the two texts of a line, as in the original
+PARTED = " ||| "  # between the two texts of a line; its last one, as the original's greedy pattern has it
 DECIMALS = 6
 
 
@@ -125,7 +125,7 @@ def token_features(
 
 
 def _arranged(tokenizer: Tokenizer, text: str, length: int) -> tuple[list[int], int, bool]:
-    parts = [tokenizer.encode(part) for part in text.split(PARTED, 1)]
+    parts = [tokenizer.encode(part) for part in text.rsplit(PARTED, 1)]
     form: Any = "single" if len(parts) == 1 else "entailment"
     (ids,), (second,), cut = arrange_segments(parts, [], form, tokenizer.specials, length)
     return list(ids), int(second), cut

@@ -3,8 +3,11 @@
 The index is a table of LevelDB's format without compression: blocks of sorted keys that share prefixes, each ending in
 its restart points, and a footer that finds the block of blocks. A key is a tensor's name; its value is a protocol
 buffer (`tensor_bundle.proto`: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6) that places it in a data file.
+Each block, and each tensor as it is read, is compared with its masked CRC-32C.
 """
 
+import math
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +16,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.interop.crc32c import crc32c, masked
 from jaxlm.interop.files import files_fingerprint
 from jaxlm.interop.tensors import Info
+from jaxlm.reading import open_regular, read_regular
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
@@ -39,22 +44,23 @@ class Bundle:
     def __init__(self, prefix: Path):
         self.index = prefix.with_name(prefix.name + ".index")
         try:
-            table = self.index.read_bytes()
+            table = read_regular(self.index)
         except OSError as error:
             raise InputError(f"{self.index}: {error.strerror}; a TensorFlow checkpoint is expected there") from error
         try:
             entries = dict(_entries(table))
             self.shards = _field(_message(entries.pop(b"")), 1, 1)
-            self._places: dict[str, tuple[int, int, int]] = {}
+            self._places: dict[str, tuple[int, int, int]] = {}  # offset, size, masked checksum
             self.infos: dict[str, Info] = {}
             for key, value in entries.items():
                 message, name = _message(value), key.decode()
                 shape = tuple(_field(_message(dim), 1, 0) for dim in _message(_field(message, 2, b"")).get(2, []))
                 shard, offset, size = (_field(message, number, 0) for number in (3, 4, 5))
+                (checksum,) = struct.unpack("<I", _field(message, 6, bytes(4)))
                 dtype = _TYPES[_field(message, 1, 0)]
-                if size != int(np.prod(shape, dtype=np.int64)) * _DTYPES[dtype].itemsize or 7 in message:
+                if size != math.prod(shape) * _DTYPES[dtype].itemsize or 7 in message:
                     raise ValueError(f"tensor {name} is not stored whole")
-                self._places[name] = (shard, offset, size)
+                self._places[name] = (offset, size, checksum)
                 self.infos[name] = Info(shape, dtype, self._data(prefix, shard))
         except (ValueError, KeyError, IndexError, struct.error, TypeError) as error:
             raise InputError(
@@ -63,15 +69,17 @@ class Bundle:
 
     def read(self, name: str) -> np.ndarray:
         """A tensor in the file's own type."""
-        info, (_, offset, size) = self.infos[name], self._places[name]
+        info, (offset, size, checksum) = self.infos[name], self._places[name]
         try:
-            with info.file.open("rb") as file:
+            with open_regular(info.file) as file:
+                if offset + size > os.fstat(file.fileno()).st_size:
+                    raise InputError(f"{info.file} ends within tensor {name}; download it again")
                 file.seek(offset)
                 content = file.read(size)
         except OSError as error:
             raise InputError(f"{info.file}: {error.strerror}; download it again") from error
-        if len(content) != size:
-            raise InputError(f"{info.file} ends within tensor {name}; download it again")
+        if masked(crc32c(content)) != checksum:
+            raise InputError(f"{info.file}: tensor {name} does not match its checksum; download it again")
         return np.frombuffer(content, _DTYPES[info.dtype]).reshape(info.shape)
 
     def fingerprint(self) -> str:
@@ -98,6 +106,9 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
     block = table[offset : offset + size]
     if len(block) != size or table[offset + size] != 0:
         raise ValueError("a block is cut short, or compressed")
+    (checksum,) = struct.unpack("<I", table[offset + size + 1 : offset + size + 5])
+    if masked(crc32c(table[offset : offset + size + 1])) != checksum:
+        raise ValueError("a block does not match its checksum")
     (restarts,) = struct.unpack("<I", block[-4:])
     end, at, key = size - 4 * (restarts + 1), 0, b""
     while at < end:

@@ -1,5 +1,6 @@
 """Hugging Face's config.json and our model configs: each size from the file, never from a default."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,17 +87,22 @@ def model_type_of(model: GPTConfig | BertConfig) -> str:
     return "gpt2" if model.norm == "pre" else "openai-gpt"
 
 
+def left_out(model: GPTConfig | BertConfig) -> tuple[str, ...]:
+    """Sentences about what `config_from_model` leaves out because Hugging Face's model has no field for it."""
+    if isinstance(model, BertConfig) and model.embedding_dropout_rate != model.dropout_rate:
+        return (
+            f"hidden_dropout_prob is the model's dropout_rate, {model.dropout_rate:g}; embedding_dropout_rate "
+            f"{model.embedding_dropout_rate:g} is left out, as Hugging Face's BERT has one rate for both",
+        )
+    return ()
+
+
 def config_from_model(model: GPTConfig | BertConfig) -> dict[str, Any]:
     """What a config.json says of the model's sizes. InputError for what Hugging Face's model has not."""
     model_type = model_type_of(model)
     if isinstance(model, BertConfig):
         if model.attention == "causal":
             raise InputError("a left-to-right BERT has no counterpart in Hugging Face's models; it is not exported")
-        if model.embedding_dropout_rate != model.dropout_rate:
-            raise InputError(
-                f"model.embedding_dropout_rate {model.embedding_dropout_rate} and dropout_rate {model.dropout_rate}: "
-                "Hugging Face's BERT has one rate for both"
-            )
         return {
             "model_type": model_type,
             "vocab_size": model.vocab_size,
@@ -157,7 +163,13 @@ class _Reader:
         if not fits:
             said = "is missing" if value is None else f"is {value!r}"
             raise InputError(f"{self.name}: {key} {said}; {'a number' if kind is not str else 'a name'} is expected")
-        return kind(value)
+        try:
+            number = kind(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            number = math.inf
+        if kind is float and not math.isfinite(number):
+            raise InputError(f"{self.name}: {key} must be a finite number, got {number}; download it again")
+        return number
 
     def activation(self, key: str, names: Mapping[str, ActivationName]) -> ActivationName:
         value = self(key, str)

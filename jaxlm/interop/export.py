@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.interop.configs import ACTIVATIONS, config_from_model, model_type_of
+from jaxlm.interop.configs import ACTIVATIONS, config_from_model, left_out, model_type_of
 from jaxlm.interop.huggingface import CLASSES
 from jaxlm.interop.names import rules_for
 from jaxlm.interop.rules import planned_tensors
@@ -55,13 +55,13 @@ def planned_export(
         kept = {leaf: values for leaf, values in leaves.items() if leaf in _leaves(model_type, parts)}
         dropped = sorted({"/".join(leaf.split("/")[:2]) for leaf in leaves if leaf not in kept})
         notes = (f"left out, as {name} has none: {', '.join(dropped)}",) if dropped else ()
-        return Export(model, name, parts, kept, dict(config or {}), notes)
+        return Export(model, name, parts, kept, dict(config or {}), (*notes, *left_out(model)))
     if heads != {"kernel", "bias"}:
         raise InputError(f"a head of {', '.join(sorted(heads))} has no counterpart in Hugging Face's models")
     found = _tuned(model, model_type, dict(leaves), task)
     if task.kind == "regression" and "id2label" not in (config or {}):
         found = replace(found, config=found.config | {"id2label": {"0": "score"}, "label2id": {"score": 0}})
-    return replace(found, config=dict(config or {}) | found.config)
+    return replace(found, config=dict(config or {}) | found.config, notes=(*found.notes, *left_out(model)))
 
 
 def _pretrained(model_type: str, leaves: set[str], heads: set[str], architecture: str | None) -> tuple[str, tuple]:

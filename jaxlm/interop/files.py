@@ -1,12 +1,15 @@
 """The small files of a published model, and what all of them together are."""
 
 import hashlib
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
 from jaxlm.reading import open_regular, parse_json, read_regular
+
+DEEPEST = 100  # Python's writer of JSON, which keeps a config.json with the run, follows some hundreds
 
 
 def read_json(file: Path) -> Any:
@@ -24,10 +27,20 @@ def read_json(file: Path) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """`read_json` of a file that must hold an object."""
+    """`read_json` of a file that must hold an object; its numbers are finite and it is not nested without end."""
     values = read_json(file)
     if not isinstance(values, dict):
         raise InputError(f"{file} is not a JSON object; download it again")
+    inside: list[tuple[str, int, Any]] = [("", 0, values)]
+    while inside:
+        name, depth, value = inside.pop()
+        if depth > DEEPEST:
+            raise InputError(f"{file} is not JSON (it is nested too deeply); download it again")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{file}: {name} must be a finite number, got {value}; download it again")
+        if isinstance(value, dict | list):
+            named = value.items() if isinstance(value, dict) else ((name, item) for item in value)
+            inside += [(key, depth + 1, item) for key, item in named]
     return values
 
 

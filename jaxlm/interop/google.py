@@ -11,7 +11,7 @@ from jaxlm.interop.files import read_object
 from jaxlm.interop.names import modern_names, parts_of, rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
-from jaxlm.interop.shapes import backbone_shapes, part_shapes
+from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
 from jaxlm.text import Case, wordpiece_tokenizer
 
 NORM_EPS = 1e-12  # not in the config: tf.contrib's layer_norm has it (modeling.py:362-365)
@@ -34,6 +34,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     modern, _ = modern_names([_name(name) for name in bundle.infos if not _NOT_THE_MODEL.search(name)], "bert")
     stored = {_name(name): name for name in bundle.infos}
     names = {today: stored[spelt] for today, spelt in modern.items()}
+    check_sizes(model, bundle.infos, names, str(config))
     parts = parts_of(names)
     shapes = backbone_shapes(model) | part_shapes(model, parts, 2)
     kernels = _Transposed(bundle)

@@ -1,6 +1,8 @@
 """Model directories of Hugging Face: config.json, model.safetensors (or shards), and a tokenizer's files."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,15 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.interop.configs import model_from_config
 from jaxlm.interop.files import files_fingerprint, read_object
-from jaxlm.interop.names import HEADS, PARTS, backbone_rules, modern_names, parts_of, rules_for
+from jaxlm.interop.names import HEADS, PARTS, modern_names, parts_of, rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
-from jaxlm.interop.shapes import backbone_shapes, part_shapes
+from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
 from jaxlm.interop.tensors import TensorFiles
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task, ner, squad
+from jaxlm.tasks.entities import judged_by
 from jaxlm.tasks.task import Columns
 from jaxlm.text import Case, Tokenizer, published_tokenizer
 
@@ -61,18 +64,22 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     for second, first in tied.items():
         _check_tied(files, names, second, first)
     names = {modern: stored for modern, stored in names.items() if modern not in tied}
+    check_sizes(model, files.infos, names, name)
     parts = parts_of(names)
-    architecture, kind = _architecture(values, model_type, parts, name)
     kernel = next((PARTS[part][0].theirs[0] for part in parts if part in HEADS), None)
-    outputs = files.infos[names[kernel]].shape[0] if kernel is not None and kernel in names else 0
+    outputs = math.prod(files.infos[names[kernel]].shape[:1]) if kernel is not None and kernel in names else 0
+    architecture, kind = _architecture(values, model_type, parts, outputs, name)
     shapes = backbone_shapes(model) | part_shapes(model, parts, outputs)
     leaves = read_leaves(rules_for(model_type, parts), shapes, files, names, model.num_layers)
     if "score" in parts:
         leaves["head/bias"] = np.zeros(outputs, np.float32)
-    used = {files.infos[names[part]].dtype for rule in backbone_rules(model_type) for part in rule.names(0)}
-    if len(used) > 1:
-        raise InputError(f"{directory}: its parameters are of several types, {', '.join(sorted(used))}; save it in one")
+    used = sorted({files.infos[stored].dtype for stored in names.values()})
     tokenizer, notes = _tokenizer(directory, model, case)
+    if len(used) > 1:
+        notes.append(f"its tensors are of types {', '.join(used)}: an export writes all of them as F32, which has room")
+    task = None if kind is None else _task(values, kind, outputs, name)
+    if task is not None and task.scheme == "none":
+        notes.append("its tags do not name entities by B- and I-: they are classes of tokens, and accuracy the metric")
     return Published(
         name=spec,
         model=model,
@@ -80,15 +87,17 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
         tokenizer=tokenizer,
         fingerprint=files_fingerprint(files.files),
         architecture=architecture,
-        dtype=used.pop(),
+        dtype=used[0] if len(used) == 1 else "F32",
         parts=tuple(parts),
-        task=None if kind is None else _task(values, kind, outputs, name),
+        task=task,
         config=values,
         notes=tuple(notes),
     )
 
 
-def _architecture(values: Mapping[str, Any], model_type: str, parts: list[str], name: str) -> tuple[str, str | None]:
+def _architecture(
+    values: Mapping[str, Any], model_type: str, parts: list[str], outputs: int, name: str
+) -> tuple[str, str | None]:
     """The class and, of a fine-tuned one, the kind of its task; the tensors decide where there is a doubt."""
     classes = CLASSES[model_type]
     given = (values.get("architectures") or [None])[0]
@@ -103,45 +112,53 @@ def _architecture(values: Mapping[str, Any], model_type: str, parts: list[str], 
             f"{', '.join(classes)} is expected"
         )
     kind = classes[given][1] if heads else None
-    if kind == "classification" and (
-        values.get("problem_type") == "regression" or len(_labels(values) or ("", "")) == 1
-    ):
-        kind = "regression"
-    return given, kind
+    return given, _of_problem(values, outputs, name) if kind == "classification" else kind
 
 
-def _labels(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _of_problem(values: Mapping[str, Any], outputs: int, name: str) -> str:
+    """The kind of a sequence classifier's task by `problem_type` and the number of outputs, as in transformers."""
+    given = values.get("problem_type")
+    if given not in (None, "regression", "single_label_classification"):
+        raise InputError(
+            f"{name}: problem_type {given!r} has no counterpart here; regression and single_label_classification have"
+        )
+    if given == "regression" and outputs != 1:
+        raise InputError(f"{name}: problem_type regression must have one output, got {outputs}; download it again")
+    return "regression" if outputs == 1 else "classification"
+
+
+def _labels(values: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     named = values.get("id2label")
     if not isinstance(named, dict):
         return None
-    return tuple(str(named[key]) for key in sorted(named, key=int))
+    labels = tuple(str(named.get(str(number))) for number in range(len(named)))
+    if set(named) != {str(number) for number in range(len(named))} or len(set(labels)) != len(labels):
+        raise InputError(f"{name}: id2label must name each number from 0 once, each by another name; mend the file")
+    return labels
 
 
 def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task:
     """The task of a fine-tuned model: rows as a custom task has them, labels as the config spells them."""
-    labels = _labels(values) or tuple(f"LABEL_{k}" for k in range(outputs))
-    if kind in ("classification", "tagging") and len(labels) != outputs:
+    labels: tuple[str, ...] = ()
+    if kind in ("classification", "tagging"):
+        labels = _labels(values, name) or tuple(f"LABEL_{k}" for k in range(outputs))
+    if labels and len(labels) != outputs:
         raise InputError(f"{name}: id2label has {len(labels)} labels and the head {outputs} outputs")
-    metric = {
-        "classification": "accuracy",
-        "regression": "pearson",
-        "choice": "accuracy",
-        "span": "f1",
-        "tagging": "f1",
-    }[kind]
+    metric = {"regression": "pearson", "span": "f1"}.get(kind, "accuracy")
     form = "single" if kind in ("classification", "regression") else kind
     columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(
         kind, Columns(texts=(("text", "sentence"),), label=("label",))
     )
-    return Task(
+    task = Task(
         name="custom",
         kind=kind,  # type: ignore[arg-type]
         form=form,  # type: ignore[arg-type]
         metric=metric,
         metrics=(metric,),
-        labels=labels if kind in ("classification", "tagging") else (),
+        labels=labels,
         columns=columns,
     )
+    return replace(task, **judged_by(labels)) if kind == "tagging" else task
 
 
 def _check_tied(files: TensorFiles, names: Mapping[str, str], second: str, first: str) -> None:

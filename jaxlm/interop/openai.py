@@ -16,14 +16,16 @@ from jaxlm.interop.files import files_fingerprint, read_json, read_object
 from jaxlm.interop.names import rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import read_leaves
-from jaxlm.interop.shapes import backbone_shapes
+from jaxlm.interop.shapes import backbone_shapes, check_sizes
 from jaxlm.interop.tensors import Info
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
+from jaxlm.reading import open_regular
 from jaxlm.text import Case, Tokenizer
 from jaxlm.text.bpe import GPT2Tokenizer
 from jaxlm.text.gpt1 import GPT1Tokenizer
 
 PIECES = 10
+_HPARAMS = ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")
 # A layer's arrays in the order of the file, by Hugging Face's names.
 LAYER = (
     *("attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias"),
@@ -48,7 +50,7 @@ class _FlatVector:
                 f"{directory}: params_0.npy to params_{PIECES - 1}.npy hold {self.ends[-1]:,} numbers and "
                 f"params_shapes.json asks for {needed:,}; download them again"
             )
-        if len(self.shapes) < 2 + len(LAYER) or (len(self.shapes) - 2) % len(LAYER):
+        if len(self.shapes) < 2 + len(LAYER) or (len(self.shapes) - 2) % len(LAYER) or len(self.shapes[1]) != 2:
             raise InputError(
                 f"{directory}/params_shapes.json lists {len(self.shapes)} arrays; 2 and 12 a layer make it"
             )
@@ -83,7 +85,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
 
 def _gpt1(directory: Path, spec: str) -> Published:
     vector = _FlatVector(directory)
-    (num_positions, width), (vocab_size, _), *_ = vector.shapes
+    num_positions, (vocab_size, width) = vector.shapes[0][0], vector.shapes[1]
     model = GPTConfig(
         vocab_size=vocab_size,
         num_positions=num_positions,
@@ -97,6 +99,7 @@ def _gpt1(directory: Path, spec: str) -> Published:
         init_std=GPT1.init_std,
         norm_eps=GPT1.norm_eps,
     )
+    model.check()
     names = {name: name for name in vector.infos}
     leaves = read_leaves(rules_for("openai-gpt", ()), backbone_shapes(model), vector, names, model.num_layers)
     tokenizer: Tokenizer | None = None
@@ -107,8 +110,12 @@ def _gpt1(directory: Path, spec: str) -> Published:
 
 def _gpt2(directory: Path, spec: str) -> Published:
     sizes = read_object(directory / "hparams.json")
-    if missing := [name for name in ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer") if name not in sizes]:
+    if missing := [name for name in _HPARAMS if name not in sizes]:
         raise InputError(f"{directory}/hparams.json: {missing[0]} is missing; download it again")
+    if wrong := [name for name in _HPARAMS if type(sizes[name]) is not int or sizes[name] < 1]:
+        raise InputError(
+            f"{directory}/hparams.json: {wrong[0]} must be a number above 0, got {sizes[wrong[0]]!r}; download it again"
+        )
     width = sizes["n_embd"]
     model = GPTConfig(
         vocab_size=sizes["n_vocab"],
@@ -124,8 +131,10 @@ def _gpt2(directory: Path, spec: str) -> Published:
         init_std=GPT2.init_std,
         norm_eps=GPT2.norm_eps,
     )
+    model.check()
     bundle = Bundle(directory / "model.ckpt")
     names = {_gpt2_name(name): name for name in bundle.infos}
+    check_sizes(model, bundle.infos, names, f"{directory}/hparams.json")
     leaves = read_leaves(rules_for("gpt2", ()), backbone_shapes(model), bundle, names, model.num_layers)
     tokenizer = GPT2Tokenizer.from_directory(directory) if (directory / "encoder.json").is_file() else None
     return Published(spec, model, leaves, tokenizer, bundle.fingerprint(), "GPT2LMHeadModel", "F32")
@@ -143,14 +152,15 @@ def _gpt2_name(name: str) -> str:
 def _shapes(file: Path) -> list[list[int]]:
     shapes = read_json(file)
     if not isinstance(shapes, list) or not all(
-        isinstance(shape, list) and all(isinstance(n, int) for n in shape) for shape in shapes
+        isinstance(shape, list) and shape and all(type(n) is int and n > 0 for n in shape) for shape in shapes
     ):
-        raise InputError(f"{file} is no list of shapes; download it again")
+        raise InputError(f"{file} is not a list of shapes; download it again")
     return shapes
 
 
 def _piece(file: Path) -> np.ndarray:
     try:
+        open_regular(file).close()
         piece = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InputError(f"{file} is missing; download it too") from None

@@ -1,16 +1,22 @@
 """The shapes of our leaves: what a converted checkpoint must fill."""
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.errors import InputError
 from jaxlm.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.interop.rules import Shape
+from jaxlm.interop.tensors import Info
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
+
+_LAYER = re.compile(r"\.(?:layer|h)\.(\d+)\.")  # in the names of all three kinds of models
 
 
 def backbone_shapes(model: GPTConfig | BertConfig) -> dict[str, Shape]:
@@ -36,6 +42,28 @@ def part_shapes(model: GPTConfig | BertConfig, parts: Sequence[str], outputs: in
         else:
             found |= {"head/kernel": (d, outputs), "head/bias": (outputs,)}
     return found
+
+
+def check_sizes(model: GPTConfig | BertConfig, infos: Mapping[str, Info], names: Mapping[str, str], what: str) -> None:
+    """Raise InputError where `model`, as `what` describes it, cannot be that of the tensors: before anything is built.
+
+    names: today's name -> stored name, as for `read_leaves`. A model of a million layers, or of a size larger than any
+    axis of a tensor, would take minutes or all memory before the listing of its differences.
+    """
+    numbers = {found[1] for name in names if (found := _LAYER.search(name))}
+    if len(numbers) != model.num_layers:
+        raise InputError(
+            f"{what}: the number of layers must be that of the tensors, {len(numbers)}, got {model.num_layers}; "
+            "download the files again"
+        )
+    shapes = [infos[stored].shape for stored in names.values()]
+    longest = max((size for shape in shapes if math.prod(shape) for size in shape), default=0)
+    for name in ("vocab_size", "num_positions", "num_types", "width", "feed_forward_width"):
+        if getattr(model, name, 0) > longest:
+            raise InputError(
+                f"{what}: {name} must be the size of a tensor's axis, at most {longest}, got {getattr(model, name)}; "
+                "download the files again"
+            )
 
 
 def _shapes(prefix: str, params: object) -> dict[str, Shape]:

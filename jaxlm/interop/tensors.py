@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
+from jaxlm.reading import open_regular, parse_json, read_regular
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -28,7 +28,7 @@ _NAMES = {dtype: name for name, dtype in FLOATS.items()}
 
 @dataclass(frozen=True)
 class Info:
-    """What a file's header says of a tensor. dtype: safetensors' name, F32 say."""
+    """A tensor as a file's header describes it. dtype: safetensors' name for it, for example F32."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -83,6 +83,7 @@ class TensorFiles:
         from safetensors import SafetensorError, safe_open
 
         try:
+            open_regular(file).close()
             with safe_open(file, framework="numpy") as opened:
                 slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
                 return {name: Info(tuple(part.get_shape()), part.get_dtype(), file) for name, part in slices.items()}
@@ -94,8 +95,9 @@ class TensorFiles:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        names = parse_json(index.read_bytes())["weight_map"]
-        if not names or not all(isinstance(file, str) and "/" not in file for file in names.values()):
+        names = parse_json(read_regular(index))["weight_map"]
+        beside = lambda file: isinstance(file, str) and Path(file).name == file and file not in ("", "..")  # noqa: E731
+        if not names or not all(map(beside, names.values())):
             raise ValueError("weight_map must give each tensor the name of a file beside it")
         return names
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

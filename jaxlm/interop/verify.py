@@ -1,6 +1,7 @@
 """A converted model against another program: the largest difference in each layer, on real sentences, in float32."""
 
 import importlib.util
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError, RunError
-from jaxlm.reading import parse_json
+from jaxlm.interop.files import read_object
 from jaxlm.text import Tokenizer
 
 TOLERANCE = 1e-4
@@ -36,16 +37,15 @@ def verify(
     reference activations beside the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them.
     RunError above TOLERANCE; InputError where there is nothing to compare with.
     """
-    if architecture and importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
+    if architecture and transformers_installed():
         ids = _ids(tokenizer, vocab_size, longest)
         theirs, with_whom = _of_transformers(directory, architecture, ids), "transformers"
     elif (directory / IDS).is_file() and (directory / REFERENCE).is_file():
-        ids = parse_json((directory / IDS).read_bytes())["ids"]
-        with np.load(directory / REFERENCE, allow_pickle=False) as file:
-            theirs, with_whom = {name: file[name] for name in file.files}, REFERENCE
+        ids, theirs = _reference(directory)
+        with_whom = REFERENCE
     else:
         raise InputError(
-            f"--verify: nothing to compare with; install transformers and PyTorch (pip install 'jaxlm[parity]'), or "
+            f"--verify: nothing to compare with; install transformers and PyTorch (launch/setup.sh cpu parity), or "
             f"put {IDS} and {REFERENCE} of another program into {directory}"
         )
     found = ours(ids)
@@ -60,6 +60,23 @@ def verify(
     if not worst <= TOLERANCE:
         raise RunError(f"--verify: the outputs differ by {worst:.2e}, over {TOLERANCE:g}; " + "; ".join(lines[1:]))
     return lines
+
+
+def transformers_installed() -> bool:
+    """Return whether transformers and PyTorch can be imported."""
+    return bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"))
+
+
+def _reference(directory: Path) -> tuple[list[list[int]], Arrays]:
+    """The ids and the activations that lie beside the weights. InputError where they are damaged."""
+    ids = read_object(directory / IDS).get("ids")
+    if not isinstance(ids, list) or not all(isinstance(row, list) and row for row in ids):
+        raise InputError(f"{directory / IDS}: ids must be a list of rows of ids; write it again")
+    try:
+        with np.load(directory / REFERENCE, allow_pickle=False) as file:
+            return ids, {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(f"{directory / REFERENCE} cannot be read ({error}); write it again") from error
 
 
 def _ids(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -> list[list[int]]:

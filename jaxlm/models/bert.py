@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxlm.errors import InputError
 from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
-from jaxlm.nn.dropout import dropout, fold
+from jaxlm.nn.dropout import check_rate, dropout, fold
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
@@ -61,8 +61,7 @@ class BertConfig:
         if self.width % self.num_heads:
             raise InputError(f"model.width {self.width} is not divisible by model.num_heads {self.num_heads}")
         for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise InputError(f"model.{name} {getattr(self, name)}: a number from 0 up to, not including, 1")
+            check_rate(f"model.{name}", getattr(self, name))
         if self.num_types < 2:
             raise InputError(f"model.num_types {self.num_types}: at least 2, one for each segment of a pair")
 

@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxlm.errors import InputError
 from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
-from jaxlm.nn.dropout import dropout, fold
+from jaxlm.nn.dropout import check_rate, dropout, fold
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
@@ -57,14 +57,13 @@ class GPTConfig:
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
-        if self.width % self.num_heads:
-            raise InputError(f"model.width {self.width} is not divisible by model.num_heads {self.num_heads}")
         for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise InputError(f"model.{name} {getattr(self, name)}: a number from 0 up to, not including, 1")
+            check_rate(f"model.{name}", getattr(self, name))
         for name in ("num_positions", "num_layers", "width", "num_heads", "feed_forward_width"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} {getattr(self, name)}: a number above 0")
+        if self.width % self.num_heads:
+            raise InputError(f"model.width {self.width} is not divisible by model.num_heads {self.num_heads}")
 
 
 # Section 4.1; the published vocabulary has 40,478 entries (40,000 merges), to which fine-tuning adds three.

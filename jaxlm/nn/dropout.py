@@ -7,6 +7,16 @@ elements: the rate is met to within 1 / 65,536. Keys are threefry's, whose bits 
 import jax
 import jax.numpy as jnp
 
+from jaxlm.errors import InputError
+
+STEPS = 1 << 16  # between rates of 0 and 1
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raise InputError for a rate that is not a probability, or so high that every element would be dropped."""
+    if not 0.0 <= rate < 1.0 or round(rate * STEPS) == STEPS:
+        raise InputError(f"{name} must be a number from 0 to {1 - 1 / STEPS:.5f}, got {rate}; choose another rate")
+
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tuple[int, ...] = ()) -> jax.Array:
     """Zero each element with probability `rate` and scale the rest by 1 / (1 - rate); `key` None keeps `x` as it is.
@@ -16,9 +26,9 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tu
     if key is None or rate == 0.0:
         return x
     shape = tuple(1 if axis in shared_axes else size for axis, size in enumerate(x.shape))
-    threshold = round(rate * 65536)  # an element is dropped when its 16 bits lie below
+    threshold = round(rate * STEPS)  # an element is dropped when its 16 bits lie below
     keep = random_halves(key, shape) >= jnp.uint16(threshold)
-    return jnp.where(keep, x * jnp.asarray(65536 / (65536 - threshold), x.dtype), jnp.zeros((), x.dtype))
+    return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold), x.dtype), jnp.zeros((), x.dtype))
 
 
 def fold(key: jax.Array | None, number: int) -> jax.Array | None:

@@ -6,9 +6,11 @@ tag is split at its first `-`: `I-creative-work` is of the type `creative-work`.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 Entity = tuple[str, int, int]  # type, first token, the token after the last
+Scheme = Literal["bio", "iob1", "none"]
+METRICS = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
 
 
 def parse_tag(tag: str) -> tuple[str, str]:
@@ -46,6 +48,20 @@ def spell(found: Iterable[Entity], count: int, scheme: Literal["bio", "iob1"] = 
     return tags
 
 
+def judged_by(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the scheme, metric and metrics of a task with these tags: classes of tokens where they name no entities.
+
+    Parts of speech, or BIOES with its marks E and S, are such classes; their metric is the token accuracy.
+    """
+    try:
+        entity_types = {parse_tag(label)[1] for label in labels} - {""}
+    except ValueError:
+        entity_types = set()
+    if entity_types:
+        return {"scheme": "bio", "metric": METRICS[0], "metrics": METRICS}
+    return {"scheme": "none", "metric": "accuracy", "metrics": ("accuracy",)}
+
+
 def scheme_of(sentences: Iterable[Sequence[str]]) -> Literal["bio", "iob1"]:
     """How the beginnings of entities that follow none are marked: by the mark that most of them have."""
     beginnings = {"B": 0, "I": 0}
@@ -75,3 +91,9 @@ def entity_figures(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
     accuracy = same / tokens if tokens else 0.0
     return {"entity_f1": f1, "entity_precision": precision, "entity_recall": recall, "accuracy": accuracy}
+
+
+def token_accuracy(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return `accuracy`, the fraction of tokens whose tag is right, for tags that are classes of tokens."""
+    pairs = [pair for tags, found in zip(truth, predicted, strict=True) for pair in zip(tags, found, strict=True)]
+    return {"accuracy": sum(tag == found for tag, found in pairs) / len(pairs) if pairs else 0.0}

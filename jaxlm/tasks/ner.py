@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
-from jaxlm.tasks.entities import parse_tag, scheme_of
+from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
 from jaxlm.tasks.examples import Split, TaggedSentence
 from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input
 from jaxlm.tasks.rows import JSON_SUFFIXES, LabelRule, RowReader
@@ -65,7 +65,7 @@ def stream_sentences(
         if suffix in JSON_SUFFIXES or str(path) == "-":
             yield from _from_json(lines, name, task, label)
         else:
-            yield from _from_columns(lines, name, label, [] if dropped is None else dropped)
+            yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped)
 
 
 def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
@@ -82,11 +82,12 @@ def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
             raise InputError(f"task {task.name}: every tag of the training part is O; entities are tagged B- and I-")
         labels = ("O", *(f"{mark}-{kind}" for kind in types for mark in "BI"))
         task = dataclasses.replace(task, labels=labels, scheme=scheme_of(tags))
-    known = {parse_tag(label)[1] for label in labels}
+    of_type = (lambda tag: tag) if task.scheme == "none" else (lambda tag: parse_tag(tag)[1])
+    known = {of_type(label) for label in labels}
     for split in splits.values():
         for sentence in split.examples:
             for tag in sentence.tags or ():
-                if parse_tag(tag)[1] not in known:
+                if of_type(tag) not in known:
                     raise InputError(
                         f"{sentence.where}: the tag {tag!r} is of a type that the training part has not; "
                         f"there are {', '.join(sorted(known - {''}))}"
@@ -95,7 +96,7 @@ def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
 
 
 def _from_columns(
-    lines: Iterator[tuple[int, str]], name: str, label: LabelRule, dropped: list[tuple[int, str]]
+    lines: Iterator[tuple[int, str]], name: str, scheme: Scheme, label: LabelRule, dropped: list[tuple[int, str]]
 ) -> Iterator[TaggedSentence]:
     tokens: list[str] = []
     tags: list[str] = []
@@ -125,7 +126,7 @@ def _from_columns(
             first = number
         tokens.append(fields[0])
         if labelled:
-            tags.append(_checked(fields[-1].strip(), f"{name} line {number}"))
+            tags.append(_checked(fields[-1].strip(), scheme, f"{name} line {number}"))
     if tokens:
         yield sentence()
 
@@ -153,7 +154,7 @@ def _from_json(lines: Iterator[tuple[int, str]], name: str, task: Task, label: L
         if tags is not None:
             if len(tags) != len(tokens):
                 raise InputError(f"{where}: {len(tags)} tags for {len(tokens)} tokens; mend the row")
-            tags = tuple(_checked(tag, where) for tag in tags)
+            tags = tuple(_checked(tag, task.scheme, where) for tag in tags)
         document = row.get("document")
         if document is not None and not isinstance(document, int | str):
             raise InputError(f"{where}: document is {document!r:.80}; write a string or a whole number")
@@ -170,9 +171,10 @@ def _strings(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> tupl
     return None
 
 
-def _checked(tag: str, where: str) -> str:
+def _checked(tag: str, scheme: Scheme, where: str) -> str:
     try:
-        parse_tag(tag)
+        if scheme != "none":
+            parse_tag(tag)
     except ValueError as error:
         raise InputError(f"{where}: {error}; mend the tag") from None
     return tag
@@ -195,7 +197,7 @@ NER = BuiltIn(
         kind="tagging",
         form="tagging",
         metric="entity_f1",
-        metrics=("entity_f1", "entity_precision", "entity_recall", "accuracy"),
+        metrics=METRICS,
         columns=COLUMNS,
         # "The maximal document context provided by the data" (Devlin et al. 2019, section 5.3): all there is room for.
         papers={"bert": papers(length=512, peak_lr=5e-5)["bert"]},

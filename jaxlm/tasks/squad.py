@@ -150,7 +150,10 @@ def _answers(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int],
 
 def _refuse_none(answers: tuple[tuple[str, int], ...] | None, task: Task, where: str) -> None:
     if answers == () and not task.no_answer:
-        raise InputError(f"{where}: no answer, which this task's questions must have; SQuAD 2.0 is --task squad2")
+        raise InputError(
+            f"{where}: answers must not be empty, as this model always answers; train on questions without an answer "
+            "(--task squad2, or rows of your own), or import the published model again with --unanswerable"
+        )
 
 
 def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:

@@ -3,10 +3,10 @@
 A word is tagged at its first piece; its other pieces, CLS, SEP and the words around the sentence have no label and no
 loss. Where documents are marked a sentence is read amid as many whole neighbours of its document as fit, with about as
 many tokens before it as after it. Every word gets a prediction: O where it has no piece (a variation selector alone) or
-stands past the limit.
+stands past the limit; no tag, "", where tags are classes of tokens and there is no O.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.batch import ExampleBatch
 from jaxlm.tasks.encoded import filled_rows
 from jaxlm.tasks.encoder import special_ids
-from jaxlm.tasks.entities import entities, entity_figures, spell
+from jaxlm.tasks.entities import entities, entity_figures, spell, token_accuracy
 from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.outcome import Predicted
 from jaxlm.tasks.task import Task
@@ -99,8 +99,7 @@ def encode_sentences(
         starting = first_pieces(example.tokens, offsets)
         tags = np.full(len(example.tokens) + 1, -1, np.int32)  # the last one is that of no word
         if labelled:
-            own_tags = spell(entities(example.tags or ()), len(example.tokens))
-            tags[:-1] = [numbers[tag] for tag in own_tags]
+            tags[:-1] = [numbers[tag] for tag in _spelt_as(task, example.tags or (), numbers)]
         ids.append(np.array(pieces, np.int32))
         words.append(starting)
         labels.append(tags[starting])
@@ -129,6 +128,15 @@ def encode_sentences(
         sep=sep,
         part=part,
     )
+
+
+def _spelt_as(task: Task, tags: Sequence[str], known: Container[str]) -> Sequence[str]:
+    """Tags as the model's labels spell them: BIO, or by the other mark where an imported model has one of a type."""
+    if task.scheme == "none":
+        return tags
+    other = {"B": "I", "I": "B"}
+    spelt = spell(entities(tags), len(tags))
+    return [tag if tag in known else other.get(tag[0], tag[0]) + tag[1:] for tag in spelt]
 
 
 def first_pieces(tokens: Sequence[str], offsets: np.ndarray) -> np.ndarray:
@@ -185,7 +193,8 @@ def predict_tags(task: Task, encoded: TaggedSplit, outputs: Sequence[np.ndarray]
         scores = np.asarray(outputs[row], np.float64)[begin : begin + high - low][words >= 0]
         shares = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
         shares /= shares.sum(axis=1, keepdims=True)
-        tags, probabilities = ["O"] * len(example.tokens), _nothing(len(example.tokens))
+        unseen = "O" if task.scheme != "none" else ""
+        tags, probabilities = [unseen] * len(example.tokens), _nothing(len(example.tokens))
         for word, share in zip(words[words >= 0], shares, strict=True):
             tags[word] = task.labels[int(share.argmax())]
             probabilities[word] = float(share.max())
@@ -194,7 +203,8 @@ def predict_tags(task: Task, encoded: TaggedSplit, outputs: Sequence[np.ndarray]
         lines.append((spelt, {"probabilities": probabilities}))
     figures = {}
     if encoded.labelled:
-        figures = entity_figures([example.tags or () for example in encoded.examples], predicted)
+        truth = [example.tags or () for example in encoded.examples]
+        figures = token_accuracy(truth, predicted) if task.scheme == "none" else entity_figures(truth, predicted)
     return Predicted(lines, figures, {})
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.tasks.entities import Scheme, judged_by
 from jaxlm.tasks.examples import Example, Split, TaskData
 from jaxlm.tasks.options import TaskOptions
 
@@ -67,7 +68,8 @@ class Task:
     its paper. num_choices: answers a row, for choice tasks. second: what a choice task's second text is: a `question`,
     a question whose `_` may stand for the choice (`cloze`), or the `beginning` of every choice. mean, deviation: of the
     training scores, for regression. no_answer: whether questions may have none; threshold: the score that an answer
-    needs above that of none, as tuned on dev. scheme: how files mark the beginning of an entity that follows none.
+    needs above that of none, as tuned on dev. scheme: how files mark the beginning of an entity that follows none;
+    `none`: tags are classes of tokens, parts of speech for example, not entities.
     """
 
     name: str
@@ -88,7 +90,7 @@ class Task:
     selects: str = "dev"
     no_answer: bool = False
     threshold: float | None = None
-    scheme: Literal["bio", "iob1"] = "bio"
+    scheme: Scheme = "bio"
     options: TaskOptions = TaskOptions()
 
     @property
@@ -201,6 +203,8 @@ class Task:
                     loaded[name] = part(**loaded[name])
                 except TypeError as error:
                     raise InputError(f"task.json: {name}: {error}; read it with the version that wrote it") from None
+        if loaded["kind"] == "tagging" and loaded["metric"] == "f1":  # imported before taggers had a metric of theirs
+            loaded |= judged_by(loaded["labels"])
         return Task(**loaded)
 
 

@@ -16,6 +16,7 @@ from jaxlm.heads import Features
 from jaxlm.masking import MaskingConfig
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
 from jaxlm.sharding import MeshConfig, check_batch
@@ -165,8 +166,7 @@ class FinetuneConfig:
             raise InputError(f"reinit_layers {self.reinit_layers}: from 0 to the model's {layers}")
         if self.reinit_layers and self.transfer_layers is not None:
             raise InputError("transfer_layers and reinit_layers are both given: give one of them")
-        if not 0.0 <= self.head_dropout_rate < 1.0:
-            raise InputError(f"head_dropout_rate {self.head_dropout_rate}: a number from 0 up to, not including, 1")
+        check_rate("head_dropout_rate", self.head_dropout_rate)
 
 
 def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
@@ -177,6 +177,11 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     check_positive(config, "model.num_heads")
     config.model.check()
     config.optimizer.check()
+    if config.execution.loss_chunks < 0:
+        raise InputError(
+            f"execution.loss_chunks must be a number above 0, or 0 to have it chosen, got "
+            f"{config.execution.loss_chunks}; leave it out"
+        )
     config.execution.layers_per_iteration(config.model.num_layers)
     if config.num_epochs is not None and not config.num_epochs > 0:
         raise InputError(f"num_epochs {config.num_epochs}: a number above 0")
