@@ -16,7 +16,7 @@ import tyro
 
 from jaxlm.cloze import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.config import command_line
-from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, left_context
+from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream
 from jaxlm.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.models.bert import Bert
@@ -119,9 +119,13 @@ def continue_prompt(
     run: LoadedRun, decoder: Decoder, prompt: str, number: int, arguments: Arguments
 ) -> list[dict[str, Any]]:
     """Write the samples of one prompt to standard output, and return them."""
-    ids = run.tokenizer.encode(prompt) or left_context(run.tokenizer, finetuned=run.task is not None)
+    ids = run.tokenizer.encode(prompt)
+    if not ids or run.layout == "packed":  # of packed rows every document begins so; windows begin anywhere
+        ids = [*run.left, *ids]
     if not ids:
-        raise InputError("an empty prompt: this model's tokenizer has no token to begin a text with; give a --prompt")
+        raise InputError(
+            "--prompt must not be empty, since no token began a text when this model was trained; give a --prompt"
+        )
     length = arguments.length or max(1, min(DEFAULT_LENGTH, decoder.room(ids)))
     streams = [TextStream(run.tokenizer, ids) for _ in range(arguments.samples)]
     made: list[list[int]] = [[] for _ in streams]

@@ -5,7 +5,6 @@ The same command resumes a run that was stopped, and says so when the run is com
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ import tyro
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
-from jaxlm.data.loader import batch_at, batches, describe_rows, validation_batches, validation_pairs
+from jaxlm.data.loader import batch_at, batches, describe_rows
 from jaxlm.data.pairs import Pairs, pair_figures
 from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases
 from jaxlm.data.rows import rows_per_epoch
@@ -29,7 +28,7 @@ from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.fit import fitted_to_devices
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
-from jaxlm.training.pretraining import Pretraining, make_pretraining
+from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.program import training_program
 from jaxlm.training.record import Recorder
@@ -46,7 +45,7 @@ from jaxlm.training.start import (
     with_parameters,
 )
 from jaxlm.training.state import saved_part
-from jaxlm.training.step import make_eval_step
+from jaxlm.training.validation import Validation, held_out_rows
 from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.pretrain")
@@ -124,7 +123,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     found = phases(config.data, length=config.length, num_steps=num_steps)
     rows = tuple(sum(rows_per_epoch(stores, config.data, phase.length, versions)) for phase in found)
     if config.data.layout == "pairs":  # refused now, if there is nothing to make pairs of, not after a run has begun
-        validation_pairs(validation, config.data, length=config.length, batch_size=1, versions=versions)
+        for phase in found:
+            held_out_rows(validation, config, phase.length, versions, batch_size=1)
     return Plan(config, num_steps, stores, validation, source, found, rows, versions)
 
 
@@ -233,7 +233,18 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             recorder.note(sentence)
         evaluate = None
         if planned.validation:
-            evaluate = _evaluator(planned, pretraining, mesh, eval_batch_size, recorder)
+            validation = Validation(
+                planned.validation,
+                config,
+                planned.phases,
+                pretraining,
+                mesh,
+                versions=planned.versions,
+                batch_size=eval_batch_size,
+            )
+            for sentence in validation.says:
+                recorder.note(sentence)
+            evaluate = lambda number, params: recorder.validation(number, *validation(number, params))  # noqa: E731
         try:
             for phase in planned.phases:
                 if phase.end_step > first_step and len(planned.phases) > 1:  # all of them ahead: no surprise at night
@@ -260,45 +271,6 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             recorder.saved(checkpoints.wait())
             recorder.close()
             metrics.close()
-
-
-def _evaluator(
-    planned: Plan, pretraining: Pretraining, mesh: jax.sharding.Mesh, batch_size: int, recorder: Recorder
-) -> Callable[[int, Any], None]:
-    step = CompiledStep("evaluation", jax.jit(make_eval_step(pretraining.objective)))
-    config, rows, stores = planned.config, host_rows(batch_size, mesh), planned.validation
-    held_out: Sequence[Any]
-    if config.data.layout == "pairs":
-        held_out = validation_pairs(
-            stores,
-            config.data,
-            length=config.length,
-            batch_size=batch_size,
-            host_rows=rows,
-            versions=planned.versions,
-        )
-    else:
-        held_out = validation_batches(stores, length=config.length, batch_size=batch_size, host_rows=rows)
-
-    def evaluate(number: int, params: Any) -> None:
-        on_devices: Iterator = (to_devices(batch, mesh, batch_size) for batch in held_out)
-        figures = pretraining.figures(step, params, on_devices, stores)
-        recorder.validation(number, figures, said=_said(figures))
-
-    return evaluate
-
-
-def _said(figures: dict[str, float]) -> str:
-    """An evaluation for people."""
-    said = f"validation loss {figures['validation_loss']:.4f}"
-    if "perplexity" in figures:
-        return (
-            f"{said}, perplexity {figures['perplexity']:.2f} a token, {figures['word_perplexity']:.2f} a word, "
-            f"{figures['bits_per_byte']:.4f} bits a byte"
-        )
-    names = (name for name in figures if name != "validation_loss")
-    others = (f"{name.removeprefix('validation_').replace('_', ' ')} {figures[name]:.4f}" for name in names)
-    return f"{said}: {', '.join(others)}"
 
 
 def _length_of(planned: Plan) -> str:

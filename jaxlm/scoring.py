@@ -22,6 +22,11 @@ from jaxlm.text import Tokenizer
 
 SMALLEST_BUCKET = 16
 BATCHES_SORTED = 64  # batches' worth of sequences that are sorted by length together
+# What kinds of tokenizers lose of a text, which makes it easier to predict.
+_LOST = {
+    "gpt1": "lower case, one kind of spacing, unknown characters as one id",
+    "wordpiece": "no spacing, unknown words as one id, and of an uncased one lower case without accents",
+}
 _LOGITS = 1 << 26  # scores that exist at a time
 
 
@@ -51,6 +56,16 @@ def perplexity(
         "accuracy": _divide(*sums["accuracy"]),
         "tokens": int(tokens),
     }
+
+
+def text_notes(kind: str) -> list[str]:
+    """What to know before figures per word or per byte are compared, by the kind of the tokenizer."""
+    if kind not in _LOST:
+        return []
+    return [
+        f"figures a word and a byte are of what a {kind} vocabulary keeps of the text ({_LOST[kind]}): they do not "
+        "compare with those of a tokenizer that keeps the text"
+    ]
 
 
 def totals(

@@ -150,6 +150,39 @@ def test_validation_over_stores_and_processes(tmp_path):
     assert len(validation_batches([], length=10, batch_size=4)) == 0
 
 
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+def test_validation_in_packed_rows_is_an_epoch_of_training(tmp_path, end, batch_size):
+    """The same pieces of documents, apart, for any batch and number of processes. Fails on 2968321: windows always."""
+    lengths = {"a": [25, 3, 0, 47, 1, 1, 9], "b": [12, 1]}
+    stores = [numbers_store(tmp_path / "0", lengths, end=end), numbers_store(tmp_path / "1", [1, 1], end=end)]
+    held_out = validation_batches(stores, layout="packed", length=10, batch_size=batch_size)
+    read = list(held_out)
+    kept = [store for store in stores if end or store.num_tokens > 2]  # documents of one token predict nothing
+    rows = training_rows(kept, DataConfig(store=("0", "1")[: len(kept)], layout="packed"), length=10, seed=5)
+    epoch = rows.read(range(sum(source.rows for source in rows.sources)))
+    pieces = lambda batch: sorted(  # noqa: E731
+        tuple(
+            getattr(batch, name)[b, batch.segments[b] == segment].tolist() for name in ("ids", "targets", "positions")
+        )
+        for b in range(len(batch.ids))
+        for segment in range(1, batch.segments[b].max() + 1)
+    )
+    whole = type(epoch)(*(np.concatenate([getattr(batch, name) for batch in read]) for name in FIELDS))
+    assert pieces(whole) == pieces(epoch)
+    first_tokens = 0 if end else sum(store.documents - np.sum(np.diff(store.document_starts) == 0) for store in stores)
+    assert held_out.num_tokens == whole.weights.sum() == sum(store.num_tokens for store in stores) - first_tokens
+    np.testing.assert_array_equal(whole.segments > 0, whole.weights > 0)
+    assert len(whole.ids) == -(-len(epoch.ids) // batch_size) * batch_size
+    host_rows = [np.arange(batch_size)[p::3] for p in range(3)]
+    parts = [
+        validation_batches(stores, layout="packed", length=10, batch_size=batch_size, host_rows=mine)
+        for mine in host_rows
+    ]
+    for number, batch in enumerate(read):
+        assert same(stacked([part[number] for part in parts], host_rows), batch)
+
+
 @pytest.mark.data
 def test_books_come_back_from_batches(data_directory, tmp_path):
     """Real text through a published tokenizer, a store and the batches of both kinds, back to the text."""

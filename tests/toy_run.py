@@ -38,13 +38,14 @@ def toy_store(path: Path, tokenizer: Tokenizer, documents=DOCUMENTS) -> Store:
     return write_store(path, {"text": documents}, tokenizer)
 
 
-def pretrained(path: Path, store: Store, *, steps=(3, 7), layout="windows") -> Path:
+def pretrained(path: Path, store: Store, *, steps=(3, 7), layout="windows", data_order=None) -> Path:
     """A pretraining run with checkpoints of these steps, different in their parameters."""
     tokenizer = store.tokenizer()
     model = dataclasses.replace(SIZES, vocab_size=tokenizer.size)
     data = DataConfig(store=(str(store.path),), layout=layout)
     config = PretrainConfig(model=model, data=data, num_steps=max(steps), batch_size=4, length=16)
-    resolved = resolved_json(config, {"tokenizer": tokenizer.fingerprint, "stores": [store.fingerprint]})
+    prints = {"tokenizer": tokenizer.fingerprint, "stores": [store.fingerprint]}
+    resolved = resolved_json(config, prints | ({} if data_order is None else {"data_order": data_order}))
     with RunDirectory(path) as run:
         run.open(resolved)
         run.save_tokenizer(tokenizer)

@@ -13,7 +13,8 @@ class DataConfig:
     store: tuple[str, ...] = ()
     """Token stores to train on, made by jaxlm.prepare."""
     validation: tuple[str, ...] = ()
-    """Token stores to evaluate on; every token is predicted once."""
+    """Token stores to evaluate on, in rows as data.layout says: every token is predicted once; of pairs, masked tokens
+    and the next sentence of every pair, always the same."""
     weights: tuple[float, ...] = ()
     """Shares of the training stores in the mixture, one a store; without them the weights given at preparation, or
     the numbers of tokens."""

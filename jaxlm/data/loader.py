@@ -7,7 +7,7 @@ loader is the number of the step.
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import grain
 import numpy as np
@@ -17,7 +17,7 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.pairs import Pairs, empty_pairs
 from jaxlm.data.phases import PhasedRows
-from jaxlm.data.rows import TrainingRows, empty_batch
+from jaxlm.data.rows import Packed, TrainingRows, empty_batch
 from jaxlm.data.store import Store
 from jaxlm.data.versions import CURRENT, DataVersions
 
@@ -110,7 +110,7 @@ class _Validation(Sequence[B]):
         """Put row `row` of a source into row b of the batch."""
 
 
-class ValidationBatches(_Validation[Batch]):
+class ValidationWindows(_Validation[Batch]):
     """Stores in rows of `length`, in order, each token a target exactly once; rows after the end have weight 0.
 
     A store begins in a new row. Its first token is predicted from the id that ends documents; where the tokenizer has
@@ -142,6 +142,32 @@ class ValidationBatches(_Validation[Batch]):
         batch.positions[b, :slots] = np.arange(slots)
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1
+
+
+class ValidationPacked(_Validation[Batch]):
+    """Stores in packed rows, as training has them in an epoch: each token that is a target there is one here, once.
+
+    No document sees another; rows after the end have weight 0. num_tokens: targets in all batches, of all processes.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        length: int,
+        batch_size: int,
+        host_rows: np.ndarray | None,
+        versions: DataVersions,
+    ):
+        self._sources = [Packed(store, section, length, versions) for store in stores for section in store.sections]
+        self._length = length
+        self.num_tokens = sum(source.pairs for source in self._sources)
+        super().__init__([source.rows for source in self._sources], batch_size, host_rows)
+
+    def _empty(self, rows: int) -> Batch:
+        return empty_batch(rows, self._length)
+
+    def _fill(self, source: int, row: int, batch: Batch, b: int) -> None:
+        self._sources[source].fill(row, batch, b, 0)
 
 
 class ValidationPairs(_Validation[PairBatch]):
@@ -190,7 +216,18 @@ def validation_pairs(
 
 
 def validation_batches(
-    stores: Sequence[Store], *, length: int, batch_size: int, host_rows: np.ndarray | None = None
-) -> ValidationBatches:
-    """Every token of the stores predicted once, in order, in batches of which this process takes `host_rows`."""
-    return ValidationBatches(stores, length, batch_size, host_rows)
+    stores: Sequence[Store],
+    *,
+    length: int,
+    batch_size: int,
+    host_rows: np.ndarray | None = None,
+    layout: Literal["windows", "packed"] = "windows",
+    versions: DataVersions = CURRENT,
+) -> ValidationWindows | ValidationPacked:
+    """Every token of the stores predicted once, in batches of which this process takes `host_rows`.
+
+    layout: windows, across documents and in order; or packed, each document by itself.
+    """
+    if layout == "packed":
+        return ValidationPacked(stores, length, batch_size, host_rows, versions)
+    return ValidationWindows(stores, length, batch_size, host_rows)

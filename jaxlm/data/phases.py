@@ -53,6 +53,11 @@ def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
     return all_phases[-1]
 
 
+def trained_phase(step: int, all_phases: Sequence[Phase]) -> Phase:
+    """The phase of the last of `step` updates, the longest that has begun; before the first update, the first."""
+    return phase_at(max(step - 1, 0), all_phases)
+
+
 class PhasedRows(grain.MapDataset):
     """The rows of all phases of a run, for the loader: row r belongs to step r // batch_size.
 

@@ -26,6 +26,9 @@ from jaxlm.data.store import Section, Store
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 
+# What rows of a layout are called.
+LAYOUTS = {"windows": "windows", "packed": "packed rows", "pairs": "rows of pairs"}
+
 # Grain's permutation works within 32 bits; a larger section is shuffled in parts that are mixed evenly.
 _MOST_ROWS = 1 << 31
 # Shares that are not counts of rows become integers of this sum, so that mixing is exact arithmetic.
@@ -66,7 +69,7 @@ class _Windows:
         return [RowOrigin(str(self.store.path), self.section.source, document, offset, tokens)]
 
 
-class _Packed:
+class Packed:
     """Rows of packed documents: segments number them, positions restart, no target lies across a border.
 
     A document begins with the id that ends documents as its first input, so that each of its tokens is a target; where
@@ -75,7 +78,7 @@ class _Packed:
 
     def __init__(self, store: Store, section: Section, length: int, versions: DataVersions):
         self.store, self.section = store, section
-        self._begin = store.end if versions.packed >= 2 else None
+        self._begin = store.end if versions.begins_documents(store.end) else None
         self._tokens = store.tokens
         first = section.first_document
         self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]
@@ -88,13 +91,15 @@ class _Packed:
         sizes, begins = [], []
         for document, token, slots in self._plan.row(row):
             start, end = int(self._starts[document]) + token, at + slots
-            if self._begin is None:
-                ids[at:end] = self._tokens[start : start + slots]
-                start += 1
+            if self._begin is not None and token == 0:
+                targets[at:end] = self._tokens[start : start + slots]
+                ids[at] = self._begin
+                ids[at + 1 : end] = targets[at : end - 1]
             else:
-                ids[at] = self._tokens[start - 1] if token else self._begin
-                ids[at + 1 : end] = self._tokens[start : start + slots - 1]
-            targets[at:end] = self._tokens[start : start + slots]
+                start -= self._begin is not None  # the last target of the piece before
+                stretch = self._tokens[start : start + slots + 1]
+                ids[at:end] = stretch[:-1]
+                targets[at:end] = stretch[1:]
             sizes.append(slots)
             begins.append(at)
             at = end
@@ -108,7 +113,7 @@ class _Packed:
         return [RowOrigin(name, source, first + d, token, slots + more) for d, token, slots in self._plan.row(row)]
 
 
-Source = _Windows | _Packed | Pairs
+Source = _Windows | Packed | Pairs
 
 
 @dataclass(frozen=True)
@@ -249,7 +254,7 @@ def _sources(stores: Sequence[Store], data: DataConfig, length: int, seed: int, 
                 continue
             source: Source = _Windows(store, section, length)
             if data.layout == "packed":
-                source = _Packed(store, section, length, versions)
+                source = Packed(store, section, length, versions)
             if source.rows == 0:
                 raise InputError(
                     f"{store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "

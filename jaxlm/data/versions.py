@@ -31,6 +31,10 @@ class DataVersions:
             return [self.order, self.chunks, self.pairs]
         return self.packed if layout == "packed" else self.order
 
+    def begins_documents(self, end: int | None) -> bool:
+        """Whether a packed document begins with the id that ends documents; end: that id, None where there is none."""
+        return self.packed >= 2 and end is not None
+
 
 CURRENT = DataVersions()
 

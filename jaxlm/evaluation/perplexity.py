@@ -1,16 +1,17 @@
 """`evaluate perplexity`: how well a text that was prepared as a token store is predicted."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from jaxlm.data.loader import validation_batches
+from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, progress_of, say, write_figures
 from jaxlm.objectives import language_model
-from jaxlm.scoring import perplexity
+from jaxlm.scoring import perplexity, text_notes
 from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import check_sizes
@@ -48,7 +49,15 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     check_sizes(length, 1, run.model.config)
     batch_size = batch_size_for(arguments, run, mesh)
     objective = language_model(model, loss_chunks=0)
-    batches = validation_batches(stores, length=length, batch_size=batch_size, host_rows=host_rows(batch_size, mesh))
+    layout: Literal["windows", "packed"] = "packed" if run.layout == "packed" else "windows"
+    batches = validation_batches(
+        stores,
+        length=length,
+        batch_size=batch_size,
+        host_rows=host_rows(batch_size, mesh),
+        layout=layout,
+        versions=run.versions,
+    )
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
@@ -57,13 +66,15 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     say(
         f"{run.name} on {', '.join(str(store.path) for store in stores)}: {figures['tokens']:,} tokens, {words:,} "
-        f"words, {size:,} bytes, in rows of {length}",
+        f"words, {size:,} bytes, in {LAYOUTS[layout]} of {length}",
         f"  loss            {figures['validation_loss']:.4f} nats a token (from frequencies alone: {entropy:.4f})",
         f"  perplexity      {figures['perplexity']:.3f} a token, {figures['word_perplexity']:.3f} a word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
         f"  accuracy        {figures['accuracy']:.4f} of the next tokens",
+        *(f"  note: {note}" for note in text_notes(run.tokenizer.kind)),
     )
-    found = {"run": run.name, "stores": [str(store.path) for store in stores], "length": length} | figures
+    found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
+    found |= {"layout": layout, "length": length} | figures
     write_figures(arguments.output, found)
     return found
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from jaxlm.cloze import Answered, answers, check_cloze, fillings_text, named_fillings, text_cloze
-from jaxlm.decoding import left_context
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, finite, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
@@ -96,7 +95,7 @@ def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int) 
             lambda clozes: answers(model, run.params, clozes, run.tokenizer, mesh=mesh, batch_size=batch_size, top=top),
             "all others of their sentence",
         )
-    left = left_context(run.tokenizer, finetuned=run.task is not None)
+    left = run.left
     decoder = run.model
 
     def answer(sequences: Iterator[Scored]) -> Iterator[Answered]:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import from_json
+from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
+from jaxlm.decoding import left_context
 from jaxlm.errors import InputError
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
@@ -35,7 +37,7 @@ class LoadedRun:
     params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: theirs;
     dtype and attention backend are the run's, nothing is recomputed for a backward pass that never comes.
     task: what a fine-tuned run was trained on, None for a pretrained one. given_tokenizer: None where the run was
-    imported from files without one.
+    imported from files without one. versions: those of the data that a pretraining run reads.
     """
 
     config: PretrainConfig | FinetuneConfig
@@ -46,6 +48,20 @@ class LoadedRun:
     path: Path | str
     mesh: Mesh
     task: Task | None = None
+    versions: DataVersions = CURRENT
+
+    @property
+    def layout(self) -> Literal["windows", "packed", "pairs"]:
+        """The layout of the rows that it was pretrained on; windows for a fine-tuned run."""
+        return self.config.data.layout if isinstance(self.config, PretrainConfig) else "windows"
+
+    @property
+    def left(self) -> list[int]:
+        """The token that a text begins with, as in training; none where it began with the text's own first token."""
+        tokenizer = self.tokenizer
+        if self.layout == "packed" and not self.versions.begins_documents(tokenizer.specials.get("end")):
+            return []
+        return left_context(tokenizer, finetuned=self.task is not None)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -99,13 +115,14 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
         tokenizer.fingerprint != expected if expected is not None else tokenizer.size != config.model.vocab_size
     ):
         raise InputError(f"{path}: its tokenizer is not that of its model; put the run's own tokenizer directory back")
+    versions = saved_versions(run.config, run.name)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     model = empty_model(config.model, for_reading(config.execution))
     saved = checkpoints.metadata(step).tree["params"]
     restored = checkpoints.restore_partial({"params": abstract_params(config.model, saved, mesh)}, step=step)
     for note in restored.notes:
         log.warning("%s", note)
-    return LoadedRun(config, model, restored.state["params"], tokenizer, restored.step, path, mesh, task)
+    return LoadedRun(config, model, restored.state["params"], tokenizer, restored.step, path, mesh, task, versions)
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

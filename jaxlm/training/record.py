@@ -91,7 +91,7 @@ class Recorder:
         if self.unigram_entropy is not None:
             self._look_at_gate(step, line[self.gate_metric], self.unigram_entropy)
 
-    def validation(self, step: int, figures: dict[str, float], *, said: str) -> None:
+    def validation(self, step: int, figures: dict[str, float], said: str) -> None:
         """Write the figures of an evaluation and say them."""
         self.metrics.write(step, figures)
         self.note(f"step {step}: {said}")
