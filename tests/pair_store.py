@@ -1,5 +1,6 @@
 """Stores for pairs of sentences, each token's id telling where it stands: token k of a store has the id SPECIAL + k."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.pairs import empty_pairs
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import Store
+from jaxlm.data.versions import CURRENT
 from jaxlm.data.writer import write_store
 from jaxlm.text.wordpiece import WordPieceTokenizer
 
@@ -47,6 +49,23 @@ def pair_store(
     return write_store(path, texts, tokenizer or word_tokenizer(following), weights, sentences)
 
 
+def with_lengths(store: Store, documents: Documents) -> Store:
+    """A store of which lengths alone are meant: documents given by the lengths of their sentences, all tokens id 0.
+
+    store: an open one that gives the rest, its tokenizer for instance; nothing is written.
+    """
+    sentences = np.array([length for lengths in documents for length in lengths])
+    found = copy.copy(store)
+    starts = np.append(0, np.cumsum(sentences))
+    found.__dict__["sentence_starts"] = starts
+    found.__dict__["document_starts"] = starts[np.append(0, np.cumsum([len(lengths) for lengths in documents]))]
+    found.__dict__["tokens"] = np.zeros(starts[-1], np.uint16)
+    found.documents, found.sentences, found.num_tokens = len(documents), len(sentences), int(starts[-1])
+    (section, *_) = store.sections
+    found.sections = (dataclasses.replace(section, documents=len(documents), tokens=int(starts[-1])),)
+    return found
+
+
 def random_documents(count: int, seed: int = 0, most: int = 12, longest: int = 40) -> list[list[int]]:
     """Documents of 2 to `most` sentences of 1 to `longest` words."""
     rng = np.random.default_rng(seed)
@@ -68,9 +87,9 @@ def sides(batch: PairBatch, b: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return a, other
 
 
-def rows_of(*stores, length=64, seed=0, **changes):
+def rows_of(*stores, length=64, seed=0, versions=CURRENT, **changes):
     """Training rows of pairs."""
-    return training_rows(stores, dataclasses.replace(PAIRS, **changes), length=length, seed=seed)
+    return training_rows(stores, dataclasses.replace(PAIRS, **changes), length=length, seed=seed, versions=versions)
 
 
 def epoch_of(rows, epoch=0):

@@ -28,6 +28,12 @@ VARIANTS = SIZES | {
     "bert_left_to_right": {"next_sentence_coefficient": 0.0, "model.attention": "causal"},
     "bert_whole_word": {"masking.whole_word": True},
     "bert_static_masks": {"data.masks": "static"},
+    "bert_original_pairs": {
+        "data.pairs_per_row": 1,
+        "data.random_candidates": 1,
+        "data.one_sentence": "random",
+        "data.short_target_drawn": "document",
+    },
     "bert_mask_100_0_0": {"masking.share_mask": 1.0, "masking.share_random": 0.0},
     "bert_mask_80_0_20": {"masking.share_random": 0.2},
     "bert_mask_80_20_0": {"masking.share_random": 0.0},

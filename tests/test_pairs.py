@@ -10,21 +10,36 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from pair_store import PAIRS, SPECIAL, epoch_of, pair_store, random_documents, rows_of, same, sides, word_tokenizer
+from pair_store import (
+    PAIRS,
+    SPECIAL,
+    epoch_of,
+    pair_store,
+    random_documents,
+    rows_of,
+    same,
+    sides,
+    word_tokenizer,
+)
 from scipy import stats
 
 from jaxlm.data.chunks import ChunkOptions, ChunkPlan, short_targets
+from jaxlm.data.draws import Draws
 from jaxlm.data.loader import batch_at, batches
-from jaxlm.data.pairs import _Draws, chunk_options, mask_slots, pair_figures, shortened
+from jaxlm.data.pairs import chunk_options, mask_slots, pair_figures, shortened
 from jaxlm.data.rows import rows_per_epoch
+from jaxlm.data.versions import DataVersions
 
 DOCUMENTS = random_documents(60)
 ALL = [(length, chunks, per_row) for length in (24, 64) for chunks in ("filled", "whole") for per_row in (0, 1, 2)]
 
 
-# (first token of A, tokens of A, first token of B, tokens of B, label) of the first rows.
-GOLDEN = [(31, 7, 19, 6, 1), (18, 7, 25, 4, 0), (3, 7, 12, 6, 0), (30, 7, 39, 6, 0)]
-GOLDEN_SEEDS = [[2008220088, 150032555]]
+# By version of the pairs: (first token of A, tokens of A, first token of B, tokens of B, label) of the first rows.
+GOLDEN = {
+    1: [(31, 7, 19, 6, 1), (18, 7, 25, 4, 0), (3, 7, 12, 6, 0), (30, 7, 39, 6, 0)],
+    2: [(29, 7, 39, 6, 0), (18, 7, 25, 4, 0), (0, 7, 9, 6, 0), (29, 7, 39, 6, 0)],
+}
+GOLDEN_SEEDS = {1: [[2008220088, 150032555]], 2: [[2507097096, 3985559984]]}
 
 
 @pytest.fixture(scope="module")
@@ -163,14 +178,15 @@ def test_processes_and_resumed_loaders_read_the_same(store):
             assert same(next(stream), type(whole[step])(*(x[mine] for x in dataclasses.astuple(whole[step]))))
 
 
-def test_the_order_and_the_draws_are_those_that_are_written_down(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_order_and_the_draws_are_those_that_are_written_down(tmp_path, version):
     """A run that resumes under another scheme would see other pairs: a change here needs a new version."""
     store = pair_store(tmp_path / "s", [[3, 4, 5, 6], [7, 2, 2], [9, 9]])
-    rows = rows_of(store, length=16, pairs_per_row=1, seed=3)
+    rows = rows_of(store, length=16, pairs_per_row=1, seed=3, versions=DataVersions(pairs=version))
     found = [(sides(rows.read([k]), 0, 0), rows.read([k]).next_labels[0, 0]) for k in range(4)]
     told = [(int(a[0]), len(a), int(b[0]), len(b), int(label)) for (a, b), label in found]
-    assert told == GOLDEN
-    assert rows.read([0]).mask_seeds.tolist() == GOLDEN_SEEDS
+    assert told == GOLDEN[version]
+    assert rows.read([0]).mask_seeds.tolist() == GOLDEN_SEEDS[version]
 
 
 @pytest.fixture(scope="module")
@@ -239,35 +255,6 @@ def test_borders_between_the_sides_are_uniform(many):
     assert stats.chisquare([found[k] for k in range(7)]).pvalue > 1e-6
 
 
-def test_other_documents_are_uniform_and_other(many):
-    _, _, found = many
-    pairs = Counter((origin.first.document, origin.second.document) for origin in found if not origin.is_next)
-    assert all(one != other for one, other in pairs)
-    of = Counter()
-    for (_, other), count in pairs.items():
-        of[other] += count
-    assert len(of) == 100 and stats.chisquare(list(of.values())).pvalue > 1e-6
-
-
-def test_the_end_of_a_pair_does_not_tell_a_random_one(many):
-    """Sides begin and end with sentences as often in true and random pairs, or the task would be to see a full stop.
-
-    True ones are a little longer: a random B is of whole sentences, and the last that fits may leave room.
-    """
-    store, _, _ = many
-    borders = np.zeros(store.num_tokens + 1, bool)
-    borders[np.asarray(store.sentence_starts)] = True
-    for chunks in ("whole", "filled"):
-        rows = rows_of(store, length=48, chunks=chunks)
-        shares = {True: [], False: []}
-        for origin in (o for epoch in range(30) for o in itertools.chain(*epoch_of(rows, epoch)[1])):
-            start = int(store.document_starts[origin.second.document]) + origin.second.token
-            shares[origin.is_next].append((borders[start], borders[start + origin.second.tokens], origin.second.tokens))
-        true, random = (np.mean(shares[label], axis=0) for label in (True, False))
-        assert np.abs(true[:2] - random[:2]).max() < 0.06, (chunks, true, random)
-        assert 0.95 < true[2] / random[2] < (1.2 if chunks == "whole" else 1.12), (chunks, true, random)
-
-
 def the_original(a: int, b: int, most: int, rng) -> tuple[int, int, int, int]:
     """create_pretraining_data.py:418-433, a token at a time: what is left out of A and B in front and behind."""
     out = {"a": [0, 0], "b": [0, 0]}
@@ -281,7 +268,7 @@ def the_original(a: int, b: int, most: int, rng) -> tuple[int, int, int, int]:
 def test_the_longer_side_is_shortened_as_in_the_original():
     """The same lengths for all of 8,000 cases, and the same share of tokens from the front."""
     rng = np.random.default_rng(0)
-    draws = _Draws(np.array([1, 2], np.uint64), [0, 0, 0, 0])
+    draws = Draws(np.array([1, 2], np.uint64), [0, 0, 0, 0])
     fronts = total = 0
     squares = []
     for a, b, most in itertools.product(range(1, 40, 2), range(1, 40, 2), range(2, 42, 2)):
@@ -360,6 +347,16 @@ def test_packing_fills_rows(tmp_path):
     assert figures[0].rows < 0.4 * figures[1].rows
     assert 0.05 < figures[0].short < 0.15 and 0.4 < figures[0].true < 0.6
     assert "short" in str(figures[0]) and "true" in str(figures[0]) and "\n" not in str(figures[0])
+
+
+def test_tokens_in_no_pair_are_counted_and_said(tmp_path):
+    """Fails on 2968321, which counted them and showed them nowhere. Here they are two documents of a token."""
+    store = pair_store(tmp_path / "s", [[5, 5], [1], [6, 6], [1]])
+    figures = pair_figures(rows_of(store, length=24).sources)
+    assert figures.lost == 2 and "2 tokens in no pair" in str(figures)
+    assert str(figures).endswith("a random second part is the nearest in length of 16 stretches")
+    former = pair_figures(rows_of(store, length=24, versions=DataVersions(pairs=1)).sources)
+    assert former.candidates == 1 and str(former).endswith("the first stretch found")
 
 
 def test_stores_mix_by_weight_and_each_has_its_own_epochs(tmp_path):

@@ -41,11 +41,14 @@ from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import open_store
+from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.logs import MetricsLog
 from jaxlm.text import load_tokenizer
+from jaxlm.training import start
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.loaded import run_config
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
 
@@ -140,6 +143,29 @@ def test_a_run_says_what_it_is(base, stores):
     assert load_tokenizer(base.run / "tokenizer").fingerprint == config["fingerprints"]["tokenizer"]
     assert {name.split("/")[0] for name in checksums(base.run)} == {"params", "opt_state", "step"}
     assert heads(base.run) == {"masked_lm", "next_sentence"}
+
+
+def test_a_run_on_pairs_goes_on_with_the_pairs_it_was_made_with(stores, tmp_path):
+    """One that 2968321 made, pairs of version 1 and no data.random_candidates in its config; a new one has others."""
+    flags = (*NO_VALIDATION, "--num-steps", 4, "--checkpoint-every", 2, "--eval-every", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "CURRENT", DataVersions(pairs=1))
+        train(tmp_path / "run", stores, *flags)
+    run = copy_at(tmp_path / "run", 2, tmp_path / "copy")
+    config = json.loads((run / "config.json").read_text())
+    assert config["fingerprints"]["data_order"] == [1, 1, 1]
+    del config["data"]["random_candidates"]
+    (run / "config.json").write_text(json.dumps(config))
+    assert run_config(RunDirectory(run)).data.random_candidates == 1
+    ended = train(run, stores, *flags)
+    assert "resumed at step 2" in ended.errors and "a random second part is the first stretch found" in ended.errors
+    assert metrics(run) == metrics(tmp_path / "run") and checksums(run) == checksums(tmp_path / "run")
+    assert json.loads((run / "config.json").read_text()) == config
+    ended = train(tmp_path / "new", stores, *flags)
+    assert "a random second part is the nearest in length of 16 stretches" in ended.errors
+    assert metrics(tmp_path / "new")[1] != metrics(run)[1]
+    saved = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (saved["fingerprints"]["data_order"], saved["data"]["random_candidates"]) == ([1, 1, 2], 16)
 
 
 def test_figures_are_those_of_both_terms(base):

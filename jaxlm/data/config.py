@@ -34,6 +34,9 @@ class DataConfig:
     """What a target length is drawn for: each pair, or a whole document, as in the original's code (:239-241)."""
     random_share: float = 0.5
     """Share of pairs whose second part is from a random other document (section 3.1)."""
+    random_candidates: int = 16
+    """Stretches of other documents that are drawn for a random second part; the one whose length is nearest to that of
+    the part it stands in for is taken. 1: the first one, whose length may tell that the pair is random."""
     one_sentence: Literal["cut", "random"] = "cut"
     """A pair's text that is a single sentence: parted within, or always a random pair, as in the original's code."""
     masks: Literal["dynamic", "static"] = "dynamic"
@@ -60,7 +63,7 @@ class DataConfig:
         for name in ("short_target_share", "random_share", "short_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"data.{name} {getattr(self, name)}: a share from 0 to 1")
-        for name, least in (("pairs_per_row", 0), ("short_length", 0), ("mask_copies", 1)):
+        for name, least in (("pairs_per_row", 0), ("random_candidates", 1), ("short_length", 0), ("mask_copies", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"data.{name} {getattr(self, name)}: {least} or more")
         if self.short_length and self.layout != "pairs":

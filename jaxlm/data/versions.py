@@ -16,14 +16,14 @@ class DataVersions:
     """The versions that a run reads its stores under; without arguments those of a new run.
 
     order: which row an index is, and windows. packed: rows of packed documents; in version 1 the id that ends documents
-    is no input and the first token of a document no target. chunks, pairs: sentence pairs, what they are made from and
-    what is drawn.
+    is no input and the first token of a document no target. chunks: what sentence pairs are made from. pairs: what is
+    drawn of them; in version 1 a random second part is the first stretch found, whatever data.random_candidates says.
     """
 
     order: int = 1
     packed: int = 2
     chunks: int = 1
-    pairs: int = 1
+    pairs: int = 2
 
     def recorded(self, layout: str) -> int | list[int]:
         """The versions that rows of a layout depend on, as `fingerprints.data_order` has them."""

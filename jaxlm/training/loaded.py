@@ -25,7 +25,7 @@ from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.network import Network, empty_model, make_network
-from jaxlm.training.run import RunDirectory, split_start
+from jaxlm.training.run import ADDED_FIELDS, RunDirectory, split_start
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +137,15 @@ def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:
 
 
 def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
-    """The config of a run, from its config.json (which has more: fingerprints, what a fine-tuning was given)."""
-    values = run.config
+    """The config of a run, from its config.json (which has more: fingerprints, what a fine-tuning was given).
+
+    A field that runs did not have when this one was made has the value that says what was done then.
+    """
+    values = dict(run.config)
+    for name, before in ADDED_FIELDS.items():
+        part, _, field = name.partition(".")
+        if field and isinstance(values.get(part), dict):
+            values[part] = {field: before} | values[part]
     kind: type = FinetuneConfig if kind_of_run(values) == FINETUNING else PretrainConfig
     names = {field.name for field in dataclasses.fields(kind)}
     return from_json(kind, {name: value for name, value in values.items() if name in names}, f"{run.name}/config.json")

@@ -1,0 +1,19 @@
+"""BERT_BASE on pairs chosen as google-research/bert's create_pretraining_data.py chooses them, one to a row.
+
+A random second part is the first stretch that is found, not the nearest in length of several; a chunk of one sentence
+is always a random pair; short targets are drawn for whole documents. `jaxlm/data/pairs.py` lists what still differs.
+The original also writes its pairs and masks down ten times: --data.masks static (`pretrain/bert_static_masks`).
+"""
+
+from dataclasses import replace
+
+from jaxlm.config import load_config
+from jaxlm.training.config import PretrainConfig
+
+
+def config() -> PretrainConfig:
+    base = load_config("pretrain/bert_base", PretrainConfig)
+    data = replace(
+        base.data, pairs_per_row=1, random_candidates=1, one_sentence="random", short_target_drawn="document"
+    )
+    return replace(base, data=data)
