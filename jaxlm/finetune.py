@@ -4,7 +4,6 @@ The same command resumes a run that was stopped, and says so when the run is com
 """
 
 import logging
-import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -17,8 +16,9 @@ from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line, to_json
 from jaxlm.devices import prepare_process
-from jaxlm.errors import InputError, run_command
-from jaxlm.output import write_json
+from jaxlm.errors import InputError, RunError, run_command
+from jaxlm.output import write_json, write_synced
+from jaxlm.reading import parse_json
 from jaxlm.sharding import make_mesh, use_mesh
 from jaxlm.tasks import (
     ROLES,
@@ -195,7 +195,9 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     free = (*run_fields(config.optimizer), "members_per_group", *moved)
     changed = run.open(resolved, run_fields=free)
     with run, use_mesh(mesh):
-        if first_process_decides(lambda: (run.path / "results.json").exists()):
+        if (summary := first_process_decides(lambda: _summary(run))) is not None:
+            _clean_up(run, summary)
+            _refuse_failures(run, summary)
             if jax.process_index() == 0:
                 print(f"{run.name} is complete: results.json has {len(members)} runs; nothing to do")
             return
@@ -215,26 +217,37 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         programs = make_programs(work)
         origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"
         results = run_members(work, programs, members, origin)
-        summary = summarise(task, results)
-        _keep_best(work, programs, summary)
-        first_process_decides(lambda: _write_results(work, summary, arguments.keep))
-        for line in _table(task, summary):
-            say(line)
+        summary = summarise(task, results) | {"keep": arguments.keep}
+        if "best" in summary:
+            _keep_best(work, programs, summary)
+            first_process_decides(lambda: _write_results(work, summary))
+            _clean_up(run, summary)
+            for line in _table(task, summary):
+                say(line)
+        _refuse_failures(run, summary)
 
 
 def summarise(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What results.json holds; its parts are over the seeds at the rate whose mean on the part that selects is best."""
+    """What results.json holds; its parts are over the seeds at the rate whose mean on the part that selects is best.
+
+    A run that failed is listed and counts nowhere; a rate at which one did is second to any at which none did. Where
+    all did there are no parts and no best.
+    """
     by_rate: dict[float, list[dict]] = {}
+    failed = [result["learning_rate"] for result in results if "failed" in result]
     for result in results:
-        by_rate.setdefault(result["learning_rate"], []).append(result)
+        if "failed" not in result:
+            by_rate.setdefault(result["learning_rate"], []).append(result)
+    if not by_rate:
+        return {"task": task.name, "metric": task.metric, "runs": results}
     merit = lambda run: run[task.selects][task.metric]  # noqa: E731
-    rate = max(by_rate, key=lambda rate: float(np.mean([merit(run) for run in by_rate[rate]])))
+    rate = max(by_rate, key=lambda rate: (rate not in failed, float(np.mean([merit(run) for run in by_rate[rate]]))))
     summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
     if task.positive is not None:
         summary["positive"] = task.positive
-    parts = [part for part, value in results[0].items() if isinstance(value, dict)]
+    parts = [part for part, value in by_rate[rate][0].items() if isinstance(value, dict)]
     for part in parts:
-        names = results[0][part]
+        names = by_rate[rate][0][part]
         values = {name: [run[part][name] for run in by_rate[rate]] for name in names}
         summary[part] = {
             name: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0}
@@ -257,38 +270,68 @@ def _keep_best(work: Work, programs: Any, summary: dict[str, Any]) -> None:
             checkpoints.wait()
 
 
-def _write_results(work: Work, summary: dict[str, Any], keep: str) -> None:
+def _write_results(work: Work, summary: dict[str, Any]) -> None:
     """All predictions in one file, the best's files, then results.json, with which the run is complete.
 
-    The threshold that was tuned for the best goes into task.json, for predict. The members go last.
+    The threshold that was tuned for the best goes into task.json, for predict. Nothing that this is made from goes
+    before: after a stop at any moment it is done once more.
     """
-    fresh = work.run.path / "predictions.jsonl.tmp"
-    with fresh.open("wb") as file:
-        for run in summary["runs"]:
-            directory = work.run.path / member_directory(run["seed"], run["learning_rate"])
-            file.write((directory / "predictions.jsonl").read_bytes())
-    fresh.replace(work.run.path / "predictions.jsonl")
+    directory_of = lambda run: work.run.path / member_directory(run["seed"], run["learning_rate"])  # noqa: E731
+    finished = [run for run in summary["runs"] if "failed" not in run]
+    predictions = b"".join((directory_of(run) / "predictions.jsonl").read_bytes() for run in finished)
+    write_synced(work.run.path / "predictions.jsonl", predictions)
     best = summary["best"]
-    files = work.run.path / member_directory(best["seed"], best["learning_rate"]) / "files"
-    if files.is_dir():
-        shutil.copytree(files, work.run.path, dirs_exist_ok=True)
-    (chosen,) = (run for run in summary["runs"] if all(run[name] == best[name] for name in ("seed", "learning_rate")))
+    files = directory_of(best) / "files"
+    for file in sorted(path for path in files.rglob("*") if path.is_file()):
+        target = work.run.path / file.relative_to(files)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(target, file.read_bytes())
+    (chosen,) = (run for run in finished if all(run[name] == best[name] for name in ("seed", "learning_rate")))
     if "threshold" in chosen[work.task.selects]:
         task = replace(work.task, threshold=chosen[work.task.selects]["threshold"])
         write_json(work.run.path / "task.json", task.to_json())
     write_json(work.run.path / "results.json", summary)
     work.run.upload()
-    if keep == "best":
-        work.run.remove(PurePath("members"))
+
+
+def _summary(run: RunDirectory) -> dict[str, Any] | None:
+    """What results.json holds; None before the run is complete. InputError where it is damaged."""
+    file = run.path / "results.json"
+    try:
+        return parse_json(file.read_text(encoding="utf-8")) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; put it back from a copy, or remove it") from error
+
+
+def _clean_up(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Remove the members of a complete run, if its best was to be kept alone; a start that was stopped may not have."""
+    if summary.get("keep") == "best":
+        run.remove(PurePath("members"))
+
+
+def _refuse_failures(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """RunError, one line, that names the runs that failed, if any did."""
+    failed = [entry for entry in summary["runs"] if "failed" in entry]
+    if not failed:
+        return
+    which = "; ".join(
+        f"seed {run['seed']} at learning rate {run['learning_rate']:g}: {run['failed']}" for run in failed
+    )
+    others = "results.json has the others" if len(failed) < len(summary["runs"]) else "no other is left"
+    raise RunError(
+        f"{run.name}: {len(failed)} of {len(summary['runs'])} runs failed, {others}: {which}; leave these out in a new "
+        "run"
+    )
 
 
 def _table(task: Task, summary: dict[str, Any]) -> list[str]:
-    count = sum(run["learning_rate"] == summary["learning_rate"] for run in summary["runs"])
+    finished = [run for run in summary["runs"] if "failed" not in run]
+    count = sum(run["learning_rate"] == summary["learning_rate"] for run in finished)
     lines = [
         f"{summary['task']}: {count} seed(s), rate {summary['learning_rate']:g}, selected by {summary['metric']} on "
         f"{task.selects}" + (f"; f1 of the label {task.positive!r}" if task.positive is not None else "")
     ]
-    parts = [part for part in summary["runs"][0] if part in summary and isinstance(summary[part], dict)]
+    parts = [part for part in finished[0] if part in summary and isinstance(summary[part], dict)]
     width = max(5, *(len(part) for part in parts))
     for part in parts:
         names = sorted(summary[part], key=lambda name: (name != summary["metric"], name == "loss"))

@@ -106,13 +106,14 @@ def sequence_task(model, head, *, auxiliary_lm: float, loss_chunks: int = 0) -> 
 
     L2: cross-entropy over classes or choices, or the squared error of a score. L1: the mean over sequences (every
     choice, wrong ones too; both orders of a pair) of the mean negative log-likelihood of their tokens after the first,
-    delimiter and extract included, as in the original (train.py:174-178, 204).
+    delimiter and extract included, as in the original (train.py:174-178, 204). With lambda 0 it is neither computed nor
+    among the metrics.
     """
 
     def weights(batch: ExampleBatch) -> Sums:
         examples = jnp.sum(batch.weights)
         sequences = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
-        found = {"task_loss": examples, "language_model_loss": sequences}
+        found = {"task_loss": examples} | ({"language_model_loss": sequences} if auxiliary_lm else {})
         return found if head.kind == "regression" else found | {"accuracy": examples}
 
     def sums(params, batch: ExampleBatch, key) -> Sums:
@@ -121,7 +122,7 @@ def sequence_task(model, head, *, auxiliary_lm: float, loss_chunks: int = 0) -> 
         if head.kind != "regression":
             found["accuracy"] = jnp.sum(batch.weights * (jnp.argmax(outputs, axis=-1) == batch.labels))
         if auxiliary_lm == 0.0:
-            return found | {"language_model_loss": jnp.zeros(())}
+            return found
         length = batch.ids.shape[-1]
         targets = jnp.pad(batch.ids[..., 1:], ((0, 0), (0, 0), (0, 1))).reshape(-1, length)
         counted = batch.lengths[..., None] - 1  # tokens after the first

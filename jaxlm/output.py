@@ -56,6 +56,14 @@ def write_json(path: Path, value: Any) -> None:
     sync_directory(path.parent)
 
 
+def write_synced(path: Path, content: str | bytes) -> None:
+    """Write a file, UTF-8 where it is text, and bring it to the disk: a file that says it is there comes after it."""
+    with path.open("wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def sync_directory(directory: Path) -> None:
     """Bring a rename in `directory` to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)

@@ -185,6 +185,8 @@ def test_from_scratch_needs_only_a_tokenizer(tmp_path, stores, task):
     assert parameters(run)["backbone/embeddings/positions"].shape == (32, 32)
     # Without the auxiliary loss the loss is the task's alone, to the bit.
     assert metrics(run, "loss") == metrics(run, "task_loss")
+    # Fails on 2968321: the loss that nobody computes stood there as 0.0.
+    assert metrics(run, "language_model_loss") == {}
     assert len(metrics(run)) == 10
 
 

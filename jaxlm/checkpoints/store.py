@@ -229,11 +229,12 @@ class Checkpoints:
             raise RunError(f"{self.directory} could not be read: {failure_reason(error)}; try again") from error
         return sorted(found)
 
-    def restore(self, abstract_state: PyTree, *, step: int | None = None) -> Restored:
+    def restore(self, abstract_state: PyTree | Callable[[Metadata], PyTree], *, step: int | None = None) -> Restored:
         """The whole state of `step`, or of the newest sound one, on the shardings of `abstract_state`, checked.
 
         abstract_state: a tree of jax.ShapeDtypeStruct (a leaf without a sharding goes to the first device). Leaves,
-        shapes and dtypes must be those that were saved; an InputError lists what differs. Without `step`, damaged
+        shapes and dtypes must be those that were saved; an InputError lists what differs. A function is asked for the
+        tree of each checkpoint that is tried, by its description. Without `step`, damaged
         checkpoints newer than the sound one are moved to `damaged-STEP` and named in `notes`.
         DamagedCheckpoint when `step`, or every checkpoint there is, is damaged (then nothing is moved).
         """
@@ -271,7 +272,8 @@ class Checkpoints:
             try:
                 description = self._describe(candidate)
                 with returning_memory():
-                    state = self._read(description, abstract_tree, partial=partial)
+                    tree = abstract_tree(description) if callable(abstract_tree) else abstract_tree
+                    state = self._read(description, tree, partial=partial)
             except DamagedCheckpoint as error:
                 if step is not None:
                     raise DamagedCheckpoint(f"{error}; checkpoints there: {_words(self.steps())}") from error

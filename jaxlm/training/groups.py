@@ -6,14 +6,17 @@ member keeps busy, the members of a device go one after the other within the pro
 the devices, stacked too. Seeds, rates and batches are data, and keys are threefry's, whose bits are the same under
 `vmap`: so every member comes to the numbers that it has alone.
 
+A member whose loss is not finite stays as it was before that step, and the others go on.
+
 A group has one directory `members/group-FIRST-COUNT` with checkpoints of all its states together; what a member came to
 is written where `members.py` writes it.
 """
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -26,26 +29,31 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.devices import peak_tflops, platform
-from jaxlm.errors import InputError, RunError
+from jaxlm.errors import InputError
 from jaxlm.logs import MetricsLog
 from jaxlm.nn.partition import use_rules
 from jaxlm.sharding import host_rows, to_devices
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.members import (
+    Best,
     Programs,
     Work,
+    batch_rows,
     drop_beaten,
+    finish_member,
     label_part,
     member_directory,
     member_result,
     member_work,
     run_member,
     started_state,
-    write_result,
+    write_failure,
 )
-from jaxlm.training.record import NotFinite, Recorder
+from jaxlm.training.record import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
+
+log = logging.getLogger(__name__)
 
 Member = tuple[int, float]  # seed and rate
 MEMBERS = PartitionSpec(("data", "fsdp"))
@@ -61,7 +69,13 @@ def run_members(work: Work, programs: Programs, members: Sequence[Member], origi
         if size == 1:
             ((seed, rate),) = some
             title = f"run {first + 1} of {len(members)}: {origin}, seed {seed}, rate {rate:g}"
-            results.append(run_member(work, programs, seed, rate, title))
+            try:
+                results.append(run_member(work, programs, seed, rate, title))
+            except Diverged as error:
+                if len(members) == 1:
+                    raise
+                results.append(write_failure(work, seed, rate, error.reason))
+                work.run.remove(member_directory(seed, rate) / "checkpoints")
         else:
             listed = ", ".join(f"{seed} at {rate:g}" for seed, rate in some)
             title = f"runs {first + 1} to {first + len(some)} of {len(members)} together: {origin}, seeds {listed}"
@@ -98,16 +112,15 @@ def run_group(
             keep_every=work.config.keep_every,
         )
         with states as checkpoints:
-            best = _train(group, checkpoints, title)
+            best, failed = _train(group, checkpoints, title)
         for number, (seed, rate) in enumerate(members):
             if results[number] is not None:
                 continue
-            params, step = group.take(best.params, number), best.steps[number]
-            extra = {"dev": best.figures[number], "step": step}
-            with Checkpoints(work.run.root / member_directory(seed, rate) / "kept", keep_newest=1) as kept:
-                if not kept.steps():
-                    kept.save(step, {"params": params}, config=work.resolved | {"seed": seed}, extra=extra)
-            results[number] = write_result(work, programs, params, step, seed, rate)
+            if number in failed:
+                results[number] = write_failure(work, seed, rate, group.failure(number, failed[number]))
+            else:
+                alone = Best(group.take(best.params, number), best.steps[number], best.figures[number])
+                results[number] = finish_member(work, programs, alone, seed, rate)
     work.run.remove(directory)
     return [result for result in results if result is not None]
 
@@ -125,8 +138,8 @@ class GroupState:
 
     @property
     def step(self) -> jax.Array:
-        """Updates that every member has made."""
-        return jnp.min(self.members.step)
+        """Updates that all have made but the members whose loss was not finite."""
+        return jnp.max(self.members.step)
 
     @property
     def params(self) -> Any:
@@ -136,11 +149,11 @@ class GroupState:
 
 @dataclass
 class _Best:
-    """Which parameters of each member count, on the devices; since when, and how they did. -1: none yet."""
+    """The parameters of each member that count, on the devices; their steps and figures on dev. None: none yet."""
 
     params: Any
-    steps: list[int]
-    figures: list[dict[str, float]] = field(default_factory=list)
+    steps: list[int | None]
+    figures: list[dict[str, float]]
 
 
 class _Group:
@@ -175,16 +188,22 @@ class _Group:
             stack, said = put(stack, number, state), said or notes
         return stack, said
 
-    def resumed(self, checkpoints: Checkpoints) -> tuple[GroupState, _Best, list[str]]:
-        """The states and the best so far of the newest sound checkpoint."""
+    def resumed(self, checkpoints: Checkpoints) -> tuple[GroupState, _Best, dict[int, int], list[str]]:
+        """The states, the best so far and the failed members of the newest sound checkpoint; sentences for the log."""
         restored = checkpoints.restore(self.saved(self.abstract, self.abstract.params))
         notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
         seeds = self.spread(np.array([seed for seed, _ in self.all], np.uint32))
         saved = restored.state
-        halted = self.spread(np.zeros(len(self.all), np.bool_))
+        failed = {int(number): step for number, step in restored.extra.get("failed", {}).items()}
+        last = len(self.members) - 1  # fillers are the last member once more
+        halted = self.spread(np.array([min(number, last) in failed for number in range(len(self.all))], np.bool_))
         state = GroupState(TrainState(saved["step"], saved["params"], saved["opt_state"], seed=seeds, halted=halted))
         best = restored.extra["best"]
-        return state, _Best(saved.get("best"), best["steps"], best["figures"]), notes
+        return state, _Best(saved.get("best"), best["steps"], best["figures"]), failed, notes
+
+    def failure(self, number: int, step: int) -> str:
+        """The reason of a member that failed in `step`, as it would be alone."""
+        return f"loss or gradient are not finite in step {step} ({batch_rows(self.data[number], step - 1)})"
 
     def saved(self, state: GroupState, best: Any) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -227,16 +246,18 @@ class _Group:
         return jax.tree.map(lambda _: self.sharding, tree)
 
 
-def _train(group: _Group, checkpoints: Checkpoints, title: str) -> _Best:
+def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, dict[int, int]]:
+    """The parameters that count, and of the members whose loss was not finite the step in which it was not."""
     work, members = group.work, group.members
     config, task = work.config, work.task
     keeps_best = config.select == "best"
     if resumed := bool(checkpoints.steps()):
-        state, best, notes = group.resumed(checkpoints)
+        state, best, failed, notes = group.resumed(checkpoints)
     else:
         state, notes = group.started()
+        failed = {}
         empty: list[dict[str, float]] = [{} for _ in members]
-        best = _Best(group.copy(state.params) if keeps_best else None, [-1] * len(members), empty)
+        best = _Best(group.copy(state.params) if keeps_best else None, [None] * len(members), empty)
     first_step = int(state.step)
     logs = _open_logs(work, members, first_step if resumed else None)
     alone = member_work(work, group.programs)
@@ -248,6 +269,7 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> _Best:
         total=work.num_steps,
         work=lambda step: (len(members) * alone(step)[0], len(members) * alone(step)[1]),
         log_every=config.log_every,
+        failed=failed,
     )
     group.step.on_compile = lambda: recorder.meter.pause("compilation")
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
@@ -255,11 +277,10 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> _Best:
 
     def evaluate(number: int, params: Any) -> None:
         better = np.zeros(len(group.all), np.bool_)
-        for k in range(len(members)):
+        for k in (k for k in range(len(members)) if k not in failed):
             _, figures = label_part(work, group.programs, group.take(params, k), task.selects, group.data[k].lengths)
             recorder.validation_of(k, number, {f"{task.selects}_{name}": value for name, value in figures.items()})
-            before = best.figures[k].get(task.metric)
-            better[k] = number == work.num_steps if not keeps_best else before is None or figures[task.metric] > before
+            better[k] = work.counts(number, figures, best.figures[k])
             if better[k]:
                 best.steps[k], best.figures[k] = number, figures
         values = [figures[task.metric] for figures in best.figures if figures]
@@ -267,20 +288,16 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> _Best:
             recorder.note(
                 f"step {number}: {task.selects} {task.metric} so far " + ", ".join(f"{v:.4f}" for v in values)
             )
-        best.params = group.keep(group.spread(better), params, best.params) if keeps_best else params
+        if keeps_best:
+            best.params = group.keep(group.spread(better), params, best.params)
 
     def save(number: int, state: GroupState) -> None:
-        steps = np.asarray(jax.device_get(jnp.max(state.members.step)))
-        if number != int(steps):
-            raise RunError(
-                f"loss or gradient are not finite in step {number + 1} of {recorder.halted}; the checkpoint before it "
-                "stands: leave that rate or seed out in a new run, or look at its rows"
-            )
-        extra = {"best": {"steps": best.steps, "figures": best.figures}}
+        halted = {str(number): step for number, step in failed.items()}
+        extra = {"best": {"steps": best.steps, "figures": best.figures}, "failed": halted}
         checkpoints.save(number, group.saved(state, best.params), config=work.resolved, extra=extra)
 
     try:
-        train(
+        state = train(  # type: ignore[assignment]
             state,  # type: ignore[arg-type]
             group.step,
             (group.batch(number) for number in itertools.count(first_step)),
@@ -291,31 +308,42 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> _Best:
             finished_saves=checkpoints.finished,
             evaluate=evaluate,
             stop=work.stop,
-            describe_batch=lambda number: f"that of {recorder.halted}",
+            describe_batch=lambda number: "that of the last member",
         )
+        best.params = best.params if keeps_best else state.params
+    except Diverged:
+        log.warning("no run of %d together goes on", len(members))
     finally:
         recorder.saved(checkpoints.wait())
         recorder.close()
         for metrics in logs:
             metrics.close()
-    return best
+    return best, failed
 
 
 class GroupRecorder(Recorder):
-    """A recorder with a log for each member; the live line has the means. halted: who met a loss that is not finite."""
+    """A recorder with a log for each member; the live line has the means of those that go on.
 
-    def __init__(self, run: Any, logs: Sequence[MetricsLog], members: Sequence[Member], **settings: Any) -> None:
+    failed: of each member whose loss was not finite the step in which it was not; it is added to.
+    """
+
+    def __init__(
+        self, run: Any, logs: Sequence[MetricsLog], members: Sequence[Member], failed: dict[int, int], **settings: Any
+    ) -> None:
         super().__init__(run, logs[0], **settings)
-        self.logs, self.members, self.halted = list(logs), list(members), ""
+        self.logs, self.members, self.failed = list(logs), list(members), failed
 
     def training(self, step: int, metrics: dict[str, Any]) -> None:
-        """Take in the metrics of a step, arrays of one number a member. Raises NotFinite."""
+        """Take in the metrics of a step, arrays of one number a member. Raises NotFinite when no member goes on."""
         self.meter.advance(step)
         values = jax.tree.map(_every_member, metrics)
-        halted = values.pop("halted")[: len(self.logs)]
-        if halted.any():
-            seed, rate = self.members[int(np.argmax(halted))]
-            self.halted = f"seed {seed} at rate {rate:g}"
+        for number in np.flatnonzero(values.pop("halted")[: len(self.logs)]).tolist():
+            if number not in self.failed:
+                self.failed[number] = step
+                seed, rate = self.members[number]
+                self.warn(f"step {step}: loss or gradient of seed {seed} at rate {rate:g} are not finite; it ends here")
+        alive = [number for number in range(len(self.logs)) if number not in self.failed]
+        if not alive:
             raise NotFinite(step)
         if step % self.log_every and step != self.total:
             return
@@ -323,9 +351,9 @@ class GroupRecorder(Recorder):
         peak = peak_tflops()
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
         speed = {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
-        for number, log in enumerate(self.logs):
-            log.write(step, {name: float(value[number]) for name, value in values.items()} | speed)
-        mean = {name: float(np.mean(value[: len(self.logs)])) for name, value in values.items()}
+        for number in alive:
+            self.logs[number].write(step, {name: float(value[number]) for name, value in values.items()} | speed)
+        mean = {name: float(np.mean(value[alive])) for name, value in values.items()}
         self.live.update(
             step,
             loss=mean["loss"],

@@ -12,7 +12,7 @@ import jax
 from jaxlm.data.arrays import DamagedStore
 from jaxlm.errors import RunError, Stopped
 from jaxlm.training.processes import StopSignal
-from jaxlm.training.record import NotFinite, Recorder
+from jaxlm.training.record import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ def train(
     batches: global batches on the devices, beginning with the one of the state's step. save(step, state) starts a
     checkpoint, finished_saves() names those that count since it was last asked. Metrics are fetched one step late, so
     that the devices never wait for the host.
-    Raises Stopped after SIGTERM or SIGINT, and RunError after a loss that is not finite or where a store turns out to
-    be damaged, with the state saved.
+    Raises Stopped after SIGTERM or SIGINT, Diverged after a loss that is not finite, and RunError where a store turns
+    out to be damaged, with the state saved.
     """
     done = saved = int(state.step)
     late: tuple[int, dict] | None = None
@@ -92,9 +92,10 @@ def train(
         if sound > saved:
             recorder.sync()
             save(sound, state)
-        raise RunError(
-            f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)}); the state "
-            f"before it, of step {sound}, is saved: start from it as a new run with another rate, or look at these rows"
+        raise Diverged(
+            f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)})",
+            f"the state before it, of step {sound}, is saved: start from it as a new run with another rate, or look at "
+            "these rows",
         ) from error
     except DamagedStore as error:  # of the validation text
         damage = error

@@ -1,11 +1,15 @@
 """One member of a fine-tuning run: one seed at one learning rate, trained, evaluated and written down.
 
-A member has a directory `members/seed-S-rate-R` of its own while it is worked on: `checkpoints/` (the training state,
-to resume from), `kept/` (the parameters that count), `result.json` and `predictions.jsonl` once it is done. The first
-two lie below the run's root, the others, process 0's, below its path.
+A member has a directory `members/seed-S-rate-R` of its own while it is worked on: `checkpoints/` (the training state
+and the best parameters so far, to resume from), and once it is trained `kept/` (the parameters that count),
+`result.json` and `predictions.jsonl`. The first two lie below the run's root, the others, process 0's, below its path.
+
+The best so far is part of the training state: it stays on the devices and is saved and restored with the rest, so it
+always belongs to the history that goes on, whatever was evaluated between the checkpoint and a stop.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -14,13 +18,14 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.agreement import first_process_decides
-from jaxlm.checkpoints import Checkpoints
+from jaxlm.checkpoints import Checkpoints, Metadata, leaf_checksums
 from jaxlm.logs import MetricsLog, even_work
-from jaxlm.output import write_json
+from jaxlm.output import write_json, write_synced
 from jaxlm.reading import parse_json
 from jaxlm.sharding import host_rows, to_devices
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
@@ -32,8 +37,8 @@ from jaxlm.training.network import Network, make_network
 from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
-from jaxlm.training.start import Source, fresh_pooler, resume, with_parameters
-from jaxlm.training.state import TrainState, abstract_state, fresh_state, saved_part
+from jaxlm.training.start import Source, fresh_pooler, with_parameters
+from jaxlm.training.state import TrainState, abstract_state, fresh_state, from_saved, saved_part
 from jaxlm.training.step import make_train_step
 
 log = logging.getLogger(__name__)
@@ -59,6 +64,16 @@ class Work:
         """The figure of a member's result that selects."""
         return result[self.task.selects][self.task.metric]
 
+    def counts(self, step: int, figures: dict[str, float], before: dict[str, float]) -> bool:
+        """Whether the parameters of this evaluation replace those before: of `select last`, the last step's alone.
+
+        Of `best`, strictly better ones: the first of equals stays, as in the original (train.py:286).
+        """
+        if self.config.select == "last":
+            return step == self.num_steps
+        metric = self.task.metric
+        return not before or figures[metric] > before[metric]
+
     def batches(self, seed: int) -> TrainBatches:
         """The training batches of a seed."""
         return train_batches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
@@ -68,7 +83,8 @@ class Work:
 class Programs:
     """The compiled steps of a run, which all its members share: seed and learning rate are data.
 
-    step: (state, (batch, rate)) -> (state, metrics), not compiled; train: the same, compiled.
+    step: (state, (batch, rate)) -> (state, metrics), not compiled; train: the same, compiled. copy: of parameters, as a
+    step gives those of its state away.
     """
 
     network: Network
@@ -76,12 +92,22 @@ class Programs:
     train: CompiledStep
     label: CompiledStep
     init: Callable[[int], TrainState]
+    copy: Callable[[Any], Any]
     abstract: TrainState
 
 
 def member_directory(seed: int, rate: float) -> PurePath:
     """Where in a run a member works."""
     return PurePath("members", f"seed-{seed}-rate-{rate!r}")
+
+
+@dataclasses.dataclass
+class Best:
+    """The parameters of a member that count so far, on the devices; their step and figures on dev. None: none yet."""
+
+    params: Any = None
+    step: int | None = None
+    figures: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def member_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] | None:
@@ -124,6 +150,7 @@ def make_programs(work: Work) -> Programs:
         ),
         label=CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=lengths + 1),
         init=lambda seed: fresh_state(network.init, optimizer, abstract, seed),
+        copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings.params),
         abstract=abstract,
     )
 
@@ -131,21 +158,19 @@ def make_programs(work: Work) -> Programs:
 def run_member(work: Work, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
     """Train one member up to its result, or go on with it; returns what `result.json` holds."""
     config = work.config
-    if (known := member_result(work.run, seed, rate)) is not None:
-        return known
     directory = member_directory(seed, rate)
+    if (known := member_result(work.run, seed, rate)) is not None:
+        work.run.remove(directory / "checkpoints")
+        return known
     data = work.batches(seed)
-    kept = Checkpoints(work.run.root / directory / "kept", keep_newest=1)
-    checkpoints = Checkpoints(
-        work.run.root / directory / "checkpoints",
-        keep_newest=config.keep_newest,
-        keep_every=config.keep_every,
-    )
-    with kept, checkpoints:
+    with Checkpoints(
+        work.run.root / directory / "checkpoints", keep_newest=config.keep_newest, keep_every=config.keep_every
+    ) as checkpoints:
         if resumed := bool(checkpoints.steps()):
-            state, notes = resume(checkpoints, programs.abstract, seed)
+            state, best, notes = _resumed(work, programs, checkpoints, seed, rate)
         else:
             state, notes = started_state(work, programs, seed)
+            best = Best()
         first_step = int(state.step)
         scope = {"seed": seed, "peak_lr": rate}
         metrics = MetricsLog(work.run.path, first_step if resumed else None, scope=scope)
@@ -161,7 +186,6 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
         for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
             recorder.note(note)
         part = work.task.selects
-        best = _Best(work.task, kept, select=config.select, last_step=work.num_steps)
 
         def evaluate(number: int, params: Any) -> None:
             _, figures = label_part(work, programs, params, work.task.selects, data.lengths)
@@ -170,12 +194,14 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
                 {f"{part}_{name}": value for name, value in figures.items()},
                 said=f"{part} " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
             )
-            if best.is_better(number, figures):
-                best.keep(number, params, figures, work.resolved | {"seed": seed})
+            if work.counts(number, figures, best.figures):
+                best.params = None  # one copy at a time
+                best.params, best.step, best.figures = programs.copy(params), number, figures
 
         def save(number: int, state: TrainState) -> None:
-            kept.wait()  # a resume from here does not evaluate again: the best must be on the disk first
-            checkpoints.save(number, saved_part(state), config=work.resolved)
+            saved = saved_part(state) | ({} if best.params is None else {"best": best.params})
+            extra = {"best": {"step": best.step, "figures": best.figures}}
+            checkpoints.save(number, saved, config=work.resolved, extra=extra)
 
         rows = host_rows(work.batch_size, work.mesh)
         batches = (
@@ -195,17 +221,60 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
                 finished_saves=checkpoints.finished,
                 evaluate=evaluate,
                 stop=work.stop,
-                describe_batch=lambda number: f"train rows {data[number].index.tolist()} (0-based)",
+                describe_batch=lambda number: batch_rows(data, number),
             )
         finally:
             recorder.saved(checkpoints.wait())
             recorder.close()
             metrics.close()
-        kept.wait()
-        restored = kept.restore_partial({"params": programs.abstract.params})
-        result = write_result(work, programs, restored.state["params"], restored.step, seed, rate)
+    result = finish_member(work, programs, best, seed, rate)
     work.run.remove(directory / "checkpoints")
     return result
+
+
+def _resumed(
+    work: Work, programs: Programs, checkpoints: Checkpoints, seed: int, rate: float
+) -> tuple[TrainState, Best, list[str]]:
+    """The state of the newest sound checkpoint and the best so far at that step; sentences for the log."""
+    state = saved_part(programs.abstract)
+
+    def wanted(metadata: Metadata) -> Any:
+        return state | ({"best": programs.abstract.params} if "best" in metadata.tree else {})
+
+    restored = checkpoints.restore(wanted)
+    notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
+    best = Best(restored.state.get("best"), **restored.extra.get("best", {}))
+    if "best" not in restored.extra:  # a run of an earlier version, which kept the best beside its checkpoints
+        kept = Checkpoints(work.run.root / member_directory(seed, rate) / "kept", read_only=True)
+        if steps := [step for step in first_process_decides(kept.steps) if step <= restored.step]:
+            found = kept.restore_partial({"params": programs.abstract.params}, step=steps[-1])
+            best = Best(found.state["params"], found.step, found.extra["dev"])
+    return from_saved(restored.state, programs.abstract, seed), best, notes
+
+
+def finish_member(work: Work, programs: Programs, best: Best, seed: int, rate: float) -> dict[str, Any]:
+    """Keep the parameters that count, label every part with them; returns what `result.json` holds."""
+    place = member_directory(seed, rate) / "kept"
+    assert best.step is not None
+    if not _is_kept(work, best, place):
+        first_process_decides(lambda: work.run.remove(place))
+        with Checkpoints(work.run.root / place, keep_newest=1) as kept:
+            extra = {"dev": best.figures, "step": best.step}
+            kept.save(best.step, {"params": best.params}, config=work.resolved | {"seed": seed}, extra=extra)
+    return write_result(work, programs, best.params, best.step, seed, rate)
+
+
+def _is_kept(work: Work, best: Best, place: PurePath) -> bool:
+    """Whether these very parameters are kept already: an earlier start was stopped after that."""
+    kept = Checkpoints(work.run.root / place, read_only=True)
+    if first_process_decides(kept.steps) != [best.step]:
+        return False
+    return kept.metadata().checksums == leaf_checksums({"params": best.params})
+
+
+def batch_rows(data: TrainBatches, number: int) -> str:
+    """The rows of a batch, for an error."""
+    return f"train rows {data[number].index.tolist()} (0-based)"
 
 
 def member_work(work: Work, programs: Programs) -> Callable[[int], tuple[float, float]]:
@@ -217,7 +286,12 @@ def member_work(work: Work, programs: Programs) -> Callable[[int], tuple[float, 
 
 
 def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:
-    """The state of a member that begins: fresh, or with the source's parameters; sentences about it."""
+    """The state of a member that begins: fresh, or with the source's parameters; sentences about it.
+
+    Rows of the table are fresh where the source's tokenizer lacks the id. One trained here has GPT-1's start, delimiter
+    and extract from the beginning: their rows are those that pretraining has left, though it never met the ids, where
+    the original draws them anew (section 3.2; train.py:410).
+    """
     fresh, config = programs.init(seed), work.config
     if work.source is None:
         return fresh, []
@@ -232,27 +306,6 @@ def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState
         grow={} if programs.network.is_encoder else {"backbone/embeddings/tokens": 0},
         transfer_layers=layers,
     )
-
-
-class _Best:
-    """Which parameters count: those of the best evaluation on dev, or of the last step."""
-
-    def __init__(self, task: Task, kept: Checkpoints, *, select: str, last_step: int) -> None:
-        self.metric, self.kept, self.select, self.last_step = task.metric, kept, select, last_step
-        steps = kept.steps()
-        self.value = kept.metadata().extra["dev"][self.metric] if steps else None
-
-    def is_better(self, step: int, figures: dict[str, float]) -> bool:
-        """Strictly better than all before; the first of equals stays, as in the original (train.py:286)."""
-        if self.select == "last":
-            return step == self.last_step
-        return self.value is None or figures[self.metric] > self.value
-
-    def keep(self, step: int, params: Any, figures: dict[str, float], config: dict[str, Any]) -> None:
-        """Save these parameters in place of the former."""
-        self.value = figures[self.metric]
-        if step not in self.kept.steps():  # after a resume the same evaluation comes again
-            self.kept.save(step, {"params": params}, config=config, extra={"dev": figures, "step": step})
 
 
 def label_part(
@@ -293,8 +346,7 @@ def write_result(work: Work, programs: Programs, params: Any, step: int, seed: i
     def write() -> None:
         directory = work.run.path / member_directory(seed, rate)
         directory.mkdir(parents=True, exist_ok=True)
-        text = "".join(line + "\n" for line in lines)
-        (directory / "predictions.jsonl").write_text(text, encoding="utf-8")
+        write_synced(directory / "predictions.jsonl", "".join(line + "\n" for line in lines))
         for part in parts:
             write_files(directory / "files", found[part][0])
         write_json(directory / "result.json", result)
@@ -304,14 +356,31 @@ def write_result(work: Work, programs: Programs, params: Any, step: int, seed: i
     return result
 
 
+def write_failure(work: Work, seed: int, rate: float, reason: str) -> dict[str, Any]:
+    """Write down that a member cannot be trained to its end; what `result.json` holds."""
+    result = {"seed": seed, "learning_rate": rate, "failed": reason}
+
+    def write() -> None:
+        directory = work.run.path / member_directory(seed, rate)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "result.json", result)
+        work.run.upload()
+
+    first_process_decides(write)
+    log.warning("seed %d at learning rate %g failed: %s; the other runs go on", seed, rate, reason)
+    return result
+
+
 def drop_beaten(work: Work, results: Sequence[dict[str, Any]]) -> None:
     """Remove the parameters of members that another seed at their rate has beaten: they cannot be the best."""
     if work.keep == "all":
         return
 
+    finished = [result for result in results if "failed" not in result]
+
     def drop() -> None:
-        for rate in {result["learning_rate"] for result in results}:
-            at_rate = [result for result in results if result["learning_rate"] == rate]
+        for rate in {result["learning_rate"] for result in finished}:
+            at_rate = [result for result in finished if result["learning_rate"] == rate]
             best = max(at_rate, key=work.merit)
             for result in at_rate:
                 if result is not best:
@@ -326,7 +395,7 @@ def write_files(directory: Path, predicted: Predicted) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         text = content if isinstance(content, str) else json.dumps(content, indent=4, ensure_ascii=False) + "\n"
-        path.write_text(text, encoding="utf-8")
+        write_synced(path, text)
 
 
 def whole(mesh: Mesh, value: Any) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxlm.devices import peak_tflops
-from jaxlm.errors import LOGGERS
+from jaxlm.errors import LOGGERS, RunError
 from jaxlm.logs import LiveLine, Meter, MetricsLog, Work
 from jaxlm.training.run import RunDirectory
 
@@ -23,6 +23,14 @@ class NotFinite(Exception):
     def __init__(self, step: int) -> None:
         super().__init__(step)
         self.step = step
+
+
+class Diverged(RunError):
+    """Training ended with a loss or gradient that is not finite; the same steps come to it again. reason: which."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
 
 
 class Recorder:
