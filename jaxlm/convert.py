@@ -168,17 +168,22 @@ def export_run(arguments: Export) -> None:
         run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
     )
     target = Path(place).expanduser()
+    longest = None if run.task is None else run.config.length
     write_export(
         target,
         export,
         tokenizer=run.given_tokenizer,
         dtype=saved.get("dtype", "F32"),
+        longest=longest,
         card=model_card(
-            architecture=export.architecture,
+            export,
+            name=target.name,
             run=run.name,
             config=directory.config,
             directory=directory.path,
-            notes=export.notes,
+            task=run.task,
+            tokenizer=run.given_tokenizer,
+            longest=longest,
         ),
     )
     print(f"{target}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")

@@ -47,7 +47,7 @@ class PrepareConfig:
 
     tokenizer: str
     """train-sentencepiece:SIZE, train-wordpiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR,
-    hf:DIR (a tokenizer.json) or store:DIR (the one that store was made with)."""
+    hf:DIR (a tokenizer.json) or store:DIR (the one of a store or of a run)."""
 
     output: Path
     """The store, a directory that does not exist yet."""

@@ -22,7 +22,7 @@ from jaxlm.interop.sources import read_published
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
-from jaxlm.text import published_files, published_tokenizer, train_sentencepiece
+from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
 from jaxlm.training.loaded import load_run
 
 ODD = ("", " ", "  two  blanks ", "a\tb\n\nc", "naïve café — “x”", "日本語 😀 a\u0301", "w" * 230, "\x00\x07")
@@ -65,6 +65,7 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
     assert left_out == ({"backbone/pooler/bias", "backbone/pooler/kernel"} if kind == "tagger" else set())
     assert all(np.array_equal(ours[name], leaf) for name, leaf in theirs.items())
     assert dataclasses.asdict(run.model.config) == dataclasses.asdict(back.model.config)
+    assert back.tokenizer.fingerprint == run.tokenizer.fingerprint
     for text in (*toy_run.DOCUMENTS[:5], " ".join(toy_encoder.WORDS), *ODD):
         assert run.tokenizer.encode(text) == back.tokenizer.encode(text), text
     if kind == "tagger":
@@ -80,6 +81,22 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
     assert again.code == 0 and "nothing to do" in again.output
     refused = run_here("convert", "export", runs[kind], "--to", f"hf:{directory}")
     assert_one_line(refused, 2, "is there already")
+
+
+def test_an_imported_run_is_evaluated_on_stores_of_the_run_it_came_from(runs, tmp_path):
+    """Fails on 2968321: its tokenizer counts as another one, and the remedy names a store that such a run has not."""
+    directory = export(runs["gpt"], tmp_path / "out")
+    assert run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back").code == 0
+    flags = ["perplexity", "--length", 16, "--data.store"]
+    store, both = runs["gpt"].parent / "store", (runs["gpt"], tmp_path / "back")
+    ended = [run_here("evaluate", *flags, store, "--run", run) for run in both]
+    ours, theirs = (json.loads(one.output.splitlines()[-1]) for one in ended)
+    assert theirs["validation_loss"] == pytest.approx(ours["validation_loss"], rel=1e-5)  # rows of other batches
+    other = toy_run.toy_store(tmp_path / "other", train_sentencepiece(toy_run.DOCUMENTS, 300))
+    refused = run_here("evaluate", *flags, other.path, "--run", tmp_path / "back")
+    assert_one_line(refused, 2, "another tokenizer", f"--tokenizer store:{tmp_path / 'back'}")
+    remedy = tokenizer_from_spec(f"store:{tmp_path / 'back'}")
+    assert remedy.fingerprint == load_run(runs["gpt"]).tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["classification", "choice"])
@@ -155,7 +172,7 @@ def test_fine_tuning_from_an_export_is_fine_tuning_from_the_run(runs, tmp_path):
 
 def test_a_store_for_a_published_model_is_made_with_its_tokenizer(runs, tmp_path):
     directory = export(runs["gpt"], tmp_path / "out")
-    store = toy_run.toy_store(tmp_path / "store", toy_run.toy_tokenizer())
+    store = toy_run.toy_store(tmp_path / "store", train_sentencepiece(toy_run.DOCUMENTS, 300))
     flags = ["debug/gpt", "--run", tmp_path / "run", "--start", f"hf:{directory}", "--data.store", store.path]
     ended = run_here("pretrain", *flags, "--length", 16)
     assert_one_line(ended, 2, f"prepare it with --tokenizer hf:{directory}")

@@ -87,5 +87,5 @@ def check_store(store: Store, run: LoadedRun) -> None:
     if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
         raise InputError(
             f"{store.path} was made with another tokenizer ({tokenizer.fingerprint[:12]}) than {run.path} "
-            f"({run.tokenizer.fingerprint[:12]}): prepare the text again with --tokenizer store:DIR of the run's store"
+            f"({run.tokenizer.fingerprint[:12]}): prepare the text again with the run's, --tokenizer store:{run.path}"
         )

@@ -1,44 +1,138 @@
-"""The model card of an export: what it is, what it was trained on, what was measured."""
+"""The model card of an export: what it reads and how it is used, what it was trained on, what was measured."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxlm.interop.export import Export
+from jaxlm.reading import parse_json
+from jaxlm.tasks import Task
+from jaxlm.text import Tokenizer
+
+# Hugging Face's names for what a class does, by the end of its name.
+_TAGS = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "DoubleHeadsModel": "multiple-choice",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask",
+    "ForNextSentencePrediction": "",
+    "Model": "feature-extraction",
+}
+# Those that transformers has a pipeline for, and an example of its input.
+_EXAMPLES = {
+    "text-classification": ('"a text"', ", truncation=True"),
+    "token-classification": ('"a sentence"', ', aggregation_strategy="first"'),
+    "text-generation": ('"Once upon a time"', ", max_new_tokens=20"),
+    "fill-mask": ('"a text with one [MASK]"', ""),
+    "feature-extraction": ('"a text"', ""),
+}
+
 
 def model_card(
-    *, architecture: str, run: str, config: dict[str, Any], directory: Path, notes: Sequence[str] = ()
+    export: Export,
+    *,
+    name: str,
+    run: str,
+    config: dict[str, Any],
+    directory: Path,
+    task: Task | None = None,
+    tokenizer: Tokenizer | None = None,
+    longest: int | None = None,
 ) -> str:
-    """Markdown with the run's config and the figures of its results.json, or the last of its metrics.jsonl."""
+    """Markdown: the input, a snippet, the run's config, the figures of its results.json or its metrics.jsonl.
+
+    name: of the exported directory. directory: of the run. longest: tokens of the longest sequence it was tuned on.
+    """
     model = config["model"]
+    tag = next(tag for end, tag in _TAGS.items() if export.architecture.endswith(end))
     lines = [
         "---",
         "library_name: transformers",
+        *([f"pipeline_tag: {tag}"] if tag else []),
         "tags: [jaxlm]",
         "---",
         "",
-        f"# {architecture} from jaxlm",
+    ]
+    lines += [
+        f"# {export.architecture} from jaxlm",
         "",
         f"Exported from the run `{run}`: {model['num_layers']} layers of width {model['width']}, {model['num_heads']} "
         f"heads, {model['num_positions']} positions, a vocabulary of {model['vocab_size']:,}.",
         "",
     ]
-    lines += [f"- {note}" for note in notes]
+    if export.notes:
+        lines += [*(f"- {note}" for note in export.notes), ""]
+    if tokenizer is not None:
+        lines += [*_input(export, tokenizer, task, longest or model["num_positions"]), ""]
+        lines += _usage(export, tag, name, task)
     figures = _results(directory / "results.json") or _last_metrics(directory / "metrics.jsonl")
     if figures:
         lines += ["## What was measured", "", *figures, ""]
     return "\n".join([*lines, "## The run's config", "", "```json", json.dumps(config, indent=2), "```", ""])
 
 
+def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int) -> list[str]:
+    """What the model reads, which the tokenizer builds."""
+    inputs = export.inputs(tokenizer)
+    spelt = {role: tokenizer.pieces([i])[0] for role, i in tokenizer.specials.items()}
+    lines = ["## Input", ""]
+    if inputs == "decoder":
+        start, delimiter, extract = (spelt[role] for role in ("start", "delimiter", "extract"))
+        lines += [
+            f"The model reads `{start} text {extract}`, or of two texts `{start} first {delimiter} second {extract}`, "
+            f"and answers at `{extract}`. The tokenizer puts these tokens there."
+        ]
+    elif inputs == "encoder":
+        cls, sep = spelt["cls"], spelt["sep"]
+        lines += [
+            f"The model reads `{cls} text {sep}`, or of two texts `{cls} first {sep} second {sep}` with token type 1 "
+            "from the second on. The tokenizer puts these tokens there."
+        ]
+    else:
+        lines += ["The model reads plain text: the tokenizer adds no token."]
+    if task is None:
+        return [*lines, f"It has {longest} positions."]
+    lines += [f"It was tuned on at most {longest} tokens; what is longer is cut at its end (`truncation=True`)."]
+    if inputs == "decoder" and task.form != "single":
+        lines += ["Of two texts that are both too long, transformers may keep one token more of the second than jaxlm."]
+    if tokenizer.kind == "gpt1":
+        lines += [
+            "jaxlm repairs text with ftfy and parts it with spaCy, as GPT-1 did; this tokenizer parts it as BERT's."
+        ]
+    return lines
+
+
+def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
+    """A snippet of Python; none for classes that transformers has no pipeline for."""
+    if tag not in _EXAMPLES:
+        return []
+    example, more = _EXAMPLES[tag]
+    if tag == "text-classification" and task is not None and task.form in ("entailment", "similarity"):
+        example = '{"text": "the first text", "text_pair": "the second"}'
+    lines = ["## Use", "", "```python", "from transformers import pipeline", ""]
+    lines += [f'model = pipeline("{tag}", "{name}")', f"model({example}{more})", "```", ""]
+    if task is not None and task.kind == "regression":
+        lines += ["The score is in the unit of the training files.", ""]
+    return lines
+
+
 def _results(file: Path) -> list[str]:
     if not file.exists():
         return []
-    results = json.loads(file.read_text(encoding="utf-8"))
-    lines = [f"Task {results['task']}, {len(results['runs'])} run(s), mean ± deviation:", "", "| part | figure | |"]
-    lines.append("|---|---|---|")
-    for part in ("dev", "test"):
-        for name, value in (results.get(part) or {}).items():
-            lines.append(f"| {part} | {name} | {value['mean']:.4f} ± {value['std']:.4f} |")
+    results = parse_json(file.read_text(encoding="utf-8"))
+    count = len(results["runs"])
+    runs = "1 run" if count == 1 else f"{count} runs, mean ± deviation"
+    lines = [f"Task {results['task']}, {runs}:", "", "| part | figure | |", "|---|---|---|"]
+    for part, figures in results.items():  # dev and test, or those that a task calls otherwise, such as dev_matched
+        if not isinstance(figures, dict) or part == "best":
+            continue
+        for name, value in figures.items():
+            spread = f" ± {value['std']:.4f}" if count > 1 else ""
+            lines.append(f"| {part} | {name} | {value['mean']:.4f}{spread} |")
     return lines
 
 
@@ -48,7 +142,7 @@ def _last_metrics(file: Path) -> list[str]:
     last: dict[str, Any] = {}
     for text in file.read_text(encoding="utf-8").splitlines():
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:  # a line that is being written
             continue
         last |= {

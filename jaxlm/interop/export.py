@@ -18,7 +18,9 @@ from jaxlm.interop.tensors import FILE, FLOATS, write_tensors
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
-from jaxlm.text import Tokenizer, published_files
+from jaxlm.tasks.encoder import ENCODER_ROLES
+from jaxlm.tasks.inputs import ROLES
+from jaxlm.text import OWN, Inputs, Tokenizer, padding, published_files
 
 _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -33,6 +35,13 @@ class Export:
     leaves: Mapping[str, np.ndarray]
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+    def inputs(self, tokenizer: Tokenizer) -> Inputs:
+        """What surrounds the texts that the model reads."""
+        roles = set(tokenizer.specials)
+        if isinstance(self.model, BertConfig):
+            return "encoder" if set(ENCODER_ROLES) <= roles else "plain"
+        return "decoder" if self.parts and set(ROLES) <= roles else "plain"
 
 
 def planned_export(
@@ -134,9 +143,18 @@ def _leaves(model_type: str, parts: tuple[str, ...]) -> set[str]:
 
 
 def write_export(
-    directory: Path, export: Export, *, tokenizer: Tokenizer | None, dtype: str = "F32", card: str = ""
+    directory: Path,
+    export: Export,
+    *,
+    tokenizer: Tokenizer | None,
+    dtype: str = "F32",
+    card: str = "",
+    longest: int | None = None,
 ) -> None:
-    """Write `directory`, which must not hold anything yet; it appears whole or not at all."""
+    """Write `directory`, which must not hold anything yet; it appears whole or not at all.
+
+    longest: tokens of the longest sequence that the model reads; as many as it has positions unless given.
+    """
     if directory.exists() and any(directory.iterdir()):
         raise InputError(f"{directory} is there already; choose another directory, or delete it first")
     values = dict(export.config) | config_from_model(export.model)
@@ -148,6 +166,9 @@ def write_export(
     for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():
         # None where there is none: a class's default is the id of another vocabulary.
         values[key] = specials.get(role, export.config.get(key))
+    inputs = "plain" if tokenizer is None else export.inputs(tokenizer)
+    if tokenizer is not None and inputs == "decoder":
+        values["pad_token_id"] = padding(tokenizer, inputs)
     planned = planned_tensors(rules_for(values["model_type"], export.parts), export.leaves, export.model.num_layers)
     if export.architecture.endswith("Model") and "Head" not in export.architecture:
         planned = [replace(tensor, name=tensor.name.partition(".")[2]) for tensor in planned]  # alone: no prefix
@@ -156,10 +177,11 @@ def write_export(
     try:
         fresh.mkdir(parents=True)
         (fresh / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        for name, content in (
-            {} if tokenizer is None else published_files(tokenizer, export.model.num_positions)
-        ).items():
-            (fresh / name).write_bytes(content)
+        if tokenizer is not None:
+            files = published_files(tokenizer, longest or export.model.num_positions, inputs)
+            for name, content in files.items():
+                (fresh / name).write_bytes(content)
+            tokenizer.save(fresh / OWN)
         (fresh / "README.md").write_text(card, encoding="utf-8")
         write_tensors(fresh / FILE, planned, FLOATS[dtype])
         if directory.exists():

@@ -1,6 +1,6 @@
 """Tokenizers: text to ids and back."""
 
-from jaxlm.text.exporting import published_files
+from jaxlm.text.exporting import OWN, Inputs, padding, published_files
 from jaxlm.text.piece_models import train_sentencepiece
 from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.saved import load_tokenizer
@@ -9,10 +9,13 @@ from jaxlm.text.tokenizer import ROLES, Tokenizer
 from jaxlm.text.wordpiece import Case, train_wordpiece
 
 __all__ = [
+    "OWN",
     "ROLES",
     "Case",
+    "Inputs",
     "Tokenizer",
     "load_tokenizer",
+    "padding",
     "published_files",
     "published_tokenizer",
     "tokenizer_from_spec",

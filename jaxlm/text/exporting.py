@@ -1,46 +1,88 @@
 """A tokenizer as the files that Hugging Face's tokenizers load, giving the same ids for plain text.
 
-There a special token's spelling in a text becomes its id; here it is text. Nothing else differs.
+There a special token's spelling in a text becomes its id; here it is text. GPT-1's treatment of text (ftfy and spaCy)
+has no counterpart there: its words are parted as BERT's are, as in transformers' own class. Nothing else differs. What
+jaxlm itself reads back is a copy of the tokenizer, in OWN.
 """
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from jaxlm.text.gpt1 import GPT1Tokenizer
+from jaxlm.text.gpt1 import END_OF_WORD, GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.text.tokenizer import Tokenizer
-from jaxlm.text.tokenizer_json import ROLE_NAMES, JsonTokenizer
+from jaxlm.text.tokenizer_json import FILE, ROLE_NAMES, JsonTokenizer
+
+OWN = "jaxlm_tokenizer"
+
+# What surrounds texts: nothing, start … delimiter … extract as a tuned decoder reads them, or CLS … SEP … SEP.
+Inputs = Literal["plain", "decoder", "encoder"]
 
 _BLANK = "\u2581"
+_MODEL_INPUTS = ("input_ids", "attention_mask")
 
 
-def published_files(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
-    """File name -> content; `longest` is the model's longest sequence."""
+def published_files(tokenizer: Tokenizer, longest: int, inputs: Inputs = "plain") -> dict[str, bytes]:
+    """File name -> content. longest: tokens of the longest sequence that the model reads.
+
+    A tuned decoder's tokenizer needs start, delimiter and extract, an encoder's CLS and SEP.
+    """
     spelt = {role: tokenizer.pieces([i])[0] for role, i in tokenizer.specials.items()}
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "truncation_side": "right",
+        "padding_side": "right",
+        # A decoder of Hugging Face adds the embeddings of token types to its tokens'.
+        "model_input_names": list(_MODEL_INPUTS if inputs != "encoder" else ("token_type_ids", *_MODEL_INPUTS)),
+    }
     config |= {ROLE_NAMES[role]: token for role, token in spelt.items() if role in ROLE_NAMES}
+    if (pad := padding(tokenizer, inputs)) is not None:
+        config[ROLE_NAMES["pad"]] = tokenizer.pieces([pad])[0]
     others = [token for role, token in spelt.items() if role not in ROLE_NAMES]
     if others:
         config["extra_special_tokens"] = others
+    files = {FILE: library_of(tokenizer, inputs).to_str(pretty=True).encode(), "tokenizer_config.json": _json(config)}
     if isinstance(tokenizer, GPT1Tokenizer):
         names = dict(zip(sorted(tokenizer.files), ("vocab.json", "merges.txt"), strict=True))
-        config["tokenizer_class"] = "OpenAIGPTTokenizer"
-        return {names[name]: content for name, content in tokenizer.files.items()} | {
-            "tokenizer_config.json": _json(config)
-        }
-    library = _library(tokenizer)
-    return {"tokenizer.json": library.to_str(pretty=True).encode(), "tokenizer_config.json": _json(config)}
+        files |= {names[name]: content for name, content in tokenizer.files.items()}
+    return files
 
 
-def _library(tokenizer: Tokenizer):
-    """The `tokenizers` library's twin, special tokens marked as such and an encoder's CLS and SEP added to texts."""
-    from tokenizers import AddedToken, processors
+def padding(tokenizer: Tokenizer, inputs: Inputs) -> int | None:
+    """The id that pads rows, None where a vocabulary has none.
+
+    Hugging Face's decoders classify by the last token that is not this id: extract, so that any other special token
+    will do where there is none for padding.
+    """
+    roles = ("pad", "end", "start") if inputs == "decoder" else ("pad",)
+    return next((tokenizer.specials[role] for role in roles if role in tokenizer.specials), None)
+
+
+def same_vocabulary(tokenizer: Tokenizer, content: bytes) -> bool:
+    """Whether a `tokenizer.json` gives plain text the ids that `published_files` of `tokenizer` gives it."""
+    from tokenizers import Tokenizer as Library
+
+    try:
+        theirs = json.loads(Library.from_str(content.decode("utf-8")).to_str())
+    except Exception:  # the library raises a bare Exception
+        return False
+    ours = json.loads(library_of(tokenizer, "plain").to_str())
+    return all(ours[part] == theirs[part] for part in ("normalizer", "pre_tokenizer", "model", "added_tokens"))
+
+
+def library_of(tokenizer: Tokenizer, inputs: Inputs):
+    """The `tokenizers` library's twin, special tokens marked as such and added to texts as `inputs` says."""
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Library
 
     if isinstance(tokenizer, SentencePieceTokenizer):
         library = _of_sentencepiece(tokenizer)
+    elif isinstance(tokenizer, GPT1Tokenizer):
+        library = _of_gpt1(tokenizer)
     elif isinstance(tokenizer, JsonTokenizer):
-        library = Library.from_str(tokenizer.files["tokenizer.json"].decode())
+        library = Library.from_str(tokenizer.files[FILE].decode())
     else:
         library = Library.from_str(tokenizer._library.to_str())  # type: ignore[attr-defined]
     ordered = sorted(tokenizer.specials.items(), key=lambda item: item[1])
@@ -49,15 +91,38 @@ def _library(tokenizer: Tokenizer):
         library.add_special_tokens([AddedToken(spelling, special=True, normalized=False)])
         if library.token_to_id(spelling) != i:
             raise ValueError(f"{role} {spelling} is {library.token_to_id(spelling)} and not {i}")
-    if {"cls", "sep"} <= set(tokenizer.specials) and tokenizer.kind != "sentencepiece":
-        cls, sep = (
-            (tokenizer.pieces([tokenizer.specials[role]])[0], tokenizer.specials[role]) for role in ("cls", "sep")
-        )
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{cls[0]} $A {sep[0]}",
-            pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1",
-            special_tokens=[cls, sep],
-        )
+    if inputs == "decoder":
+        start, delimiter, extract = _special_tokens(tokenizer, "start", "delimiter", "extract")
+        library.post_processor = _template((start, "$A", extract), (start, "$A", delimiter, "$B", extract))
+    elif inputs == "encoder" and {"cls", "sep"} <= set(tokenizer.specials):
+        cls, sep = _special_tokens(tokenizer, "cls", "sep")
+        library.post_processor = _template((cls, "$A", sep), (cls, "$A", sep, "$B:1", (*sep, 1)))
+    return library
+
+
+def _special_tokens(tokenizer: Tokenizer, *roles: str) -> list[tuple[str, int]]:
+    return [(tokenizer.pieces([tokenizer.specials[role]])[0], tokenizer.specials[role]) for role in roles]
+
+
+def _template(single: Sequence, pair: Sequence):
+    """A post-processor from places of texts, and special tokens as (spelling, id) or (spelling, id, type)."""
+    from tokenizers import processors
+
+    spelt = lambda item: item if isinstance(item, str) else ":".join([item[0], *map(str, item[2:])])  # noqa: E731
+    tokens = sorted({item[:2] for item in pair if not isinstance(item, str)})
+    return processors.TemplateProcessing(
+        single=list(map(spelt, single)), pair=list(map(spelt, pair)), special_tokens=tokens
+    )
+
+
+def _of_gpt1(tokenizer: GPT1Tokenizer):
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    library = Library.from_str(tokenizer._library.to_str())
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
     return library
 
 

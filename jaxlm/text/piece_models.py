@@ -44,10 +44,12 @@ class SentencePieceTokenizer(Tokenizer):
         import sentencepiece
 
         try:
+            if not model:  # the library takes this for no model given
+                raise RuntimeError("it is empty")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            size = self._processor.get_piece_size()
         except RuntimeError as error:
             raise InputError(f"{name} is not a SentencePiece model ({error})") from error
-        size = self._processor.get_piece_size()
         super().__init__({MODEL_FILE: model}, size, _specials(self._processor))
         self.cuts = _cuts(self._processor)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from jaxlm.errors import InputError
 from jaxlm.text import bpe, gpt1, tokenizer_json, wordpiece
+from jaxlm.text.exporting import OWN, same_vocabulary
+from jaxlm.text.saved import load_tokenizer
 from jaxlm.text.settings import FILE as SETTINGS
 from jaxlm.text.settings import Settings
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
@@ -16,9 +18,15 @@ from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
 def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Tokenizer | None:
     """The tokenizer in `directory`; None where there is none. InputError for what has no counterpart here.
 
-    GPT-1's vocabulary gets its own text treatment, which its `tokenizer.json` lacks; elsewhere that file comes first.
+    What jaxlm's export keeps of a tokenizer comes first. GPT-1's vocabulary gets its own text treatment, which its
+    `tokenizer.json` lacks; elsewhere that file comes next.
     case: as in `wordpiece_tokenizer`.
     """
+    notes: tuple[str, ...] = ()
+    if (directory / OWN / DESCRIPTION).is_file():
+        own, notes = _exported(directory)
+        if own is not None:
+            return _of_no_case(own, case, f"{directory}/{OWN} says how text is treated")
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
     of_pairs = vocabulary.is_file() and merges.is_file()
     has_json = (directory / tokenizer_json.FILE).is_file()
@@ -29,6 +37,7 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
         found = gpt1.GPT1Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
     elif has_json:
         found = tokenizer_json.JsonTokenizer.from_directory(directory)
+        found.notes = notes
         return _of_no_case(found, case, f"{directory}/{tokenizer_json.FILE} says how text is treated")
     elif of_pairs:
         settings.check("gpt2")
@@ -38,6 +47,18 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
     else:
         return None
     return _of_no_case(settings.with_added(found), case, f"{directory} has no WordPiece vocabulary")
+
+
+def _exported(directory: Path) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """The copy of its tokenizer that jaxlm's export leaves in OWN, None where the files beside it are no longer its."""
+    own, file = directory / OWN, directory / tokenizer_json.FILE
+    try:
+        found = load_tokenizer(own, read_file)
+    except InputError as error:
+        raise InputError(f"{error}; put it back, or delete {own} to read {tokenizer_json.FILE} alone") from error
+    if file.is_file() and same_vocabulary(found, read_file(file)):
+        return found, ()
+    return None, (f"{OWN} is not used: {tokenizer_json.FILE} beside it has been changed since the export",)
 
 
 def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:

@@ -9,7 +9,7 @@ from jaxlm.text.saved import load_tokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer
 from jaxlm.text.wordpiece import Case
 
-SPECS = "sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR"
+SPECS = "sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run)"
 
 
 def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
@@ -42,6 +42,6 @@ def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
         return tokenizer_json.JsonTokenizer.from_directory(path)
     if kind == "store":
         if not (path / "tokenizer" / DESCRIPTION).exists():
-            raise InputError(f"tokenizer {spec!r}: {path} is not a token store (no tokenizer in it)")
+            raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run (no tokenizer in it)")
         return load_tokenizer(path / "tokenizer")
     raise InputError(f"tokenizer {spec!r}: no kind {kind!r}; expected one of {SPECS}")
