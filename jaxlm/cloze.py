@@ -107,7 +107,7 @@ def answers(
     allowed_V = np.ones(model.config.vocab_size, np.bool_)
     allowed_V[sorted(set(tokenizer.specials.values()))] = False
     allowed_V[tokenizer.size :] = False  # rows that pad a published table
-    step = jax.jit(functools.partial(_answer, model, min(top, model.config.vocab_size)), out_shardings=whole)
+    step = jax.jit(functools.partial(_answer, model, min(top, int(allowed_V.sum()))), out_shardings=whole)
     source, rows, longest = iter(clozes), host_rows(batch_size, mesh), model.config.num_positions
     while block := list(islice(source, max(1, BATCHES_SORTED))):
         places = [(cloze, place) for cloze in block for place in cloze.where]

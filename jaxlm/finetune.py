@@ -50,7 +50,7 @@ from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, saved_config
-from jaxlm.training.start import Source, model_of_source, open_source, pinned_start
+from jaxlm.training.start import Source, dropout_said, model_of_source, open_source, pinned_start
 from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.finetune")
@@ -111,7 +111,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
             raise InputError("--tokenizer: with --start the tokenizer comes from there; leave one of them out")
         source = open_source(pinned_start(arguments.run, arguments.start))
         tokenizer = source.tokenizer
-        config = replace(config, model=model_of_source(source, config.model, given))
+        config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
     elif arguments.tokenizer is None:
         raise InputError("fine-tuning from scratch needs a tokenizer: give --tokenizer, or --start a pretrained run")
     else:
@@ -209,7 +209,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
             say(f"{task.name} {line}")
         cut = {part: split.truncated for part, split in encoded.items() if split.truncated}
         say(f"cut to {planned.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
-        for sentence in config.execution.says():
+        for sentence in (*dropout_said(source, config.model), *config.execution.says()):
             say(sentence)
         for change in changed:
             say(f"changed since the last start: {change}")

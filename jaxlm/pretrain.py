@@ -32,11 +32,12 @@ from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.program import training_program
 from jaxlm.training.record import Recorder
-from jaxlm.training.run import RunDirectory
+from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import (
     Source,
     check_tokenizer,
     continue_state,
+    dropout_said,
     fresh_parts,
     model_of_source,
     open_source,
@@ -99,7 +100,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     if source is not None:
         expected, remedy = source.tokenizer.fingerprint, source.tokenizer_spec
         expected_of = source.name if remedy else f"the run {source.name}"
-        config = replace(config, model=model_of_source(source, config.model, given))
+        config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
     elif config.model.vocab_size not in (0, stores[0].vocab_size):
         raise InputError(
             f"model.vocab_size {config.model.vocab_size}: the tokenizer of {stores[0].path} has {stores[0].vocab_size} "
@@ -224,6 +225,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             f"{run.name}: {origin}; {count:,} parameters, {_length_of(planned)}; "
             f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
             f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
+            *dropout_said(planned.source, config.model),
             *pretraining.says,
             *config.execution.says(),
             *_of_pairs(rows),

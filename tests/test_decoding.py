@@ -56,6 +56,13 @@ def decode(decoder, prompt, **settings):
     return np.stack(list(decoder(prompt, **settings)), axis=1)
 
 
+def test_ids_beyond_the_tokenizers_are_never_given_out(model, params):
+    """Fails on 2968321: published tables are padded, and an id without a piece ends in a traceback."""
+    decoder = Decoder(model, params, sampling=Sampling(temperature=5.0), forbidden=[0], size=9)
+    found = decode(decoder, [3, 4], length=30, samples=8)
+    assert found.min() >= 1 and found.max() < 9 and len(np.unique(found)) == 8
+
+
 @pytest.mark.parametrize("prompt_length", [1, 7, 64, 70])
 def test_greedy_equals_repeated_full_passes(greedy, full_logits, prompt_length):
     # Fails when a cache position is off by one, when padding is seen, or when positions and cache disagree; prompts of

@@ -43,7 +43,7 @@ from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
-from jaxlm.logs import MetricsLog
+from jaxlm.logs import MetricsLog, read_metrics
 from jaxlm.text import load_tokenizer
 from jaxlm.training import start
 from jaxlm.training.compiled import CompiledStep
@@ -105,6 +105,17 @@ def base(tmp_path_factory, stores):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "Recorder", recorder)
         return SimpleNamespace(run=run, ended=train(run, stores, *TWO_LENGTHS), recorder=settings)
+
+
+def test_a_run_with_validation_is_shown(base):
+    """Fails on 2968321: KeyError 'perplexity', which an encoder's validation has not."""
+    shown = run_here("show", base.run)
+    assert shown.code == 0, shown.errors
+    last = [line for line in read_metrics(base.run / "metrics.jsonl") if "validation_loss" in line][-1]
+    (said,) = (line for line in shown.output.splitlines() if line.startswith("  last validation"))
+    assert f"step {last['step']}, loss {last['validation_loss']:.4f}: " in said
+    for name in FIGURES[1:]:
+        assert f"{name.replace('_', ' ')} {last[f'validation_{name}']:.4f}" in said
 
 
 def parameters(run, step=None, part=""):

@@ -159,6 +159,21 @@ def test_a_fine_tuning_batch_shows_sequences_labels_and_what_was_cut(tokenizer, 
     assert "fine-tuning on custom" in run_text and "start: runs/x@7" in run_text
 
 
+def test_every_split_of_the_results_is_shown(tokenizer, custom, tmp_path):
+    """Fails on 2968321: MNLI's two dev splits are left out."""
+    path, *_ = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
+    splits = {
+        name: {"accuracy": {"mean": mean, "std": 0.01}, "loss": {"mean": 1.0, "std": 0.0}}
+        for name, mean in (("dev_matched", 0.75), ("dev_mismatched", 0.625))
+    }
+    results = {"task": "mnli", "metric": "accuracy", "runs": [{"seed": 0}], "learning_rate": 1e-5, **splits}
+    (path / "results.json").write_text(json.dumps(results | {"best": {"seed": 0, "learning_rate": 1e-5, "step": 9}}))
+    lines = list(run_lines(RunDirectory(path)))
+    assert "    dev_matched    accuracy 0.7500 ± 0.0100  loss 1.0000 ± 0.0000" in lines
+    assert "    dev_mismatched accuracy 0.6250 ± 0.0100  loss 1.0000 ± 0.0000" in lines
+    assert not any(line.startswith("    best") for line in lines)
+
+
 def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
     path, *_ = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
     with open(custom.train, "a", encoding="utf-8") as file:

@@ -139,15 +139,21 @@ def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
     return saved_versions(directory.config, directory.name)
 
 
-FREE_FIELDS = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "tables")
+# Fields of a model that are no size: the rates are the recipe's, as the config or the command line says; `tables` is
+# the start's, whose parameters were trained under it, unless it is given on the command line.
+RATES = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate")
+FREE_FIELDS = (*RATES, "tables")
 _CALLED = {"gpt": "a decoder (gpt)", "bert": "an encoder (bert)"}
 
 
 Sizes = TypeVar("Sizes", GPTConfig, BertConfig)
 
 
-def model_of_source(source: Source, asked: Sizes, given: set[str]) -> Sizes:
-    """The source's sizes with the dropout rates that were asked for; another size on the command line is refused."""
+def model_of_source(source: Source, asked: Sizes, given: set[str], saved: Mapping[str, Any] | None = None) -> Sizes:
+    """The source's sizes with the dropout rates that were asked for; another size on the command line is refused.
+
+    saved: the config.json of the run where it goes on: it keeps the `tables` that it began with.
+    """
     if source.model.kind != asked.kind:
         raise InputError(
             f"--start {source.name}: it is {_CALLED[source.model.kind]} and the config is for {_CALLED[asked.kind]}; "
@@ -157,8 +163,26 @@ def model_of_source(source: Source, asked: Sizes, given: set[str]) -> Sizes:
     for name in names:
         if f"model.{name}" in given and name not in FREE_FIELDS:
             raise InputError(f"--model.{name.replace('_', '-')}: with --start the sizes come from {source.name}")
-    values = {name: getattr(asked if name in FREE_FIELDS else source.model, name) for name in names}
+    asked_for = {name for name in FREE_FIELDS if name in RATES or f"model.{name}" in given}
+    values = {name: getattr(asked if name in asked_for else source.model, name) for name in names}
+    if saved is not None and "tables" in values and "tables" not in asked_for:
+        values["tables"] = saved["model"].get("tables", values["tables"])
     return type(asked)(**values)
+
+
+def dropout_said(source: Source | None, model: GPTConfig | BertConfig) -> list[str]:
+    """A sentence where the dropout rates of a run are not those of its start; none where they are."""
+    if source is None:
+        return []
+    now, before = ([getattr(of, name) for name in RATES] for of in (model, source.model))
+    if now == before:
+        return []
+    short = len(set(now)) == 1 and len(set(before)) == 1
+    ours, theirs = (
+        f"{rates[0]:g}" if short else ", ".join(f"{name} {rate:g}" for name, rate in zip(RATES, rates, strict=True))
+        for rates in (now, before)
+    )
+    return [f"dropout {ours} as in the config; {source.name} was trained with {theirs}"]
 
 
 def with_parameters(

@@ -88,11 +88,11 @@ class Validation:
         batches: Iterator = (to_devices(batch, self._mesh, self._batch_size) for batch in self._batches[length])
         figures = self._pretraining.figures(self._step, params, batches, self._stores)
         if len(self._batches) == 1:
-            return figures, _said(figures)
-        return figures | {"validation_length": length}, f"{_said(figures)}, in rows of {length}"
+            return figures, figures_said(figures)
+        return figures | {"validation_length": length}, f"{figures_said(figures)}, in rows of {length}"
 
 
-def _said(figures: dict[str, float]) -> str:
+def figures_said(figures: dict[str, float]) -> str:
     """An evaluation for people."""
     said = f"validation loss {figures['validation_loss']:.4f}"
     if "perplexity" in figures:

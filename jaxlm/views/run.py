@@ -1,6 +1,6 @@
 """A run: how far it is, how good, how it was started."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from jaxlm.errors import InputError
 from jaxlm.logs import read_metrics
 from jaxlm.reading import parse_json
 from jaxlm.text import load_tokenizer
-from jaxlm.training.config import PretrainConfig
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.loaded import run_config
 from jaxlm.training.run import RunDirectory
+from jaxlm.training.validation import figures_said
 from jaxlm.views.store import tokenizer_lines
 
+LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, beside the loss
 CURVE = 10  # lines of a run's metrics that are shown
 
 
@@ -25,7 +27,10 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
     config, saved = run_config(run), run.config
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     steps = checkpoints.steps()
+    published = saved.get("published")
     kind = "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {saved.get('task')}"
+    if published is not None:
+        kind = f"{published.get('architecture')}, imported and not trained here"
     model = config.model
     yield f"run {run.name}: {kind}"
     sizes = f"{model.num_layers} layers x {model.width}, {model.num_heads} heads, {model.num_positions} positions"
@@ -33,20 +38,14 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
         params = named_leaves(checkpoints.metadata(steps[-1]).tree["params"])
         sizes += f", {sum(int(np.prod(leaf.shape)) for leaf in params.values()):,} parameters"
     yield f"  model: {sizes}, vocabulary {model.vocab_size:,}"
-    optimizer = config.optimizer
-    yield (
-        f"  training: batch {config.batch_size} x {config.length}, {optimizer.kind}, rate {optimizer.peak_lr:g}, "
-        f"warmup {optimizer.warmup:g}, decay {optimizer.decay}, seed {config.seed}"
-    )
-    if isinstance(config, PretrainConfig):
-        yield f"  data: {', '.join(config.data.store)}; validation: {', '.join(config.data.validation) or 'none'}"
-    else:
-        yield f"  start: {saved.get('start') or 'from scratch'}; seeds: {saved.get('seeds')}"
+    if published is None:
+        yield from _training_lines(config, saved)
     yield f"  checkpoints: {', '.join(map(str, steps)) or 'none yet'}"
     if run.tokenizer.exists():
         yield from tokenizer_lines(load_tokenizer(run.tokenizer))
     lines = list(read_metrics(run.path / "metrics.jsonl")) if (run.path / "metrics.jsonl").exists() else []
-    yield from _metrics_lines(lines, config.num_steps)
+    if published is None:
+        yield from _metrics_lines(lines, config.num_steps)
     yield from _results_lines(run.path / "results.json")
     starts = run.starts()
     yield f"{len(starts)} start{'' if len(starts) == 1 else 's'}"
@@ -57,6 +56,18 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
             f"{devices.get('kind')}, {commit}"
         )
         yield f"    {start.get('command')}"
+
+
+def _training_lines(config: PretrainConfig | FinetuneConfig, saved: Mapping[str, Any]) -> Iterator[str]:
+    optimizer = config.optimizer
+    yield (
+        f"  training: batch {config.batch_size} x {config.length}, {optimizer.kind}, rate {optimizer.peak_lr:g}, "
+        f"warmup {optimizer.warmup:g}, decay {optimizer.decay}, seed {config.seed}"
+    )
+    if isinstance(config, PretrainConfig):
+        yield f"  data: {', '.join(config.data.store)}; validation: {', '.join(config.data.validation) or 'none'}"
+    else:
+        yield f"  start: {saved.get('start') or 'from scratch'}; seeds: {saved.get('seeds')}"
 
 
 def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> Iterator[str]:
@@ -75,11 +86,10 @@ def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> It
     if validation:
         best = min(validation, key=lambda line: line["validation_loss"])
         for name, line in (("best", best), ("last", validation[-1])):
-            yield (
-                f"  {name} validation: step {line['step']:,}, loss {line['validation_loss']:.4f}, perplexity "
-                f"{line['perplexity']:.2f} a token, {line['word_perplexity']:.2f} a word, "
-                f"{line['bits_per_byte']:.4f} bits a byte"
-            )
+            figures = {key: line[key] for key in line if key.startswith("validation_") or key in LANGUAGE_FIGURES}
+            length = figures.pop("validation_length", None)
+            said = figures_said(figures).removeprefix("validation ") + ("" if length is None else f", rows of {length}")
+            yield f"  {name} validation: step {line['step']:,}, {said}"
 
 
 def _results_lines(path: Path) -> Iterator[str]:
@@ -87,12 +97,13 @@ def _results_lines(path: Path) -> Iterator[str]:
         return
     results = from_file(path)
     yield f"  results: {len(results['runs'])} runs, {results['metric']} first"
-    for part in ("dev", "test"):
-        figures = results.get(part) or {}
+    is_split = lambda figures: isinstance(figures, dict) and all(isinstance(v, dict) for v in figures.values())  # noqa: E731
+    splits = {name: figures for name, figures in results.items() if is_split(figures) and figures}
+    width = max(map(len, splits), default=0) + 1
+    for split, figures in splits.items():
         names = sorted(figures, key=lambda name: (name != results["metric"], name))
-        if names:
-            parts = (f"{name} {figures[name]['mean']:.4f} ± {figures[name]['std']:.4f}" for name in names)
-            yield f"    {part:<5}{'  '.join(parts)}"
+        parts = (f"{name} {figures[name]['mean']:.4f} ± {figures[name]['std']:.4f}" for name in names)
+        yield f"    {split:<{width}}{'  '.join(parts)}"
 
 
 def from_file(path: Path) -> Any:
