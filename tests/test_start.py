@@ -52,7 +52,7 @@ def test_another_dropout_than_the_starts_is_one_sentence():
         "dropout 0.1 as in the config; runs/small@7 was trained with 0",
     ]
     (said,) = dropout_said(source(SMALL), dataclasses.replace(SMALL, attention_dropout_rate=0.25))
-    assert said.startswith("dropout dropout_rate 0, embedding_dropout_rate 0, attention_dropout_rate 0.25 as in")
+    assert said.startswith("dropout_rate 0, embedding_dropout_rate 0, attention_dropout_rate 0.25 as in")
     assert set(RATES) < set(FREE_FIELDS)
 
 

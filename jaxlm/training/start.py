@@ -179,10 +179,12 @@ def dropout_said(source: Source | None, model: GPTConfig | BertConfig) -> list[s
         return []
     short = len(set(now)) == 1 and len(set(before)) == 1
     ours, theirs = (
-        f"{rates[0]:g}" if short else ", ".join(f"{name} {rate:g}" for name, rate in zip(RATES, rates, strict=True))
+        f"dropout {rates[0]:g}"
+        if short
+        else ", ".join(f"{name} {rate:g}" for name, rate in zip(RATES, rates, strict=True))
         for rates in (now, before)
     )
-    return [f"dropout {ours} as in the config; {source.name} was trained with {theirs}"]
+    return [f"{ours} as in the config; {source.name} was trained with {theirs.removeprefix('dropout ')}"]
 
 
 def with_parameters(
