@@ -1,34 +1,49 @@
 #!/usr/bin/env bash
-# What launch/tpu_pod.sh does on each worker: launch/pod_worker.sh install|stage|start|follow|result|status|stop ...
+# What launch/tpu_pod.sh does on each worker: launch/pod_worker.sh install|stage|start|follow|result|status|stop|end ...
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'TEXT'
-usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB | result JOB |
-                            status JOB | stop JOB
+usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB LINES | result JOB |
+                            status JOB | stop JOB | end JOB
 
 Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process, its files in ~/jaxlm-pod/jobs/JOB:
-pid, command, log, and exit once it has ended. SIGTERM to any one worker's process makes all of them save and stop.
+pid, born (the machine's boot and the moment in it when that process began), command, log, and exit once it has ended.
+SIGTERM to any one worker's process makes all of them save and stop.
   install   Python 3.11 where there is none, and .venv for a TPU
   stage     copy a folder of gs:// to FOLDER in the home directory, what is there already excepted
   start     run COMMAND in .venv, unless it runs already; while the job runs another command or commit, that is refused
-  follow    print the log's last lines and what follows until the job ends, then a line "exit CODE"
-  result    the code of a job that ended, "running", or "none"
+  follow    print the log's last LINES and what follows until the job ends, for an hour at most, then "exit RESULT"
+  result    the code of a job that ended, "stopped" for 75 after jobs/JOB/stopped was made, "running", or "none"
   status    the result and the log's last line, for people
   stop      send SIGTERM to the job
+  end       the same, and SIGKILL after a minute
+Exit codes: 64 for a command that is refused, otherwise those of the programs it runs.
 TEXT
 }
 
 fail() {
   echo "error: $*" >&2
-  exit 2
+  exit 64 # no program that runs here ends with it, as tar does with 2
 }
 
 jobs=$HOME/jaxlm-pod/jobs
 
+# The boot of this machine and the moment in it when a process that is there began (proc(5): /proc/PID/stat, field 22).
+born() {
+  local boot stat fields
+  stat=$(cat "/proc/$1/stat" 2>/dev/null) || return
+  read -ra fields <<<"${stat##*) }" # from field 3 on
+  [ "${fields[0]}" != Z ] || return # it has ended, and nobody has asked for its exit code
+  read -r boot </proc/sys/kernel/random/boot_id
+  echo "$boot ${fields[19]}"
+}
+
+# A pid alone may be another process's by now, as after a reboot.
 alive() {
-  [ -e "$jobs/$1/pid" ] && kill -0 "$(cat "$jobs/$1/pid")" 2>/dev/null
+  local found
+  [ -e "$jobs/$1/pid" ] && found=$(born "$(cat "$jobs/$1/pid")") && [ "$found" = "$(cat "$jobs/$1/born" 2>/dev/null)" ]
 }
 
 install() {
@@ -53,13 +68,15 @@ start() {
   fi
   mkdir -p "$directory"
   echo "$command" >"$directory/command"
-  rm -f "$directory/exit" "$directory/pid" "$directory/stopped"
+  rm -f "$directory/exit" "$directory/pid" "$directory/born" "$directory/stopped"
   # The runtime ends with SIGABRT when another worker is gone (128 + 6): that is a failure, 1.
+  export -f born
   # shellcheck disable=SC2016  # expanded by the shell that is started
   setsid nohup bash -c '
     directory=$1 && shift
     export PATH="$PWD/.venv/bin:$PATH"
     "$@" >>"$directory/log" 2>&1 &
+    born $! >"$directory/born"
     echo $! >"$directory/pid"
     code=0
     wait $! || code=$?
@@ -71,8 +88,16 @@ start() {
 }
 
 result() {
+  for ((k = 0; k < 4; k++)); do # the code is written just after the process ends
+    { [ -e "$jobs/$1/pid" ] && [ ! -e "$jobs/$1/exit" ] && ! alive "$1"; } || break
+    sleep 0.5
+  done
   if [ -e "$jobs/$1/exit" ]; then
-    cat "$jobs/$1/exit"
+    if [ -e "$jobs/$1/stopped" ] && [ "$(cat "$jobs/$1/exit")" = 75 ]; then
+      echo stopped
+    else
+      cat "$jobs/$1/exit"
+    fi
   elif alive "$1"; then
     echo running
   else
@@ -88,12 +113,21 @@ follow() {
   local directory=$jobs/$1
   [ -e "$directory/pid" ] || fail "no job $1 was started on this worker"
   touch "$directory/log"
-  tail --pid="$(cat "$directory/pid")" -n 100 -F "$directory/log" 2>/dev/null || true
-  for _ in 1 2 3 4 5 6 7 8 9 10; do # the code is written just after the process ends
-    [ ! -e "$directory/exit" ] || break
-    sleep 0.5
-  done
+  if alive "$1"; then
+    timeout 3600 tail --pid="$(cat "$directory/pid")" -n "$2" -F "$directory/log" 2>/dev/null || true
+  else
+    tail -n "$2" "$directory/log"
+  fi
   echo "exit $(result "$1")"
+}
+
+end() {
+  ! alive "$1" || kill -TERM "$(cat "$jobs/$1/pid")"
+  for ((k = 0; k < 60; k++)); do
+    alive "$1" || return 0
+    sleep 1
+  done
+  kill -KILL "$(cat "$jobs/$1/pid")" || true
 }
 
 case "${1:-}" in
@@ -103,7 +137,7 @@ case "${1:-}" in
     mkdir -p "$HOME/$3"
     gcloud storage rsync --recursive "$2" "$HOME/$3"
     ;;
-  start | follow | result | status)
+  start | follow | result | status | end)
     "$@"
     ;;
   stop)

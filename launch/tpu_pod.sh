@@ -13,10 +13,11 @@ pins on all workers, copies the token stores from gs:// to each worker's disk, s
 `python -m jaxlm.pretrain CONFIG --run gs://BUCKET/RUN ...` on every worker and follows the log of the first. When the
 pod is preempted it asks for a new one and goes on from the newest checkpoint, until the run is complete; then it
 deletes the pod. It may itself be stopped and called again. Billing starts when the pod becomes ACTIVE.
+What it asks for carries the label jaxlm_run, a hash of --run. A pod without it, or of another run, is left alone.
   stop     SIGTERM to the run: all workers save one step and end; the pod stays
   status   the state of the pod, and of the run on each worker
   logs     the log of the first worker
-  delete   give the pod back; the run stays in gs://
+  delete   give the pod back, which ends the launchers that follow it; the run stays in gs://
 
   --name, --zone, --project, --type, --run   as above; from $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
                                              $JAXLM_POD_TYPE, $JAXLM_POD_RUN where not given. TYPE: v5litepod-16 and
@@ -26,9 +27,11 @@ deletes the pod. It may itself be stopped and called again. Billing starts when 
   --slices N     N pods of TYPE as one (multislice); to be said again for stop, status and logs
   --image IMAGE  the TPU runtime; from $JAXLM_POD_IMAGE, or chosen by TYPE, where not given
   --keep         do not delete the pod when the run is complete
-  --retries N    give up after N failures without a preemption between them (3)
+  --retries N    give up after N failures, or N refused requests for a new pod, in a row (3). A preemption or an hour's
+                 run starts the count anew; the first request is not repeated
   --dry-run      print every command and run none
-Exit codes: 0 the run is complete, 1 it failed, 2 wrong usage or input, 75 it was stopped and saved.
+Exit codes: 0 the run is complete, 1 it failed or its pod was deleted, 2 wrong usage or input, 75 it was stopped and
+saved.
 TEXT
 }
 
@@ -38,6 +41,8 @@ fail() {
 }
 
 say() { echo "$(date +%H:%M:%S) $*" >&2; }
+
+now() { date +%s; }
 
 # Flags
 
@@ -135,14 +140,21 @@ fi
 
 # gcloud
 
+poll=30       # seconds between two questions
+patience=3600 # seconds that workers may be out of reach, or still run when another has ended
+refusal=64    # how launch/pod_worker.sh ends when it refuses a command
+run=${run%/}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+touch "$scratch/begun"
+deleted=${XDG_STATE_HOME:-$HOME/.local/state}/jaxlm/deleted-$project-$zone-$name
 nodes=("$name")
 if [ "$slices" -gt 1 ]; then
   nodes=()
   for ((k = 0; k < slices; k++)); do nodes+=("$name-$k"); done
 fi
 place=(--project "$project" --zone "$zone")
+alive=(-oServerAliveInterval=30 -oServerAliveCountMax=4) # a host that vanished is noticed after two minutes
 
 act() {
   if [ -n "$dry" ]; then
@@ -159,7 +171,8 @@ queued() { act gcloud compute tpus queued-resources "$@" "${place[@]}"; }
 on() {
   local node=$1 worker=$2
   shift 2
-  act gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker "$worker" --quiet --command "$(printf '%q ' "$@")"
+  act gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker "$worker" --quiet "${alive[@]/#/--ssh-flag=}" \
+    --command "$(printf '%q ' "$@")"
 }
 
 on_all() {
@@ -178,9 +191,6 @@ described() {
   fi
 }
 
-# The state of the request: ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...
-state_of() { described queued-resources "$name" 'value(state.state)'; }
-
 # The first state of a node that is not READY: PREEMPTED, TERMINATED ...; READY where all are.
 state_of_nodes() {
   local node found
@@ -191,72 +201,8 @@ state_of_nodes() {
   echo "$found"
 }
 
-give_back() {
-  queued delete "$name" --quiet --force || {
-    code=1 fail "pod $name was not deleted (gcloud says why above): it may still cost money; launch/tpu_pod.sh delete"
-  }
-}
-
-request() {
-  local flags=(--accelerator-type "$type" --runtime-version "$image")
-  if [ "$slices" -gt 1 ]; then
-    flags+=(--node-prefix "$name" --node-count "$slices")
-  else
-    flags+=(--node-id "$name")
-  fi
-  [ "$tier" = 'on demand' ] || flags+=("--$tier")
-  say "asking for $slices x $type, $tier: THIS COSTS MONEY from the moment it is ACTIVE until it is deleted"
-  queued create "$name" "${flags[@]}"
-}
-
-# Refuse a pod of this name that is not what is asked for now. Two versions of the interface name the count differently.
-check_pod() {
-  local there count spec='tpu.nodeSpec[0]'
-  read -r there count <<<"$(described queued-resources "$name" \
-    "value($spec.node.acceleratorType,$spec.multisliceParams.nodeCount,$spec.multiNodeParams.nodeCount)")"
-  case "$there ${count:-1}" in
-    "$type $slices" | NONE* | UNKNOWN* | " "*) ;; # also where gcloud does not say
-    *) fail "pod $name is there with ${count:-1} x $there, not $slices x $type: delete it, or choose another --name" ;;
-  esac
-}
-
-poll=${JAXLM_POD_POLL:-30} # seconds
-known=''                   # whether gcloud ever said what the pod is
-
-# Ask for the pod where there is none, and wait until it is there.
-obtain() {
-  local state found last=''
-  if [ -n "$dry" ]; then
-    request
-    return
-  fi
-  while :; do
-    state=$(state_of)
-    [ "$state" = "$last" ] || say "pod $name: $state"
-    last=$state
-    if [ "$state" = UNKNOWN ] && [ -z "$known" ]; then
-      code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
-    fi
-    [ -n "$known" ] || [ "$state" = NONE ] || check_pod
-    known=1
-    case "$state" in
-      NONE) request || code=1 fail "the request was refused (gcloud says why above): mend it, or ask for the quota" ;;
-      ACTIVE)
-        found=$(state_of_nodes)
-        case "$found" in
-          READY) return 0 ;;
-          PREEMPTED | TERMINATED | STOPPED | NONE)
-            say "pod $name: $found, so it is given back"
-            queued delete "$name" --quiet --force || true # it is looked at again
-            ;;
-        esac
-        ;;
-      SUSPENDED) queued delete "$name" --quiet --force || true ;;
-      FAILED) code=1 fail "the request failed: gcloud compute tpus queued-resources describe $name ${place[*]} says why; delete it and try again" ;;
-    esac
-    [ "$state" = NONE ] || sleep "$poll"
-  done
-}
+# shellcheck source=launch/pod_request.sh
+source launch/pod_request.sh
 
 # The run on the workers
 
@@ -268,7 +214,8 @@ install() {
   local archive=$scratch/jaxlm.tar.gz node
   act git archive --format tar.gz --output "$archive" "$commit" || return
   for node in "${nodes[@]}"; do
-    act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet || return
+    act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet \
+      "${alive[@]/#/--scp-flag=}" || return
   done
   on_all mkdir -p "$home" &&
     on_all tar -xzf "jaxlm-$commit.tar.gz" -C "$home" &&
@@ -289,81 +236,166 @@ start() {
   on_all "$worker" start "$name" python -m jaxlm.pretrain "${copied[@]}" --run "$run"
 }
 
-# What the workers' jobs are, by the one that decides: refused, running, failed, gone, stopped, complete.
+# What the workers' jobs are, by the one that decides: refused (2), lost, running, partly (some have ended), failed (1),
+# gone (none), stopped on purpose, interrupted (75), complete (0).
 results() {
   local node kind found=''
   for node in "${nodes[@]}"; do
     found+=" $(on "$node" all "$worker" result "$name" 2>/dev/null | tr '\n' ' ')" || found+=' lost'
   done
-  for kind in 2 lost running 1 none 75 0; do
-    case " $found " in *" $kind "*) echo "$kind" && return ;; esac
+  for kind in 2 lost running 1 none stopped 75 0; do
+    [[ " $found " = *" $kind "* ]] || continue
+    [ "$kind" != running ] || [[ $found =~ ^\ *(running\ *)+$ ]] || kind=partly
+    echo "$kind"
+    return
   done
   echo lost
 }
 
-follow() { on "${nodes[0]}" 0 "$worker" follow "$name" || true; }
+failures=0 # of the run, in a row
+began=''   # when the run was first seen to run, since the last failure
+silent=''  # since when its workers are out of reach
+
+# The run may have ended: after an hour of it earlier failures do not count.
+pause_run() {
+  if [ -n "$began" ] && [ $(($(now) - began)) -ge 3600 ]; then failures=0; fi
+  began=''
+}
 
 # One failure more; too many in a row end it.
 failed() {
+  pause_run
   failures=$((failures + 1))
   [ "$failures" -le "$retries" ] ||
     code=1 fail "$1, $failures times; pod $name is still there and costs money (logs, then delete)"
+  say "$1; it is tried again"
+  sleep "$poll"
+}
+
+# Workers of a pod that is there cannot be reached. The run goes on without the connection; this fails when it lasts.
+unreached() {
+  pause_run
+  if [ -z "$silent" ]; then
+    silent=$(now)
+    say "the workers of pod $name cannot be reached; they are asked again"
+  fi
+  [ $(($(now) - silent)) -lt "$patience" ] || return
+  sleep "$poll"
+}
+
+# Install and start the run on all workers. Fails where that has to be done again.
+set_up() {
+  local result=0
+  { install && start; } || result=$?
+  [ "$result" -ne 0 ] || return 0
+  [ "$result" -ne "$refusal" ] ||
+    fail "a worker refused its command (its last line says why); pod $name is still there and costs money"
+  if [ "$(state_of_nodes)" != READY ]; then # it may have been taken away
+    silent=''
+    return 1
+  fi
+  if [ "$result" -ne 255 ]; then              # as ssh ends when it is the connection that fails
+    failed "the workers could not be set up"
+  elif ! unreached; then
+    silent=''
+    failed "the workers could not be reached for $patience s"
+  fi
+  return 1
+}
+
+# Follow the run until it has ended or the pod is not there, and say how in `result`.
+follow() {
+  local behind='' last='' lines=100
+  while :; do
+    on "${nodes[0]}" 0 "$worker" follow "$name" "$lines" || true
+    lines=10
+    result=0
+    [ -n "$dry" ] || result=$(results)
+    [ "$result" = lost ] || silent=''
+    [ "$result" = partly ] || behind=''
+    case "$result" in
+      running) began=${began:-$(now)} ;;
+      partly)
+        pause_run
+        behind=${behind:-$(now)}
+        if [ $(($(now) - behind)) -ge "$patience" ]; then
+          say "some workers still run $patience s after another ended: they are ended"
+          on_all "$worker" end "$name" || true
+          result=1
+          return
+        fi
+        ;;
+      lost)
+        case "$(state_of_nodes)" in
+          READY)
+            unreached || return 0
+            continue
+            ;;
+          UNKNOWN)
+            [ "$last" = UNKNOWN ] || say "nothing is heard of pod $name: $(tail -n 1 "$scratch/said")"
+            last=UNKNOWN
+            ;;
+          *) return ;;
+        esac
+        ;;
+      *) return ;;
+    esac
+    sleep "$poll"
+  done
 }
 
 create() {
-  local result failures=0
+  local result found
   while :; do
     obtain
-    result=0
-    { install && start; } || result=$?
-    if [ "$result" -eq 2 ]; then
-      fail "a worker refused its command (its last line says why); pod $name is still there and costs money"
-    elif [ "$result" -ne 0 ]; then # of a pod that was taken away too
-      [ "$(state_of_nodes)" != READY ] || failed "the workers could not be set up"
-      continue
-    fi
-    result=running
-    while [ "$result" = running ]; do # the connection may break before the run does
-      follow
-      result=0
-      [ -n "$dry" ] || result=$(results)
-      if [ "$result" = lost ] && [ "$(state_of_nodes)" = UNKNOWN ]; then
-        say "nothing is heard of pod $name: $(tail -n 1 "$scratch/said")"
-        result=running
-        sleep "$poll"
-      fi
-    done
+    set_up || continue
+    silent='' began=$(now)
+    follow
     case "$result" in
       0)
         say "run $run is complete"
         [ -z "$keep" ] || say "pod $name is kept: it costs money until launch/tpu_pod.sh delete"
-        [ -n "$keep" ] || give_back
+        if [ -z "$keep" ]; then
+          [ -n "$dry" ] || mark_deleted
+          give_back
+        fi
         return
         ;;
       2) fail "the training command was refused (its last line says why); pod $name is still there and costs money (delete)" ;;
-      75)
-        if on "${nodes[0]}" 0 test -e "jaxlm-pod/jobs/$name/stopped" 2>/dev/null; then
-          say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
-          exit 75
-        fi
-        say "run $run was interrupted and saved"
+      stopped)
+        say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
+        exit 75
         ;;
+      75)
+        say "run $run was interrupted and saved"
+        sleep "$poll"
+        continue
+        ;;
+    esac
+    look # ends where the pod was deleted
+    found=$(state_of_nodes)
+    case "$result $found" in
+      "lost READY")
+        silent=''
+        failed "the workers could not be reached for $patience s"
+        ;;
+      *" READY") failed "the run failed" ;;
+      *" UNKNOWN") sleep "$poll" ;;
       *)
-        case "$(state_of_nodes)" in
-          READY | UNKNOWN) failed "the run failed" ;;
-          *)
-            say "pod $name was taken away; the run goes on from its newest checkpoint"
-            failures=0
-            ;;
-        esac
+        say "pod $name was taken away; the run goes on from its newest checkpoint"
+        failures=0 began='' silent=''
         ;;
     esac
   done
 }
 
 if [ "$command" != create ] && [ -z "$dry" ]; then
-  state=$(state_of)
-  [ "$state" != NONE ] || code=1 fail "there is no pod $name in $zone of project $project"
+  look
+  if [ "$command" = delete ]; then
+    mark_deleted
+    look # what was asked for before a launcher could read the mark
+  fi
+  [ "$state" != NONE ] || code=1 fail "there is no pod $name in $zone of project $project; a launcher on another machine that waits for one is ended there"
   [ "$state" != UNKNOWN ] || code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
 fi
 any_worker="set -- jaxlm-pod/*/launch/pod_worker.sh && \$1" # of whichever commit

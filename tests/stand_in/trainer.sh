@@ -13,17 +13,33 @@ case "$played" in
     ;;
   abort) kill -ABRT $$ ;;
   preempt)
-    [ "$(basename "$HOME")" != worker-1 ] || echo PREEMPTED >"$(dirname "$HOME")/state"
+    [ "$(basename "$HOME")" != worker-1 ] || gcloud play preempt
     sleep 60
     ;;
+  suspend)
+    [ "$(basename "$HOME")" != worker-1 ] || gcloud play preempt pod SUSPENDED
+    sleep 60
+    ;;
+  hang)
+    [ "$(basename "$HOME")" = worker-0 ] || sleep 60
+    ;;
   away)
-    echo "tpu-vm 4" >"$STAND_IN/away"
+    gcloud play lose_sight
+    ;;
+  wait) # until it is told how it ends
+    sleep 100000 &
+    trap 'kill $!; exit 75' TERM
+    trap 'kill $!; exit 0' USR1
+    trap 'kill $!; exit 1' USR2
+    touch "$HOME/waits"
+    wait
     ;;
   run)
     trap 'echo "$(basename "$HOME")" >>"$STAND_IN/terminated"' TERM
     touch "$STAND_IN/running-$(basename "$HOME")"
     # A signal to one worker leads all of them to save and end.
     until [ -e "$STAND_IN/signalled" ]; do sleep 0.01; done
+    [ ! -e "$STAND_IN/code" ] || exit "$(cat "$STAND_IN/code")"
     echo "stopped at step 1, saved"
     exit 75
     ;;

@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# The request for a pod, as launch/tpu_pod.sh makes, watches and deletes it: launch/pod_request.sh --help.
+# shellcheck disable=SC2034,SC2154  # the variables are launch/tpu_pod.sh's
+set -euo pipefail
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  cat <<'TEXT'
+usage: launch/pod_request.sh is read by launch/tpu_pod.sh
+
+Asks for a pod, waits for it and gives it back. A request carries the label jaxlm_run, a hash of the run. One that is
+there is taken if it has the label of this run. Before every deletion the label is read again, and a pod without it
+stays. A request that is gone without this launcher's doing was deleted by somebody: then the launcher ends and asks for
+nothing.
+TEXT
+  exit 0
+fi
+
+mine=''  # the label of the run; without --run that of the request which was there
+held=''  # set while a request is known to be there and this launcher has not asked for its deletion
+ready='' # set once the pod was there with all its nodes
+made=''  # set once this launcher has made a request
+[ -z "$run" ] || mine=$(git hash-object --stdin <<<"$run")
+
+# Ask for the state of the request (ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...), for what it names and for its
+# label. Two versions of the interface name the nodes' count and prefix differently.
+ask() {
+  local spec='tpu.nodeSpec[0]' fields
+  fields="state.state,$spec.node.labels.jaxlm_run,$spec.node.acceleratorType,$spec.nodeId"
+  fields+=",$spec.multisliceParams.nodeIdPrefix,$spec.multiNodeParams.nodeIdPrefix"
+  fields+=",$spec.multisliceParams.nodeCount,$spec.multiNodeParams.nodeCount"
+  IFS=, read -r state label kind node prefix other_prefix count other_count <<<"$(
+    described queued-resources "$name" "value[separator=\",\"]($fields)"
+  )"
+  state=${state:-UNKNOWN}
+}
+
+there() { [ "$state" != NONE ] && [ "$state" != UNKNOWN ] && ours; }
+
+ours() { [ -n "$label" ] && [ "$label" = "$mine" ]; }
+
+# Refuse a pod that was not made for this run, or that is not what is asked for now.
+check_pod() {
+  local named=${node:-${prefix:-$other_prefix}} size=${count:-${other_count:-1}}
+  [ -n "$label" ] ||
+    fail "--name must be free or that of a pod made by this launcher, got $name, which has no label jaxlm_run; choose another name, or delete that pod with gcloud"
+  mine=${mine:-$label}
+  ours || fail "--run must be the run that pod $name was made for, got $run; choose another --name"
+  [ "$command" = create ] || return 0
+  case "$kind $size" in
+    "$type $slices" | " $size") ;; # also where gcloud does not say
+    *) fail "pod $name is there with $size x $kind, not $slices x $type: delete it, or choose another --name" ;;
+  esac
+  [ "${named:-$name}" = "$name" ] ||
+    fail "pod $name is there with the node $named, not $name: choose another --name"
+}
+
+gone() { code=1 fail "pod $name was deleted, or given back by another launcher; nothing is asked for again"; }
+
+# Ask for the request, and end where it is not, or no longer, one to follow.
+look() {
+  ask
+  case "$state" in
+    NONE) [ -z "$held" ] || gone ;;
+    UNKNOWN) ;;
+    *)
+      if [ -z "$held$made$ready" ]; then
+        check_pod
+        held=1
+      fi
+      ours || code=1 fail "pod $name is now one that somebody else asked for; it is left alone"
+      ;;
+  esac
+}
+
+# drop [STATE]: delete the request if it is still the one that is followed, and still in STATE. Fails where it may be there.
+drop() {
+  if [ -z "$dry" ]; then
+    ask
+    case "$state" in
+      NONE) return 0 ;;
+      UNKNOWN) cat "$scratch/said" >&2 && return 1 ;;
+    esac
+    { ours && [ "$state" = "${1:-$state}" ]; } || return 0
+    held=''
+  fi
+  queued delete "$name" --quiet --force 2>"$scratch/said" && return
+  cat "$scratch/said" >&2
+  ! grep -q NOT_FOUND "$scratch/said" || held=1 # somebody else was faster
+  return 1
+}
+
+# Tell the other launchers on this machine, of which one may be without a pod just now, not to ask for one.
+mark_deleted() { mkdir -p "${deleted%/*}" && touch "$deleted" || true; }
+
+give_back() {
+  local since
+  since=$(now)
+  held=''
+  until drop; do
+    [ "$command" = create ] && [ $(($(now) - since)) -lt "$patience" ] ||
+      code=1 fail "pod $name was not deleted (gcloud says why above): it may still cost money; launch/tpu_pod.sh delete"
+    sleep "$poll"
+  done
+}
+
+request() {
+  local flags=(--accelerator-type "$type" --runtime-version "$image")
+  if [ "$slices" -gt 1 ]; then
+    flags+=(--node-prefix "$name" --node-count "$slices")
+  else
+    flags+=(--node-id "$name")
+  fi
+  [ "$tier" = 'on demand' ] || flags+=("--$tier")
+  say "asking for $slices x $type, $tier: THIS COSTS MONEY from the moment it is ACTIVE until it is deleted"
+  queued create "$name" "${flags[@]}" --labels "jaxlm_run=$mine"
+}
+
+refusals=0 # refused or failed requests in a row since the pod was last there
+
+# refused MESSAGE ADVICE: one refused request more. The first request is not repeated, later ones are, ever more slowly.
+refused() {
+  [ -n "$ready" ] || code=1 fail "$1: $2"
+  refusals=$((refusals + 1))
+  [ "$refusals" -le "$retries" ] || code=1 fail "$1, $refusals times: $2"
+  say "$1; it is repeated"
+  sleep $((poll << refusals))
+}
+
+# Ask for the pod where there is none, and wait until it is there.
+obtain() {
+  local found last=''
+  if [ -n "$dry" ]; then
+    request
+    return
+  fi
+  while :; do
+    look
+    if [ "$deleted" -nt "$scratch/begun" ]; then # also between the question before a request and the request
+      give_back
+      gone
+    fi
+    [ "$state" = "$last" ] || say "pod $name: $state"
+    last=$state
+    case "$state" in
+      UNKNOWN)
+        [ -n "$held$made$ready" ] || code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
+        ;;
+      NONE)
+        if request || { ask && there; }; then # a request may be made although its answer is lost
+          made=1 held=1
+        else
+          refused "the request was refused (gcloud says why above)" "mend it, or ask for the quota"
+        fi
+        continue
+        ;;
+      ACTIVE)
+        found=$(state_of_nodes)
+        case "$found" in
+          READY)
+            ready=1 refusals=0 held=1
+            return
+            ;;
+          PREEMPTED | TERMINATED | STOPPED | NONE)
+            [ "$found" != NONE ] || [ -n "$made$ready" ] ||
+              fail "pod $name is ACTIVE without its node ${nodes[0]}; see what it is, then launch/tpu_pod.sh delete"
+            say "pod $name: $found, so it is given back"
+            drop ACTIVE || true # it is looked at again
+            ;;
+        esac
+        ;;
+      SUSPENDED) drop SUSPENDED || true ;;
+      FAILED)
+        refused "the request failed" "gcloud compute tpus queued-resources describe $name ${place[*]} says why; delete it and try again"
+        drop FAILED || true
+        ;;
+    esac
+    sleep "$poll"
+  done
+}

@@ -1,0 +1,76 @@
+"""launch/tpu_pod.sh in random histories: queues, preemptions, refusals, broken connections, restarts, other people.
+
+Fails when a pod of somebody else is touched, one is left to cost money after the end, one is bought after `delete`, or
+a run does not complete that can. Fails on 2968321 in most histories. A failure prints its seed.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from pod_history import History
+from pod_launcher import FLAGS, TRAINING, make_checkout
+
+CAMPAIGN = int(os.environ.get("JAXLM_CAMPAIGN", "0"))  # histories of the long part
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    return make_checkout(tmp_path_factory.mktemp("histories") / "checkout")
+
+
+def launch(history: History) -> tuple[int, str]:
+    """Launch as a person does who comes back: after a stop, a lost launcher, and a request to be deleted first."""
+    for _ in range(6):
+        code, _, errors = history.run(*FLAGS, *TRAINING)
+        last = (errors.strip().splitlines() or [""])[-1]
+        history.tell(f"the launcher ended with {code}: {last}")
+        if code == 1 and last.endswith("delete it and try again") and "times" not in last:
+            history.run("delete", *FLAGS)
+        elif not (code in (75, -9) or "(gcloud says why above): mend it" in last or "gcloud cannot say" in last):
+            break
+    return code, last
+
+
+def check(history: History) -> None:
+    code, last = launch(history)
+    left = history.request()
+    assert history.touched == [], "somebody else's pod"
+    assert history.bystander.poll() is None, "somebody else's process"
+    # A request that was under way when `delete` was called on this machine is made, and given back at once.
+    assert history.bought_after_delete <= (history.deleted == "here"), "bought after delete"
+    if left and left.foreign:
+        assert code == 2 if history.ending == "foreign at first" else code == 1, "not refused"
+        assert "label jaxlm_run" in last or "somebody else" in last or "--run must" in last
+        return
+    assert left is None and not history.nodes, "left to cost money"
+    assert history.complete or history.deleted, "not complete"
+    if code == 1:
+        assert history.deleted or history.ending == "second launcher", "given up"
+        assert "nothing is asked for again" in last
+    else:
+        assert code == 0 and history.complete
+
+
+def play(seed: int, root: Path, checkout: Path) -> History:
+    history = History(root, checkout, seed)
+    try:
+        check(history)
+    except Exception as error:
+        lines = "\n".join(history.told)
+        raise AssertionError(f"seed {seed}, {history.ending}: {error}\n{lines}") from error
+    finally:
+        history.close()
+    return history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_random_history_ends_well(seed, tmp_path, checkout):
+    play(seed, tmp_path, checkout)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(1000, 1000 + CAMPAIGN))
+def test_many_random_histories_end_well(seed, tmp_path, checkout):
+    play(seed, tmp_path, checkout)
