@@ -50,7 +50,7 @@ from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, saved_config
-from jaxlm.training.start import Source, dropout_said, model_of_source, open_source, pinned_start
+from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
 from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.finetune")
@@ -109,7 +109,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     if arguments.start is not None:
         if arguments.tokenizer is not None:
             raise InputError("--tokenizer: with --start the tokenizer comes from there; leave one of them out")
-        source = open_source(pinned_start(arguments.run, arguments.start))
+        source = source_of(arguments.run, arguments.start)
         tokenizer = source.tokenizer
         config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
     elif arguments.tokenizer is None:

@@ -40,9 +40,9 @@ from jaxlm.training.start import (
     dropout_said,
     fresh_parts,
     model_of_source,
-    open_source,
     pinned_versions,
     resume,
+    source_of,
     with_parameters,
 )
 from jaxlm.training.state import saved_part
@@ -95,7 +95,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         raise InputError("data.store is not given: name a token store, as python -m jaxlm.prepare makes it")
     stores = tuple(open_store(path) for path in config.data.store)
     validation = tuple(open_store(path) for path in config.data.validation)
-    source = None if arguments.start is None else open_source(arguments.start)
+    source = None if arguments.start is None else source_of(arguments.run, arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     if source is not None:
         expected, remedy = source.tokenizer.fingerprint, source.tokenizer_spec
@@ -145,6 +145,7 @@ def fingerprints(plan: Plan) -> dict[str, Any]:
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],
         "data_order": plan.versions.recorded(plan.config.data.layout),
+        "start": None if plan.source is None else plan.source.fingerprint,
     }
 
 
@@ -162,8 +163,12 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     planned = replace(planned, config=config)
 
     run = RunDirectory(arguments.run)
-    resolved = resolved_json(config, fingerprints(planned))
-    changed = run.open(resolved, run_fields=run_fields(config.optimizer, fixed_steps=_changes_length(config.data)))
+    resolved = resolved_json(config, fingerprints(planned)) | {
+        "start": None if source is None else source.name,
+        "start_with": None if source is None else arguments.start_with,
+    }
+    free = (*run_fields(config.optimizer, fixed_steps=_changes_length(config.data)), "start")
+    changed = run.open(resolved, run_fields=free)
     run.save_tokenizer(planned.stores[0].tokenizer())
     checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
     steps = checkpoints.steps()

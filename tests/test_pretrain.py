@@ -34,6 +34,7 @@ from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
+from jaxlm.errors import InputError
 from jaxlm.logs import read_metrics
 from jaxlm.objectives import language_model
 from jaxlm.scoring import Scored, sequence_log_probs
@@ -128,6 +129,60 @@ def test_the_parameters_of_another_run_begin_at_step_0(base, stores, tmp_path):
     assert validation == pytest.approx(metrics(base, "validation_loss")[10], rel=1e-6)
     assert metrics(tmp_path / "run", "tokens")[0] == metrics(base, "tokens")[10]
     assert starts(tmp_path / "run")[0]["started_from"] == f"parameters of {base}@10"
+
+
+def test_a_start_is_pinned_and_a_run_that_goes_on_needs_it_no_more(base, stores, tmp_path):
+    """Fails on 2968321: killed before its first checkpoint the run began from the newest one of the other by then; and
+    a start that was moved away ended every further one with 'is no run directory'.
+    """
+    source, run = copy_at(base, 5, tmp_path / "source"), tmp_path / "run"
+    begin = lambda steps: run_here(  # noqa: E731
+        "pretrain", *pretrain_arguments(run, stores, *STEADY, "--start", source, "--num-steps", steps)
+    )
+    assert begin(2).code == 0
+    saved, before = json.loads((run / "config.json").read_text()), checksums(run)
+    assert (saved["start"], saved["start_with"]) == (f"{source}@5", "parameters")
+    shutil.copytree(base / "checkpoints" / "10", source / "checkpoints" / "10")  # it trained on
+    shutil.rmtree(run / "checkpoints")
+    assert begin(2).code == 0
+    assert starts(run)[-1]["started_from"] == f"parameters of {source}@5" and checksums(run) == before
+    source.rename(tmp_path / "moved")
+    ended = begin(3)
+    assert ended.code == 0 and starts(run)[-1]["started_from"] == "resumed at step 2", ended.errors
+    shutil.rmtree(run / "checkpoints")
+    assert_one_line(begin(3), 2, f"{source} is no run directory", "put it back")
+    (tmp_path / "moved").rename(source)
+    assert begin(3).code == 0
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEADY, "--start", f"{source}@10", "--num-steps", 3))
+    assert_one_line(ended, 2, "fingerprints.start", "holds a run with another config")
+
+
+def test_a_pretraining_of_2968321_goes_on_without_its_start(base, stores, tmp_path):
+    """Its config.json does not say what it began from. Fails on 2968321: 'is no run directory'."""
+    run = copy_at(base, 5, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    for name in ("kind", "start", "start_with"):
+        config.pop(name)
+    config["fingerprints"].pop("start")
+    (run / "config.json").write_text(json.dumps(config))
+    more = ("--start", tmp_path / "gone", "--num-steps", 10, "--eval-every", 5)
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEADY, *more))
+    assert ended.code == 0 and checksums(run) == checksums(base), ended.errors
+    assert "start" not in json.loads((run / "config.json").read_text())
+
+
+def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
+    """Fails on 2968321: they were read whole at every start."""
+    run = tmp_path / "run"
+    shutil.copytree(base / "tokenizer", run / "tokenizer")
+    config = json.loads((base / "config.json").read_text())
+    config |= {"start": "hf:gone", "fingerprints": config["fingerprints"] | {"start": "abc"}}
+    (run / "config.json").write_text(json.dumps(config))
+    source = start.source_of(str(run), "hf:gone")
+    assert source.model.vocab_size == config["model"]["vocab_size"] and source.fingerprint == "abc"
+    assert source.tokenizer.fingerprint == config["fingerprints"]["tokenizer"]
+    with pytest.raises(InputError, match="gone.* put it back"):
+        source.saved  # noqa: B018
 
 
 def test_epochs_become_steps_of_the_store(stores, tmp_path):

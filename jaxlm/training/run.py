@@ -41,9 +41,15 @@ from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# Fields of config.json that runs made by earlier versions lack, with what these runs did (None: see `kind_of_run`);
-# such a run goes on without them.
-ADDED_FIELDS = {"kind": None, "data.random_candidates": 1}
+# Fields of config.json that runs made by earlier versions lack, with what these runs did (None: see `kind_of_run` and
+# `source_of`); such a run goes on without them.
+ADDED_FIELDS = {
+    "kind": None,
+    "start": None,
+    "start_with": None,
+    "fingerprints.start": None,
+    "data.random_candidates": 1,
+}
 _locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
 
 

@@ -1,5 +1,6 @@
 """The ladder of starts: this run's newest checkpoint, another run's parameters or state, or from scratch."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import ModelConfig
-from jaxlm.training.run import RunDirectory, split_start
+from jaxlm.training.run import RunDirectory, saved_config, split_start
 from jaxlm.training.state import TrainState, from_saved, saved_part
 
 log = logging.getLogger(__name__)
@@ -29,22 +30,42 @@ Load = Callable[[Any], tuple[Any, Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a start takes parameters from: another run, or published weights.
+class Parameters:
+    """The parameters of a source. saved: their tree, of leaves with a shape.
 
-    name: RUN@STEP, or hf:PATH, as it stands in starts.jsonl. saved: the parameters' tree, of leaves with a shape.
     load(tree): those of its leaves, as abstract arrays where they shall be, in arrays, and sentences about it.
     fingerprint: SHA-256 of the parameters: their place may change, they do not. checkpoints, step: a run's.
     """
 
-    name: str
-    model: GPTConfig | BertConfig
     saved: Any
     load: Load
     fingerprint: str
-    given_tokenizer: Tokenizer | None
     checkpoints: Checkpoints | None = None
     step: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The start of a run: another run, or published weights.
+
+    name: RUN@STEP, or hf:PATH, as it stands in starts.jsonl. fingerprint: as in `Parameters`. opened: the parameters; a
+    run that goes on remembers the rest, and opens its start when it takes something from there, which it may never do.
+    """
+
+    name: str
+    model: GPTConfig | BertConfig
+    fingerprint: str
+    given_tokenizer: Tokenizer | None
+    opened: Callable[[], Parameters]
+
+    @property
+    def saved(self) -> Any:
+        """The tree of the parameters."""
+        return self.opened().saved
+
+    def load(self, wanted: Any) -> tuple[Any, Sequence[str]]:
+        """Parameters, as in `Parameters`."""
+        return self.opened().load(wanted)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -64,9 +85,10 @@ class Source:
     @property
     def of_run(self) -> Checkpoints:
         """The checkpoints of a run. InputError for published weights, which have no state beside the parameters."""
-        if self.checkpoints is None:
+        checkpoints = self.opened().checkpoints
+        if checkpoints is None:
             raise InputError(f"--start-with state: {self.name} has parameters alone; leave --start-with out")
-        return self.checkpoints
+        return checkpoints
 
 
 def open_source(start: str) -> Source:
@@ -85,15 +107,14 @@ def open_source(start: str) -> Source:
         restored = checkpoints.restore_partial({"params": wanted}, step=metadata.step)
         return restored.state["params"], restored.notes
 
+    fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+    parameters = Parameters(metadata.tree["params"], load, fingerprint, checkpoints, metadata.step)
     return Source(
         name=f"{path}@{metadata.step}",
         model=model,
-        saved=metadata.tree["params"],
-        load=load,
-        fingerprint=hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
+        fingerprint=fingerprint,
         given_tokenizer=load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None,
-        checkpoints=checkpoints,
-        step=metadata.step,
+        opened=lambda: parameters,
     )
 
 
@@ -105,25 +126,64 @@ def _published_source(published: Published) -> Source:
 
         return jax.tree_util.tree_map_with_path(place, wanted), published.notes
 
+    parameters = Parameters(published.params, load, published.fingerprint)
     return Source(
         name=published.name,
         model=published.model,
-        saved=published.params,
-        load=load,
         fingerprint=published.fingerprint,
         given_tokenizer=published.tokenizer,
+        opened=lambda: parameters,
     )
 
 
-def pinned_start(run: str, start: str) -> str:
-    """`start` as RUN@STEP, where the run that goes on began from RUN: its newest checkpoint may be another by now."""
-    directory = RunDirectory(run)
-    if start.startswith(KINDS) or not directory.exists():
+def source_of(run: str, start: str) -> Source:
+    """The source that `--start` names, for the run at `run`.
+
+    A run that goes on has its start pinned to the step that it began from, whatever the other run has saved since; it
+    remembers what it needs to know of it, and need not find it again once it has checkpoints of its own.
+    """
+    saved = saved_config(run)
+    if saved is None:
+        return open_source(start)
+    started, directory = "start" in saved, RunDirectory(run)
+    name = _pinned(start, saved.get("start"))
+    # A pretraining of an earlier version does not say what it began from; it needs nothing of that any more.
+    goes_on = name == saved.get("start") or (not started and bool(_own_steps(directory)))
+    if not goes_on or not directory.tokenizer.exists():
+        return open_source(name)
+    fingerprint = saved.get("fingerprints", {}).get("start")
+
+    def opened() -> Parameters:
+        try:
+            parameters = open_source(name).opened()
+        except InputError as error:
+            raise InputError(f"{error}; {run} has parameters to take from there: put it back") from error
+        if fingerprint not in (None, parameters.fingerprint):
+            raise InputError(
+                f"--start {name}: its parameters are not those that {run} began from; put them back, or choose another "
+                "--run"
+            )
+        return parameters
+
+    return Source(
+        name=name,
+        model=from_json(ModelConfig, saved.get("model"), "model"),
+        fingerprint=fingerprint or "",
+        given_tokenizer=load_tokenizer(directory.tokenizer),
+        opened=functools.cache(opened),
+    )
+
+
+def _own_steps(run: RunDirectory) -> list[int]:
+    return Checkpoints(run.checkpoints, read_only=True).steps()
+
+
+def _pinned(start: str, known: str | None) -> str:
+    """`start`, or the start that the run has saved where it is the same run, and no other step of it."""
+    if known is None or start.startswith(KINDS) or known.startswith(KINDS):
         return start
-    saved = directory.config.get("start")
-    if saved is None or split_start(start)[1] is not None or split_start(saved)[0] != split_start(start)[0]:
-        return start
-    return saved
+    (path, step), (known_path, known_step) = split_start(start), split_start(known)
+    return known if path == known_path and step in (None, known_step) else start
 
 
 def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
@@ -250,7 +310,7 @@ def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[T
 
 def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
     """Parameters, moments and step of another run (`--start-with state`)."""
-    restored = source.of_run.restore(saved_part(abstract), step=source.step)
+    restored = source.of_run.restore(saved_part(abstract), step=source.opened().step)
     return from_saved(restored.state, abstract, seed), list(restored.notes)
 
 
