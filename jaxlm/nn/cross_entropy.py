@@ -52,7 +52,7 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
         dlogits_TV = dlogits_TV.astype(h_TD.dtype)
         if devices.platform() == "cpu":  # a TPU makes them again in both products, in hardly more time
             dlogits_TV = jax.lax.optimization_barrier(dlogits_TV)
-        dh_BCD = jnp.dot(dlogits_TV, words_VD).reshape(h_BCD.shape)
+        dh_BCD = jnp.dot(dlogits_TV, words_VD, preferred_element_type=jnp.float32).reshape(h_BCD.shape)
         dtable = dtable + summed(
             jnp.dot(dlogits_TV.T, h_TD, preferred_element_type=jnp.float32), jnp.dtype(jnp.float32), _TABLE
         )
@@ -107,16 +107,17 @@ def _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T):
 
 def _fwd(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V):
     sums, gradients = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, gradient=True)
-    like = (jnp.zeros((0,), table_VD.dtype), None if bias_V is None else jnp.zeros((0,), bias_V.dtype))
+    like = [None if x is None else jnp.zeros((0,), x.dtype) for x in (h_BLD, table_VD, bias_V)]
     return sums, (*gradients, like)
 
 
 def _bwd(chunks: int, residuals, cotangents):
-    dh, dtable, dbias, (like_table, like_bias) = residuals
+    dh, dtable, dbias, (like_h, like_table, like_bias) = residuals
     scale, _ = cotangents
     if dbias is not None:
         dbias = (dbias * scale).astype(like_bias.dtype)
-    return dh * scale.astype(dh.dtype), (dtable * scale).astype(like_table.dtype), None, None, dbias
+    # Rounded once, after the scale: of numbers that are bfloat16 already, all products with 1 / 511 are rounded down.
+    return (dh * scale).astype(like_h.dtype), (dtable * scale).astype(like_table.dtype), None, None, dbias
 
 
 projected_cross_entropy.defvjp(_fwd, _bwd)
