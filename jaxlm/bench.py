@@ -30,10 +30,11 @@ from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig, check_batch, make_mesh, to_devices, use_mesh
+from jaxlm.sharding import MeshConfig, check_batch, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program
+from jaxlm.training.step import settings_of
 
 MODELS: dict[str, GPTConfig | BertConfig] = {
     "gpt1": GPT1,
@@ -116,22 +117,22 @@ def measure(arguments: Arguments) -> dict:
         length=arguments.length,
         mesh=arguments.mesh,
         micro_batches=arguments.micro_batches,
-        log_every=LOG_EVERY,
     )
     run, tokenizer, batches = _random_rows(run) if arguments.store is None else _rows_of_store(run, arguments)
     pretraining = make_pretraining(run, tokenizer)
 
     with use_mesh(mesh):
-        program = training_program(pretraining, run, mesh, num_steps=1)
+        program = training_program(pretraining, run, mesh)
         state = program.fresh_state(0)
         placed = [to_devices(batch, mesh, arguments.batch) for batch in batches]
         started = time.perf_counter()
-        step = program.step.lower(state, placed[0]).compile()
+        settings = replicated(settings_of(run.optimizer, 1, norms_every=LOG_EVERY), mesh)
+        step = program.step.lower(state, placed[0], settings).compile()
         compile_seconds = time.perf_counter() - started
         times = []
         for number in range(arguments.warmup + arguments.steps):
             started = time.perf_counter()
-            state, metrics = step(state, placed[number % len(placed)])
+            state, metrics = step(state, placed[number % len(placed)], settings)
             loss = float(metrics["loss"])
             jax.block_until_ready(state)
             times.append(time.perf_counter() - started)

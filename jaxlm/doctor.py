@@ -230,7 +230,7 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
     shape = ", ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     yield Found("config", True, f"{config.batch_size} x {config.length} tokens a step on {shape}")
     with use_mesh(mesh):
-        program = training_program(make_pretraining(config, None), config, mesh, num_steps=config.num_steps or 1)
+        program = training_program(make_pretraining(config, None), config, mesh)
     leaves = jax.tree.leaves(program.abstract)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     here = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
@@ -60,37 +61,59 @@ class OptimizerConfig:
         return self.kind == "openai_adam" or self.decay != "constant" or 0 < self.warmup < 1
 
 
-def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """The rate of update t = 0, 1, … of `num_steps`.
+class Schedule(NamedTuple):
+    """The numbers of a learning-rate schedule, float32 scalars: data of a compiled step, not constants in it.
+
+    peak_lr: the highest rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same of the run.
+    """
+
+    peak_lr: Any
+    num_steps: Any
+    warmup: Any
+    warmup_fraction: Any
+
+
+def schedule_of(config: OptimizerConfig, num_steps: int) -> Schedule:
+    """Return the numbers of the schedule of a run of `num_steps`."""
+    assert config.peak_lr is not None
+    total, warmup = max(1, num_steps), config.warmup_steps(num_steps)
+    return Schedule(*(np.float32(x) for x in (config.peak_lr, total, warmup, warmup / total)))
+
+
+def learning_rate(config: OptimizerConfig, schedule: Schedule) -> optax.Schedule:
+    """Return the rate of update t = 0, 1, … of a run. Only the kind and the decay are taken from `config`.
 
     adamw, w warmup steps: peak (t + 1) / w up to the peak, then down to 0 over what is left of the run (the update
     after the last would have rate 0). openai_adam: with x = t / T and w as a share, peak (x / w or 1) (1 - x) for
     linear, and for cosine (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run (opt.py:5-15).
     bert_adamw: peak t / w before step w, and from there on what the decay from step 0 on has left (optimization.py:31),
     so that the rate falls by a share w / T of the peak where the warmup ends.
+
+    Products with inverses, as XLA compiles a division by a constant: rates are bit for bit those of programs with a
+    schedule of constants.
     """
-    total, warmup, peak = max(1, num_steps), config.warmup_steps(num_steps), config.peak_lr
-    assert peak is not None
+    peak, total, warmup, fraction = schedule
+    each, each_warming = 1.0 / total, 1.0 / jnp.maximum(1.0, warmup)
 
     def bert_rate(t):
         t = jnp.asarray(t, jnp.float32)
-        fall = _fall(config.decay, jnp.clip(t / total, 0.0, 1.0))
-        return peak * jnp.where(t < warmup, t / max(1.0, warmup), fall)
+        fall = _fall(config.decay, jnp.clip(t * each, 0.0, 1.0))
+        return peak * jnp.where(t < warmup, t * each_warming, fall)
 
     def adamw_rate(t):
         t = jnp.asarray(t, jnp.float32)
-        rise = jnp.minimum(1.0, (t + 1) / max(1.0, warmup))
-        x = jnp.clip((t - warmup) / max(1.0, total - warmup), 0.0, 1.0)
+        rise = jnp.minimum(1.0, (t + 1) * each_warming)
+        x = jnp.clip((t - warmup) * (1.0 / jnp.maximum(1.0, total - warmup)), 0.0, 1.0)
         return peak * jnp.where(t < warmup, rise, _fall(config.decay, x))
 
     def openai_rate(t):
-        x = jnp.asarray(t, jnp.float32) / total
-        share = warmup / total
-        warming = (x <= share) & (share > 0)
-        rise = jnp.where(warming, x / (share or 1.0), 1.0)
+        t = jnp.asarray(t, jnp.float32)
+        x = t * each
+        warming = (x <= fraction) & (fraction > 0)
+        rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
         fall = _fall(config.decay, x)
         if config.decay == "cosine":
-            fall = jnp.where(warming, 1.0, fall)
+            fall = jnp.where(warming, 1.0, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each))))
         return peak * rise * fall
 
     return {"adamw": adamw_rate, "openai_adam": openai_rate, "bert_adamw": bert_rate}[config.kind]
@@ -111,26 +134,27 @@ def decay_mask(boxed_params: Any) -> Any:
 class Optimizer(NamedTuple):
     """An optax transformation that can refuse a gradient, and what the log says of an update.
 
-    update(gradient, state, params, sound=…) -> (updates, state), to be added; not `sound`: the state stays as it was.
-    rate(t): the learning rate of update t from 0 on. direction(state): the last update without rate and decay.
+    update(gradient, state, params, schedule, sound=…) -> (updates, state), to be added; not `sound`: the state stays as
+    it was. rate(t, schedule): the learning rate of update t from 0 on. direction(state): the last update without rate
+    and decay.
     """
 
     init: Callable[[Any], optax.ScaleByAdamState]
     update: Callable[..., tuple[Any, optax.ScaleByAdamState]]
-    rate: optax.Schedule
+    rate: Callable[[jax.Array, Schedule], jax.Array]
     direction: Callable[[optax.ScaleByAdamState], Any]
 
 
-def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimizer:
+def make_optimizer(config: OptimizerConfig, mask: Any) -> Optimizer:
     """Clip g by its global norm, m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, and with t counted from 1
 
         p <- p - rate(t - 1) a (c1 m / (sqrt(c2 v) + eps) + decay p), decay where `mask` is true
 
     adamw: a = 1, c1 = 1 / (1 - b1^t), c2 = 1 / (1 - b2^t). openai_adam: a = sqrt(1 - b2^t) / (1 - b1^t), c1 = c2 = 1,
     so that eps is added to the uncorrected root and the decay is scaled by the correction too (opt.py:23-49).
-    bert_adamw: a = c1 = c2 = 1 (optimization.py:87-157).
+    bert_adamw: a = c1 = c2 = 1 (optimization.py:87-157). The schedule is given to each update.
     """
-    rate = learning_rate(config, num_steps)
+    rate = lambda t, schedule: learning_rate(config, schedule)(t)  # noqa: E731
     b1, b2 = config.beta1, config.beta2
 
     def corrections(count: jax.Array) -> tuple[jax.Array | float, ...]:
@@ -145,7 +169,14 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimi
         zeros = lambda: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=zeros(), nu=zeros())
 
-    def update(gradient: Any, state: optax.ScaleByAdamState, params: Any, *, sound: jax.Array | bool = True):
+    def update(
+        gradient: Any,
+        state: optax.ScaleByAdamState,
+        params: Any,
+        schedule: Schedule,
+        *,
+        sound: jax.Array | bool = True,
+    ):
         if config.clip_norm > 0:
             scale = jnp.minimum(1.0, config.clip_norm / jnp.maximum(optax.tree.norm(gradient), 1e-30))
             gradient = jax.tree.map(lambda g: g * scale, gradient)
@@ -156,7 +187,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimi
         if devices.platform() == "cpu":
             mu, nu = jax.lax.optimization_barrier((mu, nu))
         new = optax.ScaleByAdamState(jnp.where(sound, state.count + 1, state.count), mu, nu)
-        size, (a, _, _) = rate(state.count), corrections(new.count)
+        size, (a, _, _) = rate(state.count, schedule), corrections(new.count)
 
         def moved(direction: jax.Array, p: jax.Array, decayed: bool) -> jax.Array:
             return -size * (direction + a * config.weight_decay * p if decayed else direction)

@@ -23,7 +23,7 @@ from jaxlm.data.versions import DataVersions
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import MetricsLog
-from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.sharding import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.fit import fitted_to_devices
@@ -46,6 +46,7 @@ from jaxlm.training.start import (
     with_parameters,
 )
 from jaxlm.training.state import saved_part
+from jaxlm.training.step import settings_of
 from jaxlm.training.validation import Validation, held_out_rows
 from jaxlm.training.watch import watching
 
@@ -159,7 +160,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     eval_batch_size = check_batches(config, mesh)
     pretraining = make_pretraining(config, planned.stores[0].tokenizer())
     lengths = [phase.length for phase in planned.phases]
-    config = fitted_to_devices(config, pretraining, lengths, mesh, num_steps=num_steps)
+    config = fitted_to_devices(config, pretraining, lengths, mesh)
     planned = replace(planned, config=config)
 
     run = RunDirectory(arguments.run)
@@ -180,7 +181,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         return
 
     with use_mesh(mesh), run, checkpoints:
-        program = training_program(pretraining, config, mesh, num_steps=num_steps)
+        program = training_program(pretraining, config, mesh)
         abstract = program.abstract
         if steps:
             state, notes = resume(checkpoints, abstract, config.seed)
@@ -202,6 +203,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
 
         step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
+        settings = replicated(settings_of(config.optimizer, num_steps, norms_every=config.log_every), mesh)
         rows = phased_rows(
             planned.stores,
             config.data,
@@ -256,13 +258,13 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             for phase in planned.phases:
                 if phase.end_step > first_step and len(planned.phases) > 1:  # all of them ahead: no surprise at night
                     example = batch_at(rows, phase.first_step, config.batch_size, my_rows)
-                    step.prepare(state, to_devices(example, mesh, config.batch_size))
+                    step.prepare(state, to_devices(example, mesh, config.batch_size), settings)
             if evaluate is not None and first_step == 0:
                 with recorder.meter.pause("evaluation"):
                     evaluate(0, state.params)
             train(
                 state,
-                step,
+                lambda state, batch: step(state, batch, settings),
                 (to_devices(batch, mesh, config.batch_size) for batch in host_batches),
                 num_steps=num_steps,
                 intervals=Intervals(evaluate=config.eval_every, checkpoint=config.checkpoint_every),

@@ -102,6 +102,23 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
+def replicated(tree: Any, mesh: Mesh) -> Any:
+    """Return the leaves of `tree`, equal on every process, as arrays that are whole on every device."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Any) -> jax.Array:
+        value = np.asarray(leaf)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return jax.tree.map(place, tree)
+
+
+def abstract_replicated(tree: Any, mesh: Mesh) -> Any:
+    """Return what `replicated` would, as jax.ShapeDtypeStruct."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding), tree)
+
+
 def state_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
     """A NamedSharding for each leaf of a tree of boxed shapes; a dimension its axis does not divide stays whole.
 

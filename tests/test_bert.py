@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from test_step import KEEP_GRADIENT
+from test_step import KEEP_GRADIENT, SETTINGS
 from toy import assert_trees_close
 from toy_pairs import LENGTH, PLAIN, STILL_BERT, TOY_BERT, bert_shapes, one_by_one, pair_rows, pretraining, random_bert
 
@@ -18,7 +18,7 @@ from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.sharding import MeshConfig, make_mesh, state_shardings, to_devices, use_mesh
 from jaxlm.training.state import new_state
-from jaxlm.training.step import make_train_step
+from jaxlm.training.step import make_train_step, settings_of
 
 CAUSAL = replace(STILL_BERT, attention="causal")
 
@@ -139,7 +139,7 @@ def test_norms_use_the_configs_eps(params):
 def loss_and_gradient(params, config, execution=PLAIN, *, micro_batches=1, loss_chunks=0):
     objective = pretraining(config, execution, loss_chunks=loss_chunks)
     step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
-    state, metrics = step(new_state(params, KEEP_GRADIENT, 3), pair_rows(8))
+    state, metrics = step(new_state(params, KEEP_GRADIENT, 3), pair_rows(8), SETTINGS)
     names = ("loss", "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy")
     return {name: float(metrics[name]) for name in names}, state.opt_state
 
@@ -194,7 +194,7 @@ def test_any_mesh_gives_the_same_gradient(params, dropping, sizes):
         shardings = state_shardings(bert_shapes(TOY_BERT), mesh)
         state = new_state(jax.device_put(params, shardings), KEEP_GRADIENT, 3)
         step = jax.jit(make_train_step(pretraining(TOY_BERT), KEEP_GRADIENT))
-        state, metrics = step(state, to_devices(pair_rows(8), mesh, 8))
+        state, metrics = step(state, to_devices(pair_rows(8), mesh, 8), SETTINGS)
     assert shardings["head"]["masked_lm"]["kernel"].spec == jax.sharding.PartitionSpec("fsdp", None)
     found = {name: float(metrics[name]) for name in dropping[0]}
     assert found == pytest.approx(dropping[0], rel=1e-5)
@@ -304,10 +304,11 @@ def test_sizes_that_do_not_fit_are_refused(change, said):
 def test_it_learns(params):
     """Fails when the loss does not fall on one batch: masks learnt by heart, NSP too."""
     mask = decay_mask(bert_shapes(STILL_BERT))
-    optimizer = make_optimizer(OptimizerConfig(peak_lr=3e-3, warmup=5, decay="linear"), 60, mask)
+    config = OptimizerConfig(peak_lr=3e-3, warmup=5, decay="linear")
+    optimizer, settings = make_optimizer(config, mask), settings_of(config, 60)
     step = jax.jit(make_train_step(pretraining(STILL_BERT), optimizer))
     state, losses = new_state(jax.tree.map(jnp.asarray, params), optimizer, 0), []
     for _ in range(60):
-        state, metrics = step(state, pair_rows(8))
+        state, metrics = step(state, pair_rows(8), settings)
         losses.append([float(metrics[name]) for name in ("masked_lm_loss", "next_sentence_loss")])
     assert losses[-1][0] < 0.5 * losses[0][0] and losses[-1][1] < 0.5

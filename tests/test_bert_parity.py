@@ -26,7 +26,7 @@ from jaxlm.nn.lstm import BiLSTM
 from jaxlm.objectives import encoder_outputs, encoder_task, masked_language_model, mean
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import new_state
-from jaxlm.training.step import make_train_step
+from jaxlm.training.step import make_train_step, settings_of
 
 GOLDEN = Path(__file__).parent / "golden" / "bert_parity.npz"
 WHY = "needs PyTorch and transformers, the extra [parity]; the frozen twin in tests/golden runs without"
@@ -179,11 +179,14 @@ def check(what: str, sizes: case.Sizes, tree: dict, pairs: dict, expected: dict)
         weight_decay=case.WEIGHT_DECAY,
         clip_norm=case.CLIP_NORM,
     )
-    optimizer = make_optimizer(optimizer_config, case.NUM_STEPS, decay_mask(bert_shapes(config)))
+    optimizer, settings = (
+        make_optimizer(optimizer_config, decay_mask(bert_shapes(config))),
+        settings_of(optimizer_config, case.NUM_STEPS),
+    )
     step = jax.jit(make_train_step(objective, optimizer))
     state, found_losses, clipped = new_state(tree, optimizer, 0), [], 0
     for _ in range(case.NUM_STEPS):
-        state, metrics = step(state, batch)
+        state, metrics = step(state, batch, settings)
         found_losses.append(float(metrics["loss"]))
         clipped += float(metrics["gradient_norm"]) > case.CLIP_NORM
     assert clipped > 0, "the case must exercise the clip"

@@ -39,7 +39,7 @@ def table(name: str, sizes: tuple[int, int, int]) -> list[str]:
         log_every=1,
     )
     mesh = make_mesh(MeshConfig(*sizes))
-    compiled = compile_training(make_pretraining(config, None), config, config.length, mesh, num_steps=10)
+    compiled = compile_training(make_pretraining(config, None), config, config.length, mesh)
     where = " ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     return [
         f"{name}  {where}  {one.kind} over {one.axis}: {one.count} times, {one.bytes:,} bytes"

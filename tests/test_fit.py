@@ -33,7 +33,7 @@ def mesh():
 
 
 def fitted(config, mesh):
-    return fit.fitted_to_devices(config, make_pretraining(config, None), [config.length], mesh, num_steps=10)
+    return fit.fitted_to_devices(config, make_pretraining(config, None), [config.length], mesh)
 
 
 def test_numbers_are_those_the_mesh_can_deal_out(mesh):
@@ -70,9 +70,7 @@ def test_auto_is_what_the_compiler_says_fits(mesh, monkeypatch):
     """Fails when the compiled program's memory does not decide. The limit is between that of one piece and of two."""
     pretraining = make_pretraining(CONFIG, None)
     one, two = (
-        fit.compile_training(
-            pretraining, replace(CONFIG, micro_batches=count), CONFIG.length, mesh, num_steps=10
-        ).peak_gib
+        fit.compile_training(pretraining, replace(CONFIG, micro_batches=count), CONFIG.length, mesh).peak_gib
         for count in (1, 2)
     )
     assert two < 0.9 * one

@@ -19,7 +19,7 @@ from jaxlm.nn.execution import Execution
 from jaxlm.objectives import language_model
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import new_state
-from jaxlm.training.step import make_train_step
+from jaxlm.training.step import make_train_step, settings_of
 
 GOLDEN = Path(__file__).parent / "golden" / "gpt_parity.npz"
 WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
@@ -111,11 +111,11 @@ def check(what: str, sizes: case.Sizes, tree: dict, rows: dict, expected: dict) 
         clip_norm=case.CLIP_NORM,
     )
     mask = decay_mask(boxed_shapes(config))
-    optimizer = make_optimizer(optimizer_config, case.NUM_STEPS, mask)
+    optimizer, settings = make_optimizer(optimizer_config, mask), settings_of(optimizer_config, case.NUM_STEPS)
     step = jax.jit(make_train_step(objective, optimizer))
     state, losses, clipped = new_state(params, optimizer, 0), [], 0
     for _ in range(case.NUM_STEPS):
-        state, metrics = step(state, batch)
+        state, metrics = step(state, batch, settings)
         losses.append(float(metrics["loss"]))
         clipped += float(metrics["gradient_norm"]) > case.CLIP_NORM
     assert clipped > 0, "the case must exercise the clip"

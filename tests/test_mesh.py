@@ -32,7 +32,7 @@ from jaxlm.sharding import (
     use_mesh,
 )
 from jaxlm.training.state import abstract_state, fresh_state, new_state
-from jaxlm.training.step import make_eval_step, make_train_step
+from jaxlm.training.step import make_eval_step, make_train_step, settings_of
 
 pytestmark = pytest.mark.skipif(
     len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them"
@@ -80,7 +80,8 @@ def run(
     """
     mesh = mesh_of(sizes)
     objective = language_model(GPT(config, execution), loss_chunks=execution.loss_chunks)
-    optimizer = make_optimizer(OptimizerConfig(peak_lr=1e-2, warmup=1), 10, decay_mask(boxed_shapes(config)))
+    schedule = OptimizerConfig(peak_lr=1e-2, warmup=1)
+    optimizer, settings = make_optimizer(schedule, decay_mask(boxed_shapes(config))), settings_of(schedule, 10)
     with use_mesh(mesh), compiling_for(traced_for):
         abstract = abstract_state(init_params(config), optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -97,7 +98,7 @@ def run(
             batch = to_devices(
                 packed(ROWS, length=config.num_positions, vocab_size=config.vocab_size, seed=t), mesh, ROWS
             )
-            state, metrics = step(state, batch)
+            state, metrics = step(state, batch, settings)
             losses.append(float(metrics["loss"]))
     return losses, state, start
 
@@ -143,7 +144,7 @@ def test_parameters_are_born_in_their_shards_and_are_the_same_everywhere():
     """Fails when the jitted initialiser draws other numbers on another mesh, or puts moments on one device."""
     config = replace(CONFIG, num_layers=1)
     _, state, start = run((2, 2, 2), config, born_there=True)
-    optimizer = make_optimizer(OptimizerConfig(), 10, decay_mask(boxed_shapes(config)))
+    optimizer = make_optimizer(OptimizerConfig(), decay_mask(boxed_shapes(config)))
     abstract = abstract_state(init_params(config), optimizer, mesh_of((1, 1, 1)))
     assert_trees_same(start, fresh_state(init_params(config), optimizer, abstract, seed=4))
     other = fresh_state(init_params(config), optimizer, abstract, seed=5)
@@ -311,8 +312,8 @@ BERT_LAYOUT = {
 def run_bert(sizes, micro_batches=1):
     """The losses of twenty steps of MLM + NSP by name, (20,), and the state at the end."""
     mesh, config = mesh_of(sizes), replace(STILL_BERT, num_layers=1)
-    settings = OptimizerConfig(kind="bert_adamw", peak_lr=1e-3, warmup=2, eps=1e-6)
-    optimizer = make_optimizer(settings, BERT_STEPS, decay_mask(bert_shapes(config)))
+    schedule = OptimizerConfig(kind="bert_adamw", peak_lr=1e-3, warmup=2, eps=1e-6)
+    optimizer, settings = make_optimizer(schedule, decay_mask(bert_shapes(config))), settings_of(schedule, BERT_STEPS)
     with use_mesh(mesh):
         abstract = abstract_state(init_bert(config), optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -321,7 +322,7 @@ def run_bert(sizes, micro_batches=1):
         step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
         found = []
         for t in range(BERT_STEPS):
-            state, metrics = step(state, to_devices(pair_rows(ROWS, seed=t), mesh, ROWS))
+            state, metrics = step(state, to_devices(pair_rows(ROWS, seed=t), mesh, ROWS), settings)
             found.append({name: float(metrics[name]) for name in ("loss", "masked_lm_loss", "next_sentence_loss")})
     return {name: np.array([metrics[name] for metrics in found]) for name in found[0]}, state
 

@@ -12,12 +12,16 @@ from parity import openai_adam
 from toy import TOY, boxed_shapes
 
 from jaxlm.errors import InputError
-from jaxlm.optim import OptimizerConfig, decay_mask, learning_rate, make_optimizer
+from jaxlm.optim import OptimizerConfig, decay_mask, learning_rate, make_optimizer, schedule_of
 
 
 def rates(num_steps: int, **fields) -> np.ndarray:
-    schedule = learning_rate(OptimizerConfig(peak_lr=1.0, **fields), num_steps)
-    return np.array([float(schedule(t)) for t in range(num_steps + 1)])
+    rate = rate_of(OptimizerConfig(peak_lr=1.0, **fields), num_steps)
+    return np.array([float(rate(t)) for t in range(num_steps + 1)])
+
+
+def rate_of(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    return learning_rate(config, schedule_of(config, num_steps))
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "constant"])
@@ -71,7 +75,7 @@ def test_openai_schedules_are_the_codes(decay, warmup, num_steps):
         expected = openai_adam.SCHEDULES[decay](t / num_steps, share)
         np.testing.assert_allclose(r[t], expected, rtol=1e-5, atol=1e-6, err_msg=f"update {t}")
     assert r[0] == (0.0 if share else 1.0)  # the first update of a warmup does nothing
-    twice = learning_rate(OptimizerConfig(kind="openai_adam", peak_lr=2.0, warmup=warmup, decay=decay), num_steps)
+    twice = rate_of(OptimizerConfig(kind="openai_adam", peak_lr=2.0, warmup=warmup, decay=decay), num_steps)
     np.testing.assert_allclose([float(twice(t)) for t in range(num_steps)], 2 * r[:num_steps], rtol=1e-6)
 
 
@@ -85,7 +89,7 @@ def test_which_rates_depend_on_the_length_of_the_run():
         config = OptimizerConfig(decay="constant", warmup=warmup)
         assert not config.depends_on_num_steps()
         for t in (0, 5, 99, 150):
-            assert float(learning_rate(config, 200)(t)) == float(learning_rate(config, 10_000)(t))
+            assert float(rate_of(config, 200)(t)) == float(rate_of(config, 10_000)(t))
 
 
 def test_matrices_and_tables_are_decayed_by_their_axes():
@@ -110,11 +114,11 @@ def small():
 
 
 def run_optimizer(config: OptimizerConfig, params, gradients, num_steps: int):
-    optimizer = make_optimizer(config, num_steps, {"w": True, "b": False})
+    optimizer, schedule = make_optimizer(config, {"w": True, "b": False}), schedule_of(config, num_steps)
     params = jax.tree.map(jnp.float32, params)
     state = optimizer.init(params)
     for gradient in gradients:
-        updates, state = optimizer.update(jax.tree.map(jnp.float32, gradient), state, params)
+        updates, state = optimizer.update(jax.tree.map(jnp.float32, gradient), state, params, schedule)
         params = jax.tree.map(jnp.add, params, updates)
     return params
 
@@ -195,7 +199,7 @@ def test_adamw_is_that_of_optax(small):
     config = OptimizerConfig(peak_lr=0.05, warmup=3, decay="cosine", weight_decay=0.3, clip_norm=1.0)
     theirs = optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(learning_rate(config, 10), 0.9, 0.999, 1e-8, weight_decay=0.3, mask={"w": True, "b": False}),
+        optax.adamw(rate_of(config, 10), 0.9, 0.999, 1e-8, weight_decay=0.3, mask={"w": True, "b": False}),
     )
     wanted = jax.tree.map(jnp.float32, params)
     state = theirs.init(wanted)
@@ -210,11 +214,12 @@ def test_adamw_is_that_of_optax(small):
 @pytest.mark.parametrize("kind", ["adamw", "openai_adam", "bert_adamw"])
 def test_a_refused_gradient_leaves_the_state(small, kind):
     params, gradients = small
-    optimizer = make_optimizer(OptimizerConfig(kind=kind, warmup=0), 10, {"w": True, "b": False})
+    config = OptimizerConfig(kind=kind, warmup=0)
+    optimizer, schedule = make_optimizer(config, {"w": True, "b": False}), schedule_of(config, 10)
     params, good = jax.tree.map(jnp.float32, params), jax.tree.map(jnp.float32, gradients[0])
-    _, before = optimizer.update(good, optimizer.init(params), params)
+    _, before = optimizer.update(good, optimizer.init(params), params, schedule)
     bad = jax.tree.map(lambda g: g.at[0].set(jnp.nan), good)
-    _, after = optimizer.update(bad, before, params, sound=jnp.bool_(False))
+    _, after = optimizer.update(bad, before, params, schedule, sound=jnp.bool_(False))
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 

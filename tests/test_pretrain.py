@@ -357,7 +357,7 @@ def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_fro
 
 
 def test_out_of_device_memory_says_what_to_change(stores, tmp_path, monkeypatch):
-    def exhausted(self, state, batch):
+    def exhausted(self, *inputs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345678901 bytes.\nmore lines")
 
     monkeypatch.setattr(compiled.CompiledStep, "__call__", exhausted)

@@ -73,10 +73,10 @@ def before(step, act):
     """Within it, `act` maps the state of training step `step` (from 0) before it is run."""
     original = CompiledStep.__call__
 
-    def call(self, state, batch):
+    def call(self, state, *inputs):
         if self.name == "training" and int(state.step) == step:
             state = act(state)
-        return original(self, state, batch)
+        return original(self, state, *inputs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompiledStep, "__call__", call)
@@ -286,12 +286,12 @@ from jaxlm.training.compiled import CompiledStep
 
 original, step, wait_for = CompiledStep.__call__, int(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1))
 
-def call(self, state, batch):
+def call(self, state, *inputs):
     if self.name == "training" and int(state.step) == step:
         while not wait_for.exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, state, batch)
+    return original(self, state, *inputs)
 
 CompiledStep.__call__ = call
 run_command(pretrain.main)

@@ -29,7 +29,7 @@ from jaxlm.interop.sources import read_published
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig, make_optimizer
+from jaxlm.optim import OptimizerConfig, make_optimizer, schedule_of
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LISTED = json.loads((GOLDEN / "published.json").read_text())
@@ -134,13 +134,13 @@ def losses(published: Published, sizes: case.Sizes) -> np.ndarray:
     tables = ("tokens", "positions", "types")
     still = {"head/bias"} if "score" in published.parts else set()  # Hugging Face's class has no such bias
     mask = nested_leaves({name: name.endswith(("kernel", *tables)) for name in names})
-    optimizer = make_optimizer(config, 20, mask)
+    optimizer, schedule = make_optimizer(config, mask), schedule_of(config, 20)
 
     @jax.jit
     def step(params, state):
         loss, gradient = jax.value_and_grad(loss_of)(params)
         leaves = {name: leaf * (name not in still) for name, leaf in named_leaves(gradient).items()}
-        updates, state = optimizer.update(nested_leaves(leaves), state, params)
+        updates, state = optimizer.update(nested_leaves(leaves), state, params, schedule)
         return jax.tree.map(jnp.add, params, updates), state, loss
 
     params, state, seen = published.params, optimizer.init(published.params), []

@@ -15,7 +15,7 @@ from jaxlm.nn.execution import Execution
 from jaxlm.objectives import Objective, language_model, sequence_task
 from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import TrainState, new_state, saved_part
-from jaxlm.training.step import layer_norms, make_eval_step, make_train_step
+from jaxlm.training.step import layer_norms, make_eval_step, make_train_step, settings_of
 
 ROWS = 8
 PLAIN = Execution()
@@ -29,16 +29,17 @@ def params():
 # Not an optimizer at all: its state is the gradient it was last given, and parameters stay.
 KEEP_GRADIENT = Optimizer(
     init=lambda params: jax.tree.map(jnp.zeros_like, params),
-    update=lambda gradient, state, params, sound: (jax.tree.map(jnp.zeros_like, params), gradient),
-    rate=lambda t: jnp.float32(0),
+    update=lambda gradient, state, params, schedule, sound: (jax.tree.map(jnp.zeros_like, params), gradient),
+    rate=lambda t, schedule: jnp.float32(0),
     direction=lambda state: state,
 )
+SETTINGS = settings_of(OptimizerConfig(), 1)  # for a step whose optimizer looks at no rate
 
 
 def loss_and_gradient(params, config, execution=PLAIN, *, micro_batches=1, loss_chunks=1):
     objective = language_model(GPT(config, execution), loss_chunks=loss_chunks)
     step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
-    state, metrics = step(new_state(params, KEEP_GRADIENT, 3), packed(ROWS))
+    state, metrics = step(new_state(params, KEEP_GRADIENT, 3), packed(ROWS), SETTINGS)
     return {name: float(metrics[name]) for name in ("loss", "accuracy", "gradient_norm")}, state.opt_state
 
 
@@ -71,7 +72,7 @@ def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
 
     def gradient(micro_batches):
         step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
-        state, metrics = step(new_state(params, KEEP_GRADIENT, 0), examples("choice"))
+        state, metrics = step(new_state(params, KEEP_GRADIENT, 0), examples("choice"), SETTINGS)
         return float(metrics["loss"]), state.opt_state
 
     found, wanted = gradient(micro_batches), gradient(1)
@@ -107,10 +108,14 @@ def test_three_layers_at_once(params):
     assert_trees_close(found[1], wanted[1], relative=2e-6, absolute=1e-8)
 
 
+RUN = OptimizerConfig(peak_lr=3e-3, warmup=2)
+EACH_STEP = settings_of(RUN, 40)
+
+
 @pytest.fixture(scope="module")
 def training():
     """A step of AdamW on a toy with dropout, and the state it starts from."""
-    optimizer = make_optimizer(OptimizerConfig(peak_lr=3e-3, warmup=2), 40, decay_mask(boxed_shapes(TOY)))
+    optimizer = make_optimizer(RUN, decay_mask(boxed_shapes(TOY)))
     plain = language_model(GPT(TOY))
     spoil = {
         101: lambda tokens: jnp.float32(jnp.inf),
@@ -127,9 +132,9 @@ def training():
         return found
 
     spoilable = Objective(plain.coefficients, plain.weights, sums)
-    step = jax.jit(make_train_step(spoilable, optimizer))
+    compiled = jax.jit(make_train_step(spoilable, optimizer))
     start = new_state(jax.tree.map(jnp.asarray, random_params(replace(TOY, init_std=0.1))), optimizer, 5)
-    return SimpleNamespace(step=step, start=start)
+    return SimpleNamespace(step=lambda *inputs: compiled(*inputs, *[EACH_STEP] * (len(inputs) < 3)), start=start)
 
 
 def marked(batch, mark: int):
@@ -158,12 +163,11 @@ def test_a_loss_that_is_not_finite_keeps_the_state_for_good(training, mark):
 
 def test_update_norms_are_made_in_every_so_manieth_step(training):
     """Fails when a step that is logged has none, or the state depends on whether it has."""
-    optimizer = make_optimizer(OptimizerConfig(peak_lr=3e-3, warmup=2), 40, decay_mask(boxed_shapes(TOY)))
-    seldom = jax.jit(make_train_step(language_model(GPT(TOY, PLAIN), loss_chunks=1), optimizer, norms_every=2))
+    seldom = settings_of(RUN, 40, norms_every=2)
     state, batch = training.start, packed(ROWS)
     for number in (1, 2):
         other, metrics = training.step(state, batch)
-        state, found = seldom(state, batch)
+        state, found = training.step(state, batch, seldom)
         assert_trees_same(state, other)
         expected = np.asarray(metrics["update_norm"]["blocks"]) * (number == 2)
         np.testing.assert_allclose(found["update_norm"]["blocks"], expected, rtol=1e-6)
@@ -214,7 +218,7 @@ def test_each_micro_batch_has_its_rows_and_its_key(micro_batches):
     )
     ids = 2.0 ** np.arange(8, dtype=np.float32)[:, None]
     state = new_state({"backbone": {"x": jnp.float32(0)}}, KEEP_GRADIENT, 9).replace(step=jnp.int32(3))
-    _, metrics = make_train_step(drawn, KEEP_GRADIENT, micro_batches=micro_batches)(state, ids)
+    _, metrics = make_train_step(drawn, KEEP_GRADIENT, micro_batches=micro_batches)(state, ids, SETTINGS)
     key = jax.random.fold_in(jax.random.key(9), 3)
     uniforms = [float(jax.random.uniform(jax.random.fold_in(key, number))) for number in range(micro_batches)]
     expected = sum(ids[number::micro_batches].sum() * u for number, u in enumerate(uniforms))

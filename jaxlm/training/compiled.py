@@ -23,17 +23,19 @@ class CompiledStep:
         self.programs: dict[tuple, Compiled] = {}
         self.on_compile: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
-    def __call__(self, state: Any, batch: Any) -> Any:
-        return self.prepare(state, batch)(state, batch)
+    def __call__(self, state: Any, batch: Any, *settings: Any) -> Any:
+        return self.prepare(state, batch, *settings)(state, batch, *settings)
 
-    def prepare(self, state: Any, batch: Any) -> Compiled:
+    def prepare(self, state: Any, batch: Any, *settings: Any) -> Compiled:
         """The program for batches of this shape, compiled if it is not."""
         shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(batch))
         program = self.programs.get(shapes)
         if program is None:
+            size = " x ".join(map(str, shapes[0][0]))
+            log.info("compiling the %s step for batch %s; a cached program is used when there is one", self.name, size)
             started = time.perf_counter()
             with self.on_compile():
-                program = self.programs[shapes] = self.step.lower(state, batch).compile()
+                program = self.programs[shapes] = self.step.lower(state, batch, *settings).compile()
             taken = time.perf_counter() - started
             if len(self.programs) > self.expected_shapes:
                 log.warning("the %s step compiled again, for batch %s, in %.1f s", self.name, shapes[0][0], taken)

@@ -33,14 +33,11 @@ class CompiledTraining:
     seconds: float
 
 
-def compile_training(
-    pretraining: Pretraining, config: PretrainConfig, length: int, mesh: Mesh, *, num_steps: int
-) -> CompiledTraining:
+def compile_training(pretraining: Pretraining, config: PretrainConfig, length: int, mesh: Mesh) -> CompiledTraining:
     """Compile the step of a run for rows of `length`, for the devices of `mesh`. Nothing is allocated."""
     started = time.perf_counter()
     with use_mesh(mesh):
-        program = training_program(pretraining, config, mesh, num_steps=num_steps)
-        lowered = program.step.lower(program.abstract, abstract_batch(config, length, mesh))
+        lowered = training_program(pretraining, config, mesh).lowered(abstract_batch(config, length, mesh))
         try:
             step = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
@@ -66,7 +63,7 @@ def smallest_that_fits(
 
 
 def fitted_to_devices(
-    config: PretrainConfig, pretraining: Pretraining, lengths: Sequence[int], mesh: Mesh, *, num_steps: int
+    config: PretrainConfig, pretraining: Pretraining, lengths: Sequence[int], mesh: Mesh
 ) -> PretrainConfig:
     """`config` with `micro_batches auto` resolved for this machine's devices, the same on every process.
 
@@ -81,7 +78,7 @@ def fitted_to_devices(
 
     def fits(candidate: PretrainConfig) -> bool:
         for length in lengths:
-            found = compile_training(pretraining, candidate, length, mesh, num_steps=num_steps)
+            found = compile_training(pretraining, candidate, length, mesh)
             over = found.step is None or found.peak_gib is None or found.peak_gib > limit
             said = "out of memory" if found.peak_gib is None else f"{found.peak_gib:.2f} GiB"
             log.info("micro_batches %s, length %d: %s of %.2f GiB", candidate.micro_batches, length, said, limit)

@@ -45,6 +45,7 @@ from jaxlm.training.members import (
     label_part,
     member_directory,
     member_result,
+    member_settings,
     member_work,
     run_member,
     started_state,
@@ -52,6 +53,7 @@ from jaxlm.training.members import (
 )
 from jaxlm.training.record import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
+from jaxlm.training.step import Settings
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +168,8 @@ class _Group:
         lead = lambda leaf: jax.ShapeDtypeStruct((len(self.all), *leaf.shape), leaf.dtype, sharding=self.sharding)  # noqa: E731
         self.abstract = GroupState(jax.tree.map(lead, programs.abstract))
         self.data = [work.batches(seed) for seed, _ in self.all]
-        self.rates = self.spread(np.array([rate for _, rate in self.all], np.float32))
+        settings = [member_settings(work, rate) for _, rate in self.all]
+        self.settings = self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *settings))
         self.jitted = jax.jit(self._step, donate_argnums=0, out_shardings=(self._shardings(self.abstract), None))
         self.step = CompiledStep("group's training", self.jitted, expected_shapes=len(self.data[0].lengths))
         alone = jax.tree.map(lambda leaf: leaf.sharding, programs.abstract.params)
@@ -221,25 +224,24 @@ class _Group:
         return to_devices(jax.tree.map(lambda x: x[rows], stacked), self.work.mesh, len(self.all))
 
     def batch(self, number: int) -> Any:
-        """The batches of a step and the rates, for `step`."""
+        """The batches of a step, for `step`."""
         batches = [data[number] for data in self.data]
-        return self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *batches)), self.rates
+        return self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *batches))
 
-    def _step(self, state: GroupState, inputs: Any) -> tuple[GroupState, dict]:
+    def _step(self, state: GroupState, batch: Any, settings: Settings) -> tuple[GroupState, dict]:
         """A step of each member. The norms of updates are left out: under a map they would be made in every step."""
 
         def one(inputs: tuple) -> tuple[TrainState, dict]:
-            member, batch, rate = inputs
-            new, metrics = self.programs.step(member, (batch, rate))
+            new, metrics = self.programs.step(*inputs)
             return new, {name: value for name, value in metrics.items() if name != "update_norm"}
 
         def of_a_device(*inputs: Any) -> tuple[TrainState, dict]:
             with use_rules(None):  # a member is whole on its device
                 return jax.lax.map(one, inputs) if one_at_a_time() else jax.vmap(one)(inputs)
 
-        mesh, (batch, rates) = self.work.mesh, inputs
+        mesh = self.work.mesh
         spread = jax.shard_map(of_a_device, mesh=mesh, in_specs=MEMBERS, out_specs=MEMBERS, check_vma=False)
-        new, metrics = spread(state.members, batch, rates)
+        new, metrics = spread(state.members, batch, settings)
         return GroupState(new), metrics
 
     def _shardings(self, tree: Any) -> Any:
@@ -299,7 +301,7 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, 
     try:
         state = train(  # type: ignore[assignment]
             state,  # type: ignore[arg-type]
-            group.step,
+            lambda state, batch: group.step(state, batch, group.settings),
             (group.batch(number) for number in itertools.count(first_step)),
             num_steps=work.num_steps,
             intervals=Intervals(config.eval_every or group.data[0].steps_per_epoch, config.checkpoint_every),
@@ -403,7 +405,7 @@ def _members_per_device(work: Work, programs: Programs) -> int:
         return 1
     group = _Group(work, programs, [(0, 0.0)] * work.mesh.size)
     longest = max(range(min(group.data[0].steps_per_epoch, 256)), key=group.data[0].length_at)
-    memory = group.jitted.lower(group.abstract, group.batch(longest)).compile().memory_analysis()
+    memory = group.jitted.lower(group.abstract, group.batch(longest), group.settings).compile().memory_analysis()
     size = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert memory is not None
     params = size(programs.abstract.params)

@@ -19,15 +19,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints, Metadata, leaf_checksums
 from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json, write_synced
 from jaxlm.reading import parse_json
-from jaxlm.sharding import host_rows, to_devices
+from jaxlm.sharding import host_rows, replicated, to_devices
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
@@ -39,7 +38,7 @@ from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import Source, fresh_pooler, with_parameters
 from jaxlm.training.state import TrainState, abstract_state, fresh_state, from_saved, saved_part
-from jaxlm.training.step import make_train_step
+from jaxlm.training.step import Settings, make_train_step, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +82,12 @@ class Work:
 class Programs:
     """The compiled steps of a run, which all its members share: seed and learning rate are data.
 
-    step: (state, (batch, rate)) -> (state, metrics), not compiled; train: the same, compiled. copy: of parameters, as a
-    step gives those of its state away.
+    step: (state, batch, settings) -> (state, metrics), not compiled; train: the same, compiled. copy: of parameters, as
+    a step gives those of its state away.
     """
 
     network: Network
-    step: Callable[[TrainState, Any], tuple[TrainState, dict]]
+    step: Callable[[TrainState, Any, Settings], tuple[TrainState, dict]]
     train: CompiledStep
     label: CompiledStep
     init: Callable[[int], TrainState]
@@ -124,21 +123,13 @@ def make_programs(work: Work) -> Programs:
     """The model, its head and its optimizer, as compiled steps."""
     config = work.config
     network = make_network(config, work.task)
-    objective = network.objective()
-
-    def step(state: TrainState, inputs: Any) -> tuple[TrainState, dict]:
-        batch, rate = inputs
-        optimizer = network.optimizer(dataclasses.replace(config.optimizer, peak_lr=rate), work.num_steps)
-        one = make_train_step(
-            objective,
-            optimizer,
-            micro_batches=config.micro_batches,
-            norms_every=config.log_every,
-            dropout_bits=config.execution.dropout_bits,
-        )
-        return one(state, batch)
-
-    optimizer = network.optimizer(config.optimizer, work.num_steps)
+    optimizer = network.optimizer(config.optimizer)
+    step = make_train_step(
+        network.objective(),
+        optimizer,
+        micro_batches=config.micro_batches,
+        dropout_bits=config.execution.dropout_bits,
+    )
     abstract = abstract_state(network.init, optimizer, work.mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     lengths = len(work.batches(0).lengths)
@@ -153,6 +144,12 @@ def make_programs(work: Work) -> Programs:
         copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings.params),
         abstract=abstract,
     )
+
+
+def member_settings(work: Work, rate: float) -> Settings:
+    """Return the settings of a member at a learning rate."""
+    optimizer = dataclasses.replace(work.config.optimizer, peak_lr=rate)
+    return settings_of(optimizer, work.num_steps, norms_every=work.config.log_every)
 
 
 def run_member(work: Work, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
@@ -208,11 +205,11 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
             to_devices(jax.tree.map(lambda x: x[rows], data[number]), work.mesh, work.batch_size)
             for number in itertools.count(first_step)
         )
-        rate_on_devices = whole(work.mesh, np.float32(rate))
+        settings = replicated(member_settings(work, rate), work.mesh)
         try:
             train(
                 state,
-                lambda state, batch: programs.train(state, (batch, rate_on_devices)),
+                lambda state, batch: programs.train(state, batch, settings),
                 batches,
                 num_steps=work.num_steps,
                 intervals=Intervals(config.eval_every or data.steps_per_epoch, config.checkpoint_every),
@@ -396,10 +393,3 @@ def write_files(directory: Path, predicted: Predicted) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = content if isinstance(content, str) else json.dumps(content, indent=4, ensure_ascii=False) + "\n"
         write_synced(path, text)
-
-
-def whole(mesh: Mesh, value: Any) -> jax.Array:
-    """`value` on every device."""
-    sharding = NamedSharding(mesh, PartitionSpec())
-    value = np.asarray(value)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

@@ -21,7 +21,7 @@ from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives import Objective, encoder_outputs, encoder_task, sequence_outputs, sequence_task, tag_weights
-from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.optim import Optimizer, OptimizerConfig, Schedule, decay_mask, make_optimizer
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
 
@@ -81,10 +81,10 @@ class Network:
         """What the task's loss of a batch is a sum over: rows, or tokens that have a tag."""
         return jnp.sum(tag_weights(batch) if self.head.kind == "tagging" else batch.weights)
 
-    def optimizer(self, config: OptimizerConfig, num_steps: int) -> Optimizer:
+    def optimizer(self, config: OptimizerConfig) -> Optimizer:
         """Adam for the parameters; of a frozen model's head only: no moments and no decay for the rest."""
         mask = decay_mask(jax.eval_shape(self.init, jax.random.key(0)))
-        return _of_the_head(config, num_steps, mask) if self.frozen else make_optimizer(config, num_steps, mask)
+        return _of_the_head(config, mask) if self.frozen else make_optimizer(config, mask)
 
     def flops_per_token(self, length: int) -> float:
         """FLOPs of a training step per token."""
@@ -136,12 +136,12 @@ def empty_model(config: GPTConfig | BertConfig, execution: Execution | None = No
     return Bert(config, execution) if isinstance(config, BertConfig) else GPT(config, execution)
 
 
-def _of_the_head(config: OptimizerConfig, num_steps: int, mask: Any) -> Optimizer:
+def _of_the_head(config: OptimizerConfig, mask: Any) -> Optimizer:
     only: Callable[[Any], Any] = lambda tree: {"head": tree["head"]}  # noqa: E731
-    optimizer = make_optimizer(config, num_steps, only(mask))
+    optimizer = make_optimizer(config, only(mask))
 
-    def update(gradient: Any, state: optax.ScaleByAdamState, params: Any, **settings: Any):
-        updates, state = optimizer.update(only(gradient), state, only(params), **settings)
+    def update(gradient: Any, state: optax.ScaleByAdamState, params: Any, schedule: Schedule, **flags: Any):
+        updates, state = optimizer.update(only(gradient), state, only(params), schedule, **flags)
         return jax.tree.map(jnp.zeros_like, params) | updates, state
 
     return optimizer._replace(init=lambda params: optimizer.init(only(params)), update=update)

@@ -121,7 +121,7 @@ def _phases(config: PretrainConfig) -> tuple[Phase, ...]:
 @functools.cache  # of a choice that was tried, the report is made of what was found then
 def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any]:
     pretraining, mesh = make_pretraining(config, None), make_mesh(config.mesh, where.devices())
-    compiled = compile_training(pretraining, config, length, mesh, num_steps=config.num_steps or STEPS)
+    compiled = compile_training(pretraining, config, length, mesh)
     tokens, chip = config.batch_size * length, where.chip
     flops = tokens * pretraining.flops_per_token(length)
     peak = compiled.peak_gib

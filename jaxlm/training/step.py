@@ -1,19 +1,35 @@
 """The training step and the evaluation step: pure functions, jitted and sharded by the caller."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxlm.devices import RARELY
 from jaxlm.objectives import Objective, mean
-from jaxlm.optim import Optimizer
+from jaxlm.optim import Optimizer, OptimizerConfig, Schedule, schedule_of
 from jaxlm.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
 _GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # by JAX's names
+
+
+class Settings(NamedTuple):
+    """The numbers of a run that its compiled step takes as data, so that other values need no other program.
+
+    norms_every: int32, the steps between two update norms.
+    """
+
+    schedule: Schedule
+    norms_every: Any
+
+
+def settings_of(optimizer: OptimizerConfig, num_steps: int, *, norms_every: int = 1) -> Settings:
+    """Return the settings of a run of `num_steps`, NumPy scalars."""
+    return Settings(schedule_of(optimizer, num_steps), np.int32(min(norms_every, np.iinfo(np.int32).max)))
 
 
 def make_train_step(
@@ -21,20 +37,19 @@ def make_train_step(
     optimizer: Optimizer,
     *,
     micro_batches: int = 1,
-    norms_every: int = 1,
     dropout_bits: Literal["threefry", "rbg"] = "threefry",
-) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
-    """(state, batch) -> (state, metrics): one update from the gradient over the whole global batch.
+) -> Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]:
+    """(state, batch, settings) -> (state, metrics): one update from the gradient over the whole global batch.
 
     Dropout keys come from (state.seed, state.step, micro-batch). The weights of all loss terms are taken from the whole
     batch before it is cut, so the gradient does not depend on the cutting. A loss or gradient norm that is not finite
     leaves the state as it was but for `halted`, and turns all later steps into no-ops.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
-    `update_norm`, per layer and without the decay, in every `norms_every`-th step (else 0: it costs a CPU 3 % of
-    GPT-1's step).
+    `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it costs a CPU 3 %
+    of GPT-1's step).
     """
 
-    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
         key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
 
@@ -62,7 +77,7 @@ def make_train_step(
 
         norm = optax.tree.norm(gradient)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, sound=sound)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, settings.schedule, sound=sound)
         new = TrainState(
             step=state.step + sound.astype(jnp.int32),
             params=jax.tree.map(lambda p, u: jnp.where(sound, p + u, p), state.params, updates),
@@ -70,13 +85,14 @@ def make_train_step(
             seed=state.seed,
             halted=~sound,
         )
-        rate = optimizer.rate(state.step)
+        rate = optimizer.rate(state.step, settings.schedule)
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~sound}
         metrics |= {name: mean(sums[name], weights[name]) for name in sums}
         norms = lambda opt_state: layer_norms(optimizer.direction(opt_state), rate)  # noqa: E731
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
-        with jax.named_scope(RARELY if norms_every > 1 else "norms"):
-            metrics["update_norm"] = jax.lax.cond(new.step % norms_every == 0, norms, lambda _: none, opt_state)
+        with jax.named_scope(RARELY):
+            due = new.step % settings.norms_every == 0
+            metrics["update_norm"] = jax.lax.cond(due, norms, lambda _: none, opt_state)
         return new, metrics
 
     return train_step
