@@ -19,7 +19,7 @@ import tyro
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
-from jaxlm.data.sources import UNIT_BYTES, Source, Unit, list_units, parse_source, read_unit
+from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit
 from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
@@ -35,6 +35,9 @@ TRAINED = ("train-sentencepiece", "train-wordpiece")
 # What the estimate of time and disk is made from.
 SAMPLE_UNITS = 8
 SAMPLE_CHARACTERS = 1 << 16
+
+# The memory of one document from which the estimate speaks of it.
+LARGE_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -266,12 +269,14 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
     """Say how long it will take and how much disk, from a sample; InputError where the disk is too small."""
     texts = []
     sentences = 0
+    largest = max(largest_file(s, [unit for unit in units if job.sources[unit.source] == s]) for s in job.sources)
     for k in range(min(SAMPLE_UNITS, len(units))):
         unit = units[k * len(units) // min(SAMPLE_UNITS, len(units))]
         characters = 0
         for block in job.blocks(unit, tokenizer):
             texts.append(block.text[:SAMPLE_CHARACTERS])
             characters += len(block.text)
+            largest = max(largest, len(block.text))
             sentences += job.sentences != "none" and block.ends_sentence
             if characters >= SAMPLE_CHARACTERS:
                 break
@@ -290,10 +295,23 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
         f"{takes} with {workers} worker{'s' if workers > 1 else ''}",
         flush=True,
     )
+    if not tokenizer.cuts and job.sentences == "none":
+        _say_memory(largest, largest * tokenizer.whole_bytes)
     if disk > free:
         raise InputError(
             f"{output} needs about {disk / 1e9:,.1f} GB and {free / 1e9:,.1f} GB are free there: make room, or name "
             "another --output"
+        )
+
+
+def _say_memory(largest: int, memory: int) -> None:
+    """Say what a document of `largest` bytes takes, where that is much, of a vocabulary that encodes it whole."""
+    if memory >= LARGE_MEMORY:
+        print(
+            f"memory: this vocabulary encodes a document whole; the largest found, {largest / 1e6:,.1f} MB of text,",
+            f"takes about {memory / 1e9:,.1f} GB in one worker: make documents smaller, or give fewer --workers,",
+            "where that is too much",
+            flush=True,
         )
 
 

@@ -381,11 +381,49 @@ def test_a_signal_stops_it_with_75(corpus, number):
     assert wait_for(lambda: no_process_in(process.pid), 5)
 
 
+def byte_level(**options):
+    """A library's tokenizer of GPT-2's scheme: all bytes, a few merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "\u0120the"]
+    merges = [("t", "h"), ("th", "e"), ("\u0120", "the")]
+    library = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(**({"add_prefix_space": False} | options))
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def test_the_estimate_says_what_a_large_document_takes(tmp_path, capsys, monkeypatch):
+    """Fails on 2968321: a vocabulary that needs whole documents runs out of memory without a word before."""
+    monkeypatch.setattr("jaxlm.prepare.LARGE_MEMORY", 4 << 20)
+    text = tmp_path / "one.txt"
+    text.write_text("\n".join(paragraphs(400)), encoding="utf-8")
+    size, said = text.stat().st_size, []
+    assert 120 * size > 4 << 20
+    for name, options in (("cuts", {}), ("whole", {"add_prefix_space": True})):
+        byte_level(**options).save(str(tmp_path / f"{name}.json"))
+        prepare(PrepareConfig((f"text:{text}",), f"hf:{tmp_path}/{name}.json", tmp_path / name, workers=1))
+        said.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")])
+    assert not said[0], "it is encoded in blocks"
+    assert len(said[1]) == 1 and f"{size / 1e6:,.1f} MB of text" in said[1][0] and "GB in one worker" in said[1][0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["text", "lines"])
-def test_memory_does_not_grow_with_the_text(tmp_path, kind):
-    """One document of 24 MB, in one file, takes hardly more memory than one of 2 MB."""
+@pytest.mark.parametrize(("kind", "scheme"), [("text", "sentencepiece"), ("lines", "sentencepiece"), ("text", "hf")])
+def test_memory_does_not_grow_with_the_text(tmp_path, kind, scheme):
+    """One document of 24 MB, in one file, takes hardly more memory than one of 2 MB.
+
+    Fails on 2968321 for `hf`: 120 bytes of memory for each of a document.
+    """
+    from tokenizers import trainers
+
     train_sentencepiece(paragraphs(300), 420).save(tmp_path / "tokenizer")
+    library = byte_level()
+    library.train_from_iterator(paragraphs(300), trainers.BpeTrainer(vocab_size=420, show_progress=False))
+    library.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    spec = f"hf:{tmp_path}/tokenizer/tokenizer.json"
+    if scheme == "sentencepiece":
+        spec = f"sentencepiece:{tmp_path}/tokenizer/sentencepiece.model"
     block = "\n".join(paragraphs(6000)) + "\n"
     program = (
         "import resource, sys; from pathlib import Path; from jaxlm.prepare import *;"
@@ -398,7 +436,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, kind):
         with (tmp_path / f"{copies}.txt").open("w", encoding="utf-8") as file:
             while size < copies * 1e6:
                 size += file.write(block)
-        arguments = [f"{kind}:{tmp_path}/{copies}.txt", f"sentencepiece:{tmp_path}/tokenizer/sentencepiece.model"]
+        arguments = [f"{kind}:{tmp_path}/{copies}.txt", spec]
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments, str(tmp_path / f"store{copies}")],
             env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -104,6 +104,48 @@ def test_gpt2_keeps_any_text_and_can_be_cut(vocabularies):
             assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == ids, (text, place)
 
 
+@pytest.mark.data
+def test_a_tokenizer_json_of_gpt2s_scheme_is_cut_like_gpt2(vocabularies, tmp_path):
+    """Fails on 2968321: such a vocabulary encodes a document whole, 120 bytes of memory for each of its bytes."""
+    from jaxlm.data.shards import blocks
+    from jaxlm.text import published_files
+
+    ours = tokenizer_from_spec(f"gpt2:{vocabularies}/gpt2")
+    (tmp_path / "tokenizer.json").write_bytes(published_files(ours, 1024)["tokenizer.json"])
+    tokenizer = tokenizer_from_spec(f"hf:{tmp_path}/tokenizer.json")
+    assert tokenizer.kind == "tokenizers" and tokenizer.cuts
+    for book in sorted((vocabularies.parent / "books" / "valid").glob("*.txt"))[:3]:
+        text = book.read_text(encoding="utf-8")[:300_000]
+        parts = [block.text for block in blocks(iter([(text, True)]), tokenizer)]
+        assert max(map(len, parts)) < 5_000 and "".join(parts) == text
+        whole = tokenizer.encode(text)
+        assert [i for ids in tokenizer.encode_batch(parts) for i in ids] == whole == ours.encode(text)
+    rng = random.Random(2)
+    kinds = [" ", "  ", "\n", "\u00a0", "\u2003", "\x1c", "\x85", "'s", "a", "é", "日本", "<|endoftext|>", "1", "?"]
+    for _ in range(500):
+        text = "".join(rng.choice(kinds) for _ in range(rng.randrange(1, 40)))
+        ids = tokenizer.encode(text)
+        for place in [place for place in range(len(text)) if tokenizer.cuts_at(text, place)]:
+            assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == ids, (text, place)
+
+
+@pytest.mark.parametrize("what", ["a blank before", "a normaliser", "no pattern", "a blank within", "a greedy word"])
+def test_other_byte_level_schemes_are_not_cut(tmp_path, what):
+    from test_prepare import byte_level
+    from tokenizers import AddedToken, normalizers
+
+    library = byte_level(add_prefix_space=what == "a blank before", use_regex=what != "no pattern")
+    if what == "a normaliser":
+        library.normalizer = normalizers.NFC()
+    if what == "a blank within":
+        library.add_tokens([AddedToken("New York", normalized=False)])
+    if what == "a greedy word":
+        library.add_tokens([AddedToken("York", rstrip=True, normalized=False)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizer_from_spec(f"hf:{tmp_path}")
+    assert not tokenizer.cuts and not tokenizer.cut("a New York b", 8) and not tokenizer.cuts_at("a New York b", 5)
+
+
 # GPT-1
 
 

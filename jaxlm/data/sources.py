@@ -122,6 +122,14 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
     return units, {"source": source.spec, "files": len(sizes), "bytes": sum(size for _, size in sizes)}
 
 
+def largest_file(source: Source, units: list[Unit]) -> int:
+    """Bytes of text, estimated, in the largest file of a `text:` source, where a file is a document; 0 for others."""
+    if source.kind != "text":
+        return 0
+    paths = {part.path for unit in units for part in unit.slices}
+    return max((int(os.stat(path).st_size * COMPRESSED.get(Path(path).suffix, 1)) for path in paths), default=0)
+
+
 def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragments:
     """The documents of a slice as fragments (text, last)."""
     if source.kind == "text":

@@ -38,6 +38,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, BPE or unigram."""
 
     kind = "sentencepiece"
+    whole_bytes = 25
     opening = _BLANK
 
     def __init__(self, model: bytes, name: str = "the model"):

@@ -52,6 +52,7 @@ class Tokenizer(ABC):
 
     kind: str
     cuts = False  # whether `cut` and `cuts_at` find places
+    whole_bytes = 0  # memory for each character of a text that is encoded whole, as measured on books
     continuing = ""  # what begins a piece that continues a word, for schemes that mark these
     opening = ""  # what begins a piece that opens a word, for schemes that mark those
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ else from their spelling. Its post-processing (adding special tokens), padding a
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from jaxlm.text.wordpiece import cuts_between_words
 
 FILE = "tokenizer.json"
 ROLES_FILE = "roles.json"
+
+# The normaliser, what parts words, and the model of BERT's scheme.
+_BERT = ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
 
 _BLANKS = ("\u2581", "\u0120")
 
@@ -36,6 +40,7 @@ class JsonTokenizer(Tokenizer):
     """A `tokenizer.json`, and role -> spelling of its special tokens (None: go by spelling)."""
 
     kind = "tokenizers"
+    whole_bytes = 120
 
     def __init__(self, content: bytes, roles: Mapping[str, str] | None = None, name: str = "tokenizer.json"):
         from tokenizers import Tokenizer as Library
@@ -59,9 +64,9 @@ class JsonTokenizer(Tokenizer):
         super().__init__(files, size, specials)
         self._special_ids = set(special.values())
         scheme = json.loads(self._library.to_str())
-        kinds = [(scheme.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
-        self._is_bert = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
-        self.cuts = self._is_bert
+        kinds = _kinds(scheme)
+        self._is_bert = kinds == _BERT
+        self.cuts = (self._is_bert or _is_gpt2(scheme)) and not any(map(_spans_white_space, scheme["added_tokens"]))
         if kinds[2] == "WordPiece":
             self.continuing = scheme["model"]["continuing_subword_prefix"]
         else:  # the marks that SentencePiece's and GPT-2's vocabularies write for a blank
@@ -81,10 +86,12 @@ class JsonTokenizer(Tokenizer):
         return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
 
     def cut(self, text: str, limit: int) -> int:
-        return cut_before_white_space(text, limit) if self._is_bert else 0
+        return cut_before_white_space(text, limit) if self.cuts else 0
 
     def cuts_at(self, text: str, place: int) -> bool:
-        return self._is_bert and cuts_between_words(text, place)
+        if self._is_bert:
+            return self.cuts and cuts_between_words(text, place)
+        return super().cuts_at(text, place)
 
     @property
     def _hidden(self) -> set[int]:
@@ -95,6 +102,24 @@ class JsonTokenizer(Tokenizer):
 
     def _piece(self, i: int) -> str:
         return self._library.id_to_token(i) or f"<{i}>"
+
+
+def _kinds(scheme: dict[str, Any]) -> list[str | None]:
+    """The types of a scheme's normaliser, of what parts words, and of its model."""
+    return [(scheme.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+
+
+def _is_gpt2(scheme: dict[str, Any]) -> bool:
+    """Whether words are parted and merged as GPT-2 does it: white space stands only at the front of a word."""
+    if _kinds(scheme) != [None, "ByteLevel", "BPE"]:
+        return False
+    words, dropout = scheme["pre_tokenizer"], scheme["model"].get("dropout")
+    return words.get("add_prefix_space") is False and words.get("use_regex", True) is True and not dropout
+
+
+def _spans_white_space(token: dict[str, Any]) -> bool:
+    """Whether an added token that is looked for in texts may hold white space, or take what follows it."""
+    return not token["special"] and (token["rstrip"] or any(map(str.isspace, token["content"])))
 
 
 def _named_roles(directory: Path) -> dict[str, str] | None:
