@@ -64,6 +64,8 @@ def main() -> None:
             "odd": [ids(text) for text in case.ODD],
             "books": {book: [len(texts), case.digest(map(ids, texts))] for book, texts in books},
         }
+        if name == "bert-uncased":
+            frozen[name]["different"] = {what: [ids(text) for text in texts] for what, texts in case.DIFFERENT.items()}
         if name in fast:
             frozen[name]["offsets"] = [
                 fast[name](text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]

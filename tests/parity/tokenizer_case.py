@@ -16,8 +16,8 @@ SPECS = {
 # GPT-1's treatment of text loses the places.
 WITH_OFFSETS = ("gpt2", "bert-cased", "bert-uncased")
 
-# No backslash, where Hugging Face's GPT-1 leaves the original; no spelling of a special token, which is text here; no
-# capital sigma at the end of a word, which Google's code lower-cases to another letter than the `tokenizers` library.
+# No backslash, where Hugging Face's GPT-1 leaves the original; no spelling of a special token, which is text here; and
+# nothing of DIFFERENT.
 ODD = (
     "",
     " ",
@@ -44,7 +44,18 @@ ODD = (
     "U.S.A. e.g. Mr. Dr. http://example.org/a?b=c&d user@mail.example 8am (:-) :'( <3 o_O",
     "\u00bd \u00b2 \u2167 \u2460 \uff21\uff22\uff23 \uff11\uff12\uff13 \u33a1",
     "ALL CAPITALS and MiXeD CaSe AND \u00c9\u00c8 \u0394\u0391 \u03c3\u03c2",
+    "unassigned \u0378 a\u0378b \U000e0080 x\U00012550y, noncharacter \uffff a\ufffeb",
 )
+
+# Where the `tokenizers` library, lower-casing, reads what stands first as Google's code reads what stands second.
+DIFFERENT = {
+    "a capital sigma at the end of a word": ("\u039f\u0394\u039f\u03a3 a", "\u03bf\u03b4\u03bf\u03c3 a"),
+    "private use": ("cat\ue000s the\U000f0000 \U0010fffd a", "cats the a"),
+    "ideographs that part no words": ("the\U0002b820cat a", "the\u0378cat a"),
+    "punctuation newer than Unicode 8": ("the\u2e43cat a", "the\u0378cat a"),
+    "a combining mark newer than Unicode 8": ("the\u1ab0\u1df6cat a", "the\u0378cat a"),
+    "a mark that was punctuation": ("the\u166dcat a", "the \u166d cat a"),
+}
 
 
 def sentences(books: Path) -> Iterator[tuple[str, list[str]]]:
