@@ -94,7 +94,7 @@ def import_model(arguments: Import) -> None:
             if published.tokenizer is not None:
                 run.save_tokenizer(published.tokenizer)
             if published.task is not None:
-                write_json(run.path / "task.json", published.task.to_json())
+                write_json(run.path / "task.json", published.task.to_json(), signed=True)
             run.record_start(started_from=published.name)
             leaves = {}
             while published.leaves:  # one by one: there is never a second copy of the model

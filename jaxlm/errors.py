@@ -13,6 +13,7 @@ EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_STOPPED = 75
 
+LONGEST_LINE = 4000
 LOGGERS = ("jaxlm", "py.warnings")  # what the program says, and what libraries warn about, a line each
 
 
@@ -78,5 +79,6 @@ def _say_on_standard_error() -> None:
 
 
 def one_line(error: BaseException | str) -> str:
-    """The text of an error, its white space made single blanks."""
-    return " ".join(str(error).split())
+    """The text of an error, its white space made single blanks; of a long one, which quotes a file, both ends."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE // 2]} … {text[-LONGEST_LINE // 2 :]}"

@@ -18,7 +18,7 @@ from jaxlm.config import command_line, to_json
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.output import write_json, write_synced
-from jaxlm.reading import parse_json
+from jaxlm.reading import read_signed
 from jaxlm.sharding import make_mesh, use_mesh
 from jaxlm.tasks import (
     ROLES,
@@ -47,7 +47,7 @@ from jaxlm.training.config import (
 )
 from jaxlm.training.groups import run_members
 from jaxlm.training.loop import explain_failure
-from jaxlm.training.members import Work, make_programs, member_directory
+from jaxlm.training.members import Work, make_programs, member_directory, read_predictions
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
@@ -202,7 +202,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
                 print(f"{run.name} is complete: results.json has {len(members)} runs; nothing to do")
             return
         run.save_tokenizer(planned.tokenizer)
-        first_process_decides(lambda: write_json(run.path / "task.json", task.to_json()))
+        first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
         run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
         say = print if jax.process_index() == 0 else lambda *_: None
         for line in planned.data.report():
@@ -278,7 +278,7 @@ def _write_results(work: Work, summary: dict[str, Any]) -> None:
     """
     directory_of = lambda run: work.run.path / member_directory(run["seed"], run["learning_rate"])  # noqa: E731
     finished = [run for run in summary["runs"] if "failed" not in run]
-    predictions = b"".join((directory_of(run) / "predictions.jsonl").read_bytes() for run in finished)
+    predictions = b"".join(read_predictions(work.run, run) for run in finished)
     write_synced(work.run.path / "predictions.jsonl", predictions)
     best = summary["best"]
     files = directory_of(best) / "files"
@@ -289,8 +289,8 @@ def _write_results(work: Work, summary: dict[str, Any]) -> None:
     (chosen,) = (run for run in finished if all(run[name] == best[name] for name in ("seed", "learning_rate")))
     if "threshold" in chosen[work.task.selects]:
         task = replace(work.task, threshold=chosen[work.task.selects]["threshold"])
-        write_json(work.run.path / "task.json", task.to_json())
-    write_json(work.run.path / "results.json", summary)
+        write_json(work.run.path / "task.json", task.to_json(), signed=True)
+    write_json(work.run.path / "results.json", summary, signed=True)
     work.run.upload()
 
 
@@ -298,7 +298,7 @@ def _summary(run: RunDirectory) -> dict[str, Any] | None:
     """What results.json holds; None before the run is complete. InputError where it is damaged."""
     file = run.path / "results.json"
     try:
-        return parse_json(file.read_text(encoding="utf-8")) if file.exists() else None
+        return read_signed(file) if file.exists() else None
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy, or remove it") from error
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxlm.errors import RunError
+from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory
-from jaxlm.reading import parse_json
+from jaxlm.reading import open_regular, parse_json
 
 _REDRAW_SECONDS = 0.1  # the fastest a terminal line is redrawn
 _PLAIN_SECONDS = 10.0  # the time between two plain lines of a Progress
@@ -139,10 +139,13 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a metrics.jsonl, floats to the bit; a torn last line (a run that is writing) is left out."""
-    with Path(path).open("rb") as file:
-        for line in file:
-            if _step_of(line) is not None:
-                yield {name: _restored(value) for name, value in parse_json(line).items()}
+    try:
+        with open_regular(Path(path)) as file:
+            for line in file:
+                if _step_of(line) is not None:
+                    yield {name: _restored(value) for name, value in parse_json(line).items()}
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; put it back from a copy, or remove it") from error
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.reading import SIGNATURE, signature
 
 
 @contextlib.contextmanager
@@ -44,8 +45,13 @@ def check_output(path: Path) -> None:
         raise InputError(f"--output {path}: {reason}; name a file that can be written")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is there whole or not at all, also after a power cut."""
+def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
+    """Write a JSON file that is there whole or not at all, also after a power cut.
+
+    signed: add the field SIGNATURE to an object, so that `jaxlm.reading.read_signed` finds what alters it.
+    """
+    if signed:
+        value = value | {SIGNATURE: signature(json.loads(json.dumps(value)))}
     fresh = path.with_name(path.name + ".tmp")
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, allow_nan=False)

@@ -4,14 +4,17 @@ What is refused is a ValueError or an OSError, which whoever reads a file catche
 """
 
 import errno
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 # The largest file that is read whole: the vocabulary with the most pieces, of a million, has some tens of MB.
 LARGEST = 1 << 28
+SIGNATURE = "sha256"  # the field of a JSON object that holds the hash of the others
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -20,6 +23,30 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a regular file holds. ValueError or OSError for anything else."""
+    value = parse_json(read_regular(path))
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
+
+
+def read_signed(path: Path) -> dict[str, Any]:
+    """Return the JSON object that `jaxlm.output.write_json` signed, or that was written before there were signatures.
+
+    ValueError or OSError for anything else, for a file that was altered too.
+    """
+    values = read_object(path)
+    if (sha256 := values.pop(SIGNATURE, None)) is not None and sha256 != signature(values):
+        raise ValueError(f"it was altered: its {SIGNATURE} does not fit (a change that is meant removes that field)")
+    return values
+
+
+def signature(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of JSON values, whatever their order and white space."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -20,7 +20,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser):
+    parser.addoption("--campaign", type=int, default=0, metavar="N", help="run what is marked campaign, N faults of it")
+    parser.addoption("--campaign-directory", type=Path, default=Path("runs/faults"), help="where it keeps its journal")
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden instead of comparing with it")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--campaign"):
+        long = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def finetuned(path: Path, vocabulary: Path, files: Path, kind: str, *, seed: int
     with RunDirectory(path) as run:
         run.open(resolved)
         run.save_tokenizer(tokenizer)
-        write_json(path / "task.json", task.to_json())
+        write_json(path / "task.json", task.to_json(), signed=True)
         run.record_start(started_from=None)
     shapes = jax.eval_shape(make_network(config, task).init, jax.random.key(0))
     save(path, {9: random_tree(shapes, 0.5, seed)}, resolved)

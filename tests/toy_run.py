@@ -70,7 +70,7 @@ def finetuned(path: Path, tokenizer: Tokenizer, custom: CustomConfig) -> tuple[P
     with RunDirectory(path) as run:
         run.open(resolved)
         run.save_tokenizer(tokenizer)
-        write_json(path / "task.json", task.to_json())
+        write_json(path / "task.json", task.to_json(), signed=True)
         run.record_start(started_from="parameters of runs/x@7")
     head = make_head(task, 0.1, 0.5).init(jax.random.key(1), jnp.zeros((1, 1, model.width)), train=False)["params"]
     head = jax.tree.map(lambda leaf: np.asarray(leaf.value), head, is_leaf=lambda leaf: hasattr(leaf, "value"))

@@ -52,9 +52,12 @@ class CheckedArray:
         """checksums: (chunks,) uint32, or None for an array that was checked already."""
         self.dtype, self.shape = dtype, (length,)
         self._path, self._checksums = path, checksums
-        # asarray: the same pages; a memmap's own slices are slow.
-        self._array = np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.zeros(0, dtype)
-        self._descriptor = os.open(path, os.O_RDONLY)
+        try:
+            # asarray: the same pages; a memmap's own slices are slow.
+            self._array = np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.zeros(0, dtype)
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except (OSError, ValueError) as error:  # ValueError: it was cut off since the store was opened
+            raise DamagedStore(f"{path} cannot be read: {error}; {REMEDY}") from error
         weakref.finalize(self, os.close, self._descriptor)
         self._left = 0 if checksums is None else len(checksums)  # chunks that were not checked
         self._checked = bytearray(self._left)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
+from jaxlm.reading import open_regular, parse_json
 
 Errors = Literal["strict", "replace"]
 Fragments = Iterator[tuple[str, bool]]
@@ -32,6 +32,7 @@ def is_compressed(path: str) -> bool:
 
 def open_binary(path: str) -> IO[bytes]:
     """Open a file for reading bytes; .gz, .xz and .zst are decompressed."""
+    open_regular(Path(path)).close()  # a device or a pipe would be read for ever
     suffix = Path(path).suffix
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))

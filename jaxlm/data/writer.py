@@ -27,7 +27,7 @@ from jaxlm.data.store import (
     write_atomic,
 )
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
+from jaxlm.reading import read_object
 from jaxlm.text import Tokenizer
 
 # Items copied at a time from a mapped shard.
@@ -82,8 +82,14 @@ class StoreWriter:
         self._counts = np.zeros(tokenizer.size, np.int64)
         self.state: dict[str, Any] = {"parts": 0, "tokens": 0, "documents": 0, "sections": []}
         if self._state_file.exists():
-            self.state = parse_json(self._state_file.read_bytes())
-            self._counts[:] = np.fromfile(self._counts_file(), "<i8")
+            try:
+                self.state = read_object(self._state_file)
+                self._counts[:] = np.fromfile(self._counts_file(), "<i8")
+            except (OSError, ValueError, KeyError) as error:
+                raise InputError(
+                    f"{self._state_file} or what it names cannot be read ({error}); delete {directory} and "
+                    "prepare again"
+                ) from error
         self._tokens = _open_at(self._store / "tokens.bin", self.state["tokens"] * self.dtype.itemsize)
         self._starts = _open_at(self._store / "document_starts.bin", self.state["documents"] * 8)
         self._sentences: IO[bytes] | None = None

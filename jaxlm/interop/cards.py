@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxlm.errors import InputError
 from jaxlm.interop.export import Export
-from jaxlm.reading import parse_json
+from jaxlm.reading import parse_json, read_regular, read_signed
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
 
@@ -123,7 +124,10 @@ def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
 def _results(file: Path) -> list[str]:
     if not file.exists():
         return []
-    results = parse_json(file.read_text(encoding="utf-8"))
+    try:
+        results = read_signed(file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
     count = len(results["runs"])
     runs = "1 run" if count == 1 else f"{count} runs, mean ± deviation"
     lines = [f"Task {results['task']}, {runs}:", "", "| part | figure | |", "|---|---|---|"]
@@ -140,10 +144,16 @@ def _last_metrics(file: Path) -> list[str]:
     if not file.exists():
         return []
     last: dict[str, Any] = {}
-    for text in file.read_text(encoding="utf-8").splitlines():
+    try:
+        texts = read_regular(file).decode(errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; put it back from a copy, or remove it") from error
+    for text in texts:
         try:
             line = parse_json(text)
         except ValueError:  # a line that is being written
+            continue
+        if not isinstance(line, dict):
             continue
         last |= {
             name: value for name, value in line.items() if name == "step" or "loss" in name or "perplexity" in name

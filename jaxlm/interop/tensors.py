@@ -101,7 +101,7 @@ def _weight_map(index: Path) -> dict[str, str]:
             raise ValueError("weight_map must give each tensor the name of a file beside it")
         return names
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index} is damaged ({error!r}); download it again") from error
+        raise InputError(f"{index} is damaged ({type(error).__name__}: {error}); download it again") from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
+from jaxlm.reading import open_regular, parse_json
 
 Errors = Literal["strict", "replace"]
 
@@ -29,7 +29,7 @@ def open_input(path: Path | str) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        stream = open(path, "rb")
+        stream = open_regular(Path(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; give the path of a file that can be read") from None
     with stream:

@@ -143,7 +143,7 @@ def _answers(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int],
         if isinstance(given, Mapping):  # the layout of TFDS and of Hugging Face's data sets
             given = [{"text": t, "answer_start": s} for t, s in zip(given["text"], given["answer_start"], strict=True)]
         answers = tuple((_text(answer["text"]), int(answer["answer_start"])) for answer in given)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: answers are objects with text and answer_start; mend them") from None
     return answers
 

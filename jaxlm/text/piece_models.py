@@ -49,7 +49,9 @@ class SentencePieceTokenizer(Tokenizer):
                 raise RuntimeError("it is empty")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             size = self._processor.get_piece_size()
-        except RuntimeError as error:
+            for i in range(size):  # UnicodeDecodeError, a ValueError, for a piece that is not UTF-8
+                self._processor.id_to_piece(i)
+        except (RuntimeError, ValueError) as error:
             raise InputError(f"{name} is not a SentencePiece model ({error})") from error
         super().__init__({MODEL_FILE: model}, size, _specials(self._processor))
         self.cuts = _cuts(self._processor)

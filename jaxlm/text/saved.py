@@ -59,7 +59,7 @@ def _description(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
     content = read(file)
     try:
         saved = parse_json(content)
-        kind, names, specials = saved["kind"], saved["files"], saved["specials"]
+        kind, names, specials, _ = (saved[key] for key in ("kind", "files", "specials", "fingerprint"))
         if not all(type(value) is int for value in (saved["size"], saved["base_size"], *specials.values())):
             raise ValueError("sizes and ids must be whole numbers")
         if kind in FILES and not set(names) <= set(FILES[kind]):

@@ -128,7 +128,7 @@ def _named_roles(directory: Path) -> dict[str, str] | None:
         if not path.exists():
             continue
         try:
-            named = parse_json(path.read_bytes())
+            named = parse_json(read_file(path))
         except ValueError as error:
             raise InputError(f"{path} is not JSON ({error})") from error
         if name == ROLES_FILE:

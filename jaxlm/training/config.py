@@ -41,6 +41,19 @@ RUN_FIELDS = (
     "data.store",
     "data.validation",
 )
+# Those in which config.json may differ from what an older checkpoint of the run was saved with.
+MAY_DIFFER = (
+    *RUN_FIELDS,
+    "num_steps",
+    "num_epochs",
+    "seed",
+    "members_per_group",
+    "task_dir",
+    "start",
+    "custom.train",
+    "custom.dev",
+    "custom.test",
+)
 
 
 @dataclass(frozen=True)

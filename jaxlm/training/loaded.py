@@ -19,11 +19,11 @@ from jaxlm.errors import InputError
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.reading import parse_json
+from jaxlm.reading import read_signed
 from jaxlm.sharding import MeshConfig, make_mesh, state_shardings
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.config import FINETUNING, FinetuneConfig, PretrainConfig, kind_of_run
+from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.network import Network, empty_model, make_network
 from jaxlm.training.run import ADDED_FIELDS, RunDirectory, split_start
 
@@ -118,7 +118,9 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     versions = saved_versions(run.config, run.name)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     model = empty_model(config.model, for_reading(config.execution))
-    saved = checkpoints.metadata(step).tree["params"]
+    metadata = checkpoints.metadata(step)
+    run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
+    saved = metadata.tree["params"]
     restored = checkpoints.restore_partial({"params": abstract_params(config.model, saved, mesh)}, step=step)
     for note in restored.notes:
         log.warning("%s", note)
@@ -155,8 +157,8 @@ def saved_task(run: RunDirectory) -> Task:
     """What a fine-tuning run was trained on, with its label mapping."""
     file = run.path / "task.json"
     try:
-        return Task.from_json(parse_json(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        return Task.from_json(read_signed(file))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 
 

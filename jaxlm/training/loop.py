@@ -148,6 +148,6 @@ def explain_failure(error: Exception) -> Exception:
             "out of device memory: raise --micro-batches, set --execution.remat dots or full, raise "
             f"--execution.loss-chunks, or spread the model with --mesh.fsdp ({text.splitlines()[0][:200]})"
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return RunError(f"disk full: {error.filename or error}; make room, then the same command continues")
     return error

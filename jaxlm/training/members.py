@@ -10,6 +10,7 @@ always belongs to the history that goes on, whatever was evaluated between the c
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import logging
@@ -23,9 +24,10 @@ from jax.sharding import Mesh
 
 from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints, Metadata, leaf_checksums
+from jaxlm.errors import InputError
 from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json, write_synced
-from jaxlm.reading import parse_json
+from jaxlm.reading import read_regular, read_signed
 from jaxlm.sharding import host_rows, replicated, to_devices
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
@@ -114,7 +116,10 @@ def member_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] |
 
     def read() -> dict[str, Any] | None:
         file = run.path / member_directory(seed, rate) / "result.json"
-        return parse_json(file.read_text(encoding="utf-8")) if file.exists() else None
+        try:
+            return read_signed(file) if file.exists() else None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file} cannot be read: {error}; remove it, and it is made again") from error
 
     return first_process_decides(read)
 
@@ -339,18 +344,33 @@ def write_result(work: Work, programs: Programs, params: Any, step: int, seed: i
         for index, (prediction, scores) in enumerate(found[part][0].lines):
             line = {"split": part, "index": index, "seed": seed, "learning_rate": rate}
             lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}))
+    text = "".join(line + "\n" for line in lines)
+    result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()
 
     def write() -> None:
         directory = work.run.path / member_directory(seed, rate)
         directory.mkdir(parents=True, exist_ok=True)
-        write_synced(directory / "predictions.jsonl", "".join(line + "\n" for line in lines))
+        write_synced(directory / "predictions.jsonl", text)
         for part in parts:
             write_files(directory / "files", found[part][0])
-        write_json(directory / "result.json", result)
+        write_json(directory / "result.json", result, signed=True)
         work.run.upload()
 
     first_process_decides(write)
     return result
+
+
+def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
+    """The predictions that a member wrote with its result. InputError where they are damaged."""
+    directory = run.path / member_directory(result["seed"], result["learning_rate"])
+    file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are made again"
+    try:
+        content = read_regular(file, largest=1 << 40)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; {remedy}") from error
+    if result.get("predictions_sha256", (found := hashlib.sha256(content).hexdigest())) != found:
+        raise InputError(f"{file} was altered: its hash is not the one in result.json; {remedy}")
+    return content
 
 
 def write_failure(work: Work, seed: int, rate: float, reason: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from etils import epath
 from jaxlm.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
-from jaxlm.reading import parse_json
+from jaxlm.reading import parse_json, read_object, read_regular
 from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 
 log = logging.getLogger(__name__)
@@ -90,11 +90,24 @@ class RunDirectory:
         """The saved config. InputError when this is no run directory or config.json is damaged."""
         file = self.path / "config.json"
         try:
-            return parse_json(file.read_text(encoding="utf-8"))
+            return read_object(file)
         except FileNotFoundError:
             raise InputError(f"{self.name} is no run directory: it has no config.json; give the --run of one") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+
+    def check_config(self, saved: Mapping[str, Any], place: str, free: Sequence[str]) -> None:
+        """InputError where config.json is not the config that a checkpoint, which proves itself, was saved with.
+
+        place: of that config, for people. free: names, as in `open`, of fields that may differ.
+        """
+        own, other = _fields(self.config), _fields(saved)
+        for name in sorted(other):
+            if own.get(name, other) != other[name] and not any(fnmatch.fnmatchcase(name, pattern) for pattern in free):
+                raise InputError(
+                    f"{self.name}/config.json must say of {name} what {place} was saved with, "
+                    f"{json.dumps(other[name])}, got {_shown(own, name)}; put it back from a copy, or that value in"
+                )
 
     def exists(self) -> bool:
         """Whether there is a run."""
@@ -154,9 +167,13 @@ class RunDirectory:
     def starts(self) -> list[dict[str, Any]]:
         """The lines of starts.jsonl, oldest first; a torn line is left out."""
         try:
-            lines = (self.path / "starts.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = read_regular(self.path / "starts.jsonl").decode(errors="replace").splitlines()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise InputError(
+                f"{error.filename} cannot be read: {error.strerror}; put it back from a copy, or remove it"
+            ) from error
         starts = []
         for line in lines:
             try:

@@ -20,7 +20,7 @@ from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.config import ModelConfig
+from jaxlm.training.config import MAY_DIFFER, ModelConfig
 from jaxlm.training.run import RunDirectory, saved_config, split_start
 from jaxlm.training.state import TrainState, from_saved, saved_part
 
@@ -100,6 +100,7 @@ def open_source(start: str) -> Source:
     config = run.config
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     metadata = checkpoints.metadata(step)
+    run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
     model = from_json(ModelConfig, config["model"], "model")
     checksums = {name: value for name, value in metadata.checksums.items() if name.startswith("params/backbone/")}
 

@@ -10,7 +10,7 @@ from jaxlm.checkpoints import Checkpoints
 from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.errors import InputError
 from jaxlm.logs import read_metrics
-from jaxlm.reading import parse_json
+from jaxlm.reading import read_signed
 from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.loaded import run_config
@@ -109,6 +109,6 @@ def _results_lines(path: Path) -> Iterator[str]:
 def from_file(path: Path) -> Any:
     """A JSON file of a run. InputError where it is damaged."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return read_signed(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}; put it back from a copy") from error
