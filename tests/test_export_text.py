@@ -6,13 +6,14 @@ the token that a decoder answers at, when an import does not know a tokenizer ag
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 import toy_encoder
 import toy_run
 from test_convert import TASK, random_leaves
-from toy_runs import run_here
+from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.interop.cards import model_card
@@ -112,6 +113,18 @@ def test_a_tuned_decoders_tokenizer_builds_its_input(tokenizer):
         assert both.ids == ours(tokenizer, first, second, 40) and set(both.type_ids) == {0}
     assert config["model_max_length"] == 40 and "token_type_ids" not in config["model_input_names"]
     assert library.token_to_id(config["pad_token"]) != tokenizer.specials["extract"]
+
+
+def test_a_decoder_that_jaxlm_did_not_tune_is_not_asked(tmp_path):
+    """Fails on 2968321: a published GPT-2 classifier, which reads plain text, ends predict in a traceback."""
+    tokenizer = tokenizers()["gpt2"]
+    model = dataclasses.replace(SIZES, norm="pre", vocab_size=tokenizer.size)
+    write_export(tmp_path / "out", planned_export(model, random_leaves(model, 3), TASK), tokenizer=tokenizer)
+    shutil.rmtree(tmp_path / "out" / OWN)
+    assert run_here("convert", "import", f"hf:{tmp_path / 'out'}", "--run", tmp_path / "run").code == 0
+    rows = toy_encoder.write_lines(tmp_path / "rows.jsonl", [{"text": "the cat"}])
+    ended = run_here("predict", "--run", tmp_path / "run", "--input", rows)
+    assert_one_line(ended, 2, "start, delimiter and extract", "jaxlm.finetune --start")
 
 
 def test_an_encoders_tokenizer_builds_its_input_of_any_vocabulary():
