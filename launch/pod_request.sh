@@ -123,7 +123,7 @@ refused() {
   refusals=$((refusals + 1))
   [ "$refusals" -le "$retries" ] || code=1 fail "$1, $refusals times: $2"
   say "$1; it is repeated"
-  sleep $((poll << refusals))
+  sleep $((poll << (refusals < 7 ? refusals : 7)))
 }
 
 # Ask for the pod where there is none, and wait until it is there.

@@ -393,7 +393,7 @@ if [ "$command" != create ] && [ -z "$dry" ]; then
   look
   if [ "$command" = delete ]; then
     mark_deleted
-    look # what was asked for before a launcher could read the mark
+    [ "$state" = UNKNOWN ] || look # what was asked for before a launcher could read the mark
   fi
   [ "$state" != NONE ] || code=1 fail "there is no pod $name in $zone of project $project; a launcher on another machine that waits for one is ended there"
   [ "$state" != UNKNOWN ] || code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"

@@ -66,6 +66,12 @@ class PodCloud(Cloud):
         assert not self.tracebacks, self.tracebacks[0]
         return process.returncode, output, errors
 
+    def follow_run(self) -> subprocess.Popen:
+        """Return a launcher that follows a run which is under way."""
+        following = self.start(*FLAGS, *TRAINING)
+        self.wait(lambda: len(list(self.root.glob("running-*"))) == 2, following)
+        return following
+
     def started(self) -> list[str]:
         """Return the words of each trainer that was started, its worker before them."""
         file = self.root / "trained"
