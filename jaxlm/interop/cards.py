@@ -61,8 +61,8 @@ def model_card(
     lines += [
         f"# {export.architecture} from jaxlm",
         "",
-        f"Exported from the run `{run}`: {model['num_layers']} layers of width {model['width']}, {model['num_heads']} "
-        f"heads, {model['num_positions']} positions, a vocabulary of {model['vocab_size']:,}.",
+        f"Exported from the run `{run}`: {_counted(model['num_layers'], 'layer')} of width {model['width']}, "
+        f"{_counted(model['num_heads'], 'head')}, {model['num_positions']} positions, a vocabulary of {model['vocab_size']:,}.",
         "",
     ]
     if export.notes:
@@ -74,6 +74,10 @@ def model_card(
     if figures:
         lines += ["## What was measured", "", *figures, ""]
     return "\n".join([*lines, "## The run's config", "", "```json", json.dumps(config, indent=2), "```", ""])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int) -> list[str]:
@@ -97,7 +101,7 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
         lines += ["The model reads plain text: the tokenizer adds no token."]
     if task is None:
         return [*lines, f"It has {longest} positions."]
-    lines += [f"It was tuned on at most {longest} tokens; what is longer is cut at its end (`truncation=True`)."]
+    lines += [f"It reads at most {longest} tokens; what is longer is cut at its end (`truncation=True`)."]
     if inputs == "decoder" and task.form != "single":
         lines += ["Of two texts that are both too long, transformers may keep one token more of the second than jaxlm."]
     if tokenizer.kind == "gpt1":

@@ -51,8 +51,8 @@ def arrange(
     missing = [role for role in ROLES if role not in specials]
     if missing:
         raise InputError(
-            f"the tokenizer must have start, delimiter and extract tokens, got no {', '.join(missing)}: the model was not "
-            "tuned by jaxlm and reads another arrangement; fine-tune it with python -m jaxlm.finetune --start"
+            f"the tokenizer must have start, delimiter and extract tokens, got no {', '.join(missing)}: the model was "
+            "not tuned by jaxlm and reads another arrangement; fine-tune it with python -m jaxlm.finetune --start"
         )
     start, delimiter, extract = (specials[role] for role in ROLES)
 
