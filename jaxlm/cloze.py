@@ -94,10 +94,12 @@ def answers(
     mesh: Mesh,
     batch_size: int,
     top: int = 5,
+    positions: int | None = None,
 ) -> Iterator[Answered]:
     """What the model says of each text, in order; any number of them, some at a time.
 
-    A token of a text longer than the position table is scored amid as many of its neighbours as fit. top: fillings of
+    positions: those that may be used, all unless given. A token of a text with more is scored amid as many of its
+    neighbours as fit. top: fillings of
     each blank, special tokens and rows beyond the tokenizer's size left out; their probabilities are of the whole
     vocabulary. Memory is linear in the tokens of a block of texts. Neither neighbours nor the batch size change an
     answer beyond rounding. Every process must call this with the same texts.
@@ -108,7 +110,8 @@ def answers(
     allowed_V[sorted(set(tokenizer.specials.values()))] = False
     allowed_V[tokenizer.size :] = False  # rows that pad a published table
     step = jax.jit(functools.partial(_answer, model, min(top, int(allowed_V.sum()))), out_shardings=whole)
-    source, rows, longest = iter(clozes), host_rows(batch_size, mesh), model.config.num_positions
+    source, rows = iter(clozes), host_rows(batch_size, mesh)
+    longest = positions or model.config.num_positions
     while block := list(islice(source, max(1, BATCHES_SORTED))):
         places = [(cloze, place) for cloze in block for place in cloze.where]
         order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))

@@ -79,8 +79,9 @@ def draw(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Arr
 class Decoder:
     """Continues prompts, several samples at once; programs are compiled for a bucket of lengths and kept.
 
-    params: {"backbone": …}, wherever they lie. forbidden: ids that are never given out. size: the tokenizer's,
-    beyond which the rows of a published table are padding and never given out. end: the id that ends a sample.
+    params: {"backbone": …}, wherever they lie. positions: those that may be used, all unless given. forbidden: ids that
+    are never given out. size: the tokenizer's, beyond which the rows of a published table are padding and never given
+    out. end: the id that ends a sample.
     The draws depend on (seed, number of the prompt, sample, position) and on nothing else.
     """
 
@@ -90,6 +91,7 @@ class Decoder:
         params: Any,
         *,
         sampling: Sampling = Sampling(),
+        positions: int | None = None,
         forbidden: Sequence[int] = (),
         size: int | None = None,
         end: int | None = None,
@@ -97,6 +99,7 @@ class Decoder:
     ) -> None:
         sampling.check()
         self.model, self.sampling, self.end, self.seed = model, sampling, end, seed
+        self.positions = positions or model.config.num_positions
         self._apply: Callable[..., Any] = model.apply
         self.params = for_inference(params["backbone"], model.execution.compute_dtype())
         allowed_V = np.ones(model.config.vocab_size, bool)
@@ -111,8 +114,8 @@ class Decoder:
         self._step = jax.jit(self._decode_step, donate_argnums=1)
 
     def room(self, prompt: Sequence[int]) -> int:
-        """Tokens that the position table leaves for a continuation of `prompt`."""
-        return self.model.config.num_positions - len(prompt)
+        """Tokens that the positions leave for a continuation of `prompt`."""
+        return self.positions - len(prompt)
 
     def __call__(
         self, prompt: Sequence[int], *, length: int, samples: int = 1, number: int = 0
@@ -121,17 +124,20 @@ class Decoder:
 
         The id that ends a sample is given out, ENDED after it; the iteration stops once all have ended.
         prompt: at least one id. number: which of several prompts this is, for the draws.
-        InputError where prompt and continuation are longer than the position table.
+        InputError where prompt and continuation have more positions than may be used.
         """
-        positions = self.model.config.num_positions
         if not prompt:
             raise ValueError("a prompt has at least one token")
         if length < 1 or samples < 1:
             raise InputError(f"length {length} and samples {samples}: numbers above 0")
-        if len(prompt) + length > positions:
+        if len(prompt) + length > self.positions:
+            table = self.model.config.num_positions
+            were = "was trained on" if self.positions < table else "has"
+            more = ", or give --beyond-length" if self.positions < table else ""
             raise InputError(
                 f"a prompt of {len(prompt)} tokens and {length} new ones are {len(prompt) + length} positions, and the "
-                f"model has {positions}: shorten the prompt, or ask for {max(positions - len(prompt), 0)} new tokens"
+                f"model {were} {self.positions}: shorten the prompt, or ask for {max(self.room(prompt), 0)} new tokens"
+                f"{more}"
             )
         return self._tokens(list(prompt), length, samples, number)
 
@@ -182,7 +188,7 @@ class Decoder:
         return draw(logits_BV, jax.vmap(lambda key: jax.random.fold_in(key, position))(keys_B), self.sampling)
 
     def _bucket(self, length: int) -> int:
-        return length_bucket(length, self.model.config.num_positions, smallest=SMALLEST_BUCKET)
+        return length_bucket(length, self.positions, smallest=SMALLEST_BUCKET)
 
 
 def length_bucket(length: int, longest: int, *, smallest: int) -> int:

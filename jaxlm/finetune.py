@@ -4,6 +4,7 @@ The same command resumes a run that was stopped, and says so when the run is com
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -51,6 +52,7 @@ from jaxlm.training.members import Work, make_programs, member_directory, read_p
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
+from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, limited
 from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.finetune")
@@ -80,6 +82,8 @@ class Arguments:
     """Runs with one seed after the other, from `seed` on."""
     learning_rates: tuple[float, ...] = ()
     """Rates to try in place of optimizer.peak_lr; the best on dev is named."""
+    beyond_length: bool = False
+    """Use positions of the start's table that were never trained: up to the task's length, or --length."""
     keep: Literal["best", "all"] = "best"
     """Of several seeds and rates, the parameters of the best on dev are kept, or all."""
     held_out_seed: int = 0
@@ -100,6 +104,7 @@ class Plan:
     tokenizer: Tokenizer
     source: Source | None
     rates: tuple[float, ...]
+    notes: tuple[str, ...]
 
 
 def plan(arguments: Arguments, given: set[str]) -> Plan:
@@ -139,7 +144,13 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=replace(config.model, vocab_size=rows))
     saved = saved_config(arguments.run)
-    config, length, batch_size = filled(kept_value(config, saved, "length"), task.paper_for(config.model.kind))
+    longest = config.model.num_positions
+    if source is not None and not arguments.beyond_length:
+        longest = source.trained_length
+        if config.length is not None and (saved is None or config.length != saved.get("length")):
+            check_trained("length", config.length, longest, source.name, beyond=False)
+    paper = task.paper_for(config.model.kind)
+    config, length, batch_size = filled(kept_value(config, saved, "length"), paper, longest)
     config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
     for rate in rates:
@@ -148,7 +159,25 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates {' '.join(map(str, rates))}: one of them is given twice; leave it out")
     check_sizes(length, 1, config.model)
-    return Plan(config, length, batch_size, task, data, tokenizer, source, rates)
+    notes = _notes_on_length(config, length, source, paper, task)
+    return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
+
+
+def _notes_on_length(
+    config: FinetuneConfig, length: int, source: Source | None, paper: Mapping[str, float], task: Task
+) -> tuple[str, ...]:
+    """What people should know of the length: that it is the trained one, that windows of a text do not overlap."""
+    notes, positions = [], config.model.num_positions
+    if source is not None and length == source.trained_length < min(int(paper.get("length", positions)), positions):
+        notes.append(f"length {length}: {limited(length, positions, source.name)}")
+    room = length - task.options.question_length - 3
+    if task.kind == "span" and room < task.options.stride:
+        notes.append(
+            f"length {length}: beside a question of {task.options.question_length} tokens a window holds "
+            f"{max(room, 1)} of its text, fewer than options.stride {task.options.stride}: windows do not overlap, and "
+            "an answer across two of them is in neither; give a smaller --options.stride"
+        )
+    return tuple(notes)
 
 
 def finetune(arguments: Arguments, given: set[str]) -> None:
@@ -187,6 +216,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         "custom": to_json(arguments.custom) if task.name == "custom" else None,
         "start": None if source is None else source.name,
         "options": to_json(arguments.options),
+        OF_START: kept_start_length(saved_config(arguments.run), None if source is None else source.trained_length),
         "held_out_seed": arguments.held_out_seed,
         "seeds": arguments.seeds,
         "learning_rates": list(planned.rates),
@@ -209,7 +239,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
             say(f"{task.name} {line}")
         cut = {part: split.truncated for part, split in encoded.items() if split.truncated}
         say(f"cut to {planned.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
-        for sentence in (*dropout_said(source, config.model), *config.execution.says()):
+        for sentence in (*planned.notes, *dropout_said(source, config.model), *config.execution.says()):
             say(sentence)
         for change in changed:
             say(f"changed since the last start: {change}")

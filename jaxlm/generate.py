@@ -37,7 +37,9 @@ class Arguments:
     prompt: str | None = None
     """The text to continue; '' begins a new one. Unless given, or '-': the lines of standard input."""
     length: int | None = None
-    """New tokens at most; 100, or what the model's position table leaves, unless given."""
+    """New tokens at most; 100, or what the trained length leaves, unless given."""
+    beyond_length: bool = False
+    """Use positions of the model's table that were never trained."""
     samples: int = 1
     """Continuations of each prompt."""
     top: int = 5
@@ -66,6 +68,7 @@ def generate(arguments: Arguments) -> None:
         run.model,
         run.params,
         sampling=arguments.sampling,
+        positions=run.positions(beyond=arguments.beyond_length),
         forbidden=list(specials.values()),
         size=run.tokenizer.size,
         end=specials.get("end"),
@@ -94,7 +97,14 @@ def fill(run: LoadedRun, arguments: Arguments) -> None:
                 raise InputError(f"{run.path} is an encoder (bert), which fills blanks: put {BLANK} into the prompt")
             size = default_batch_size(len(cloze.where), run.mesh)
             (answer,) = answers(
-                model, run.params, [cloze], run.tokenizer, mesh=run.mesh, batch_size=size, top=arguments.top
+                model,
+                run.params,
+                [cloze],
+                run.tokenizer,
+                mesh=run.mesh,
+                batch_size=size,
+                top=arguments.top,
+                positions=run.positions(beyond=arguments.beyond_length),
             )
             named = named_fillings(run.tokenizer, answer.fillings)
             print(fillings_text(prompt, named), flush=True)
@@ -127,6 +137,8 @@ def continue_prompt(
             "--prompt must not be empty, since no token began a text when this model was trained; give a --prompt"
         )
     length = arguments.length or max(1, min(DEFAULT_LENGTH, decoder.room(ids)))
+    if not arguments.length and decoder.positions < min(len(ids) + DEFAULT_LENGTH, run.model.config.num_positions):
+        print(f"note: {length} new tokens at most: {run.limit}", file=sys.stderr)
     streams = [TextStream(run.tokenizer, ids) for _ in range(arguments.samples)]
     made: list[list[int]] = [[] for _ in streams]
     alone = len(streams) == 1

@@ -4,7 +4,6 @@ The same command resumes a run that was stopped, and says so when the run is com
 """
 
 import logging
-import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at, batches, describe_rows
 from jaxlm.data.pairs import Pairs, pair_figures
-from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases
+from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases, steps_of_passes
 from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
@@ -47,6 +46,7 @@ from jaxlm.training.start import (
 )
 from jaxlm.training.state import saved_part
 from jaxlm.training.step import settings_of
+from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import Validation, held_out_rows
 from jaxlm.training.watch import watching
 
@@ -120,7 +120,14 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     if num_steps is None:
         if config.num_epochs is None:
             raise InputError("neither num_steps nor num_epochs is given: give one of them")
-        num_steps = _steps_of(config, stores, versions)
+        num_steps = steps_of_passes(
+            stores,
+            config.data,
+            length=config.length,
+            batch_size=config.batch_size,
+            num_epochs=config.num_epochs,
+            versions=versions,
+        )
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
     rows = tuple(sum(rows_per_epoch(stores, config.data, phase.length, versions)) for phase in found)
@@ -128,16 +135,6 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         for phase in found:
             held_out_rows(validation, config, phase.length, versions, batch_size=1)
     return Plan(config, num_steps, stores, validation, source, found, rows, versions)
-
-
-def _steps_of(config: PretrainConfig, stores: tuple[Store, ...], versions: DataVersions) -> int:
-    """The steps of num_epochs passes; where the length changes on the way, the passes of its phases together."""
-    assert config.num_epochs is not None
-    passes = 0.0  # of one step
-    for phase in phases(config.data, length=config.length, num_steps=1_000_000):
-        share = (phase.end_step - phase.first_step) / 1_000_000
-        passes += share * config.batch_size / sum(rows_per_epoch(stores, config.data, phase.length, versions))
-    return max(1, math.ceil(config.num_epochs / passes - 1e-9))
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:
@@ -164,9 +161,11 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     planned = replace(planned, config=config)
 
     run = RunDirectory(arguments.run)
+    of_source = None if source is None else source.trained_length
     resolved = resolved_json(config, fingerprints(planned)) | {
         "start": None if source is None else source.name,
         "start_with": None if source is None else arguments.start_with,
+        OF_START: kept_start_length(saved_config(arguments.run), of_source),
     }
     free = (*run_fields(config.optimizer, fixed_steps=_changes_length(config.data)), "start")
     changed = run.open(resolved, run_fields=free)

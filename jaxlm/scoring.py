@@ -124,19 +124,26 @@ def text_sequence(
 
 
 def sequence_log_probs(
-    model: GPT, params: Any, sequences: Iterable[Scored], *, mesh: Mesh, batch_size: int
+    model: GPT,
+    params: Any,
+    sequences: Iterable[Scored],
+    *,
+    mesh: Mesh,
+    batch_size: int,
+    positions: int | None = None,
 ) -> Iterator[Score]:
     """The score of each sequence, in order; any number of them, a block at a time.
 
     A block is sorted by length and cut into batches that are padded to a bucket, each a compiled program. Neither the
-    neighbours of a sequence nor the batch size change its score beyond rounding. A sequence over the position table is
-    scored in pieces, each token given at least half of a table's length of what stands before it.
+    neighbours of a sequence nor the batch size change its score beyond rounding. positions: those that may be used, all
+    unless given. A sequence with more is scored in pieces, each token given at least half of that of what stands
+    before it.
     Every process must call this with the same sequences.
     """
     check_batch(batch_size, 1, mesh)
     step = jax.jit(functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec()))
     rows = host_rows(batch_size, mesh)
-    longest = model.config.num_positions
+    longest = positions or model.config.num_positions
     source = iter(sequences)
     while block := list(islice(source, BATCHES_SORTED * batch_size)):
         pieces = [(number, *piece) for number, scored in enumerate(block) for piece in _pieces(scored, longest)]
@@ -179,7 +186,7 @@ def _row_log_probs(model: Any, params: Any, batch: Batch) -> jax.Array:
 def _pieces(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]:
     """(ids, first scored) of the pieces of a sequence, at most `longest` inputs each."""
     ids, first = scored.ids, max(scored.first, 1)
-    if len(ids) > longest + 1:  # a long context is cut at its beginning, down to half of the table
+    if len(ids) > longest + 1:  # a long context is cut at its beginning, down to half of the length
         drop = max(0, min(first - 1 - longest // 2, len(ids) - longest - 1))
         ids, first = ids[drop:], first - drop
     end = 0

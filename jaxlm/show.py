@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line, load_config
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError, run_command
@@ -26,6 +27,7 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.loaded import run_config, split_run
 from jaxlm.training.remote import is_url
 from jaxlm.training.run import RunDirectory
+from jaxlm.training.trained_length import trained_length
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines
@@ -87,12 +89,13 @@ def show_config(name: str) -> Iterator[str]:
     except InputError as error:
         raise InputError(f"{name} is no token store, no run directory and no config that works: {error}") from error
     if isinstance(loaded, PretrainConfig):
-        arguments, _ = command_line(
+        arguments, given = command_line(
             PretrainArguments, PretrainConfig, program="show", description=__doc__, loaded=loaded
         )
         _check_counts(arguments)
-        arguments.settings.check()
-        return pretrain_lines(arguments.settings, arguments.step, arguments.count)
+        settings = one_duration(arguments.settings, given)
+        settings.check()
+        return pretrain_lines(settings, arguments.step, arguments.count)
     if not isinstance(loaded, FinetuneConfig):
         raise InputError(
             f"config {name}: config() returns {type(loaded).__name__}, neither pretraining nor fine-tuning"
@@ -101,10 +104,12 @@ def show_config(name: str) -> Iterator[str]:
         FinetuneArguments, FinetuneConfig, program="show", description=__doc__, loaded=loaded
     )
     _check_counts(arguments)
-    config = one_duration(arguments.settings, given)
+    config, longest = one_duration(arguments.settings, given), None
     if arguments.start is not None:
-        run = RunDirectory(split_run(arguments.start)[0])
+        path, at = split_run(arguments.start)
+        run = RunDirectory(path)
         config = dataclasses.replace(config, model=run_config(run).model)
+        longest = trained_length(run, Checkpoints(run.checkpoints, read_only=True).metadata(at).step)
         tokenizer = load_tokenizer(run.tokenizer)
     elif arguments.tokenizer is not None:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
@@ -112,7 +117,7 @@ def show_config(name: str) -> Iterator[str]:
         raise InputError("which tokenizer? give --tokenizer, or --start a run")
     config.check()
     task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
-    return finetune_lines(config, task, data, tokenizer, arguments.step, arguments.count)
+    return finetune_lines(config, task, data, tokenizer, arguments.step, arguments.count, longest)
 
 
 def _check_counts(arguments: Any) -> None:

@@ -164,6 +164,21 @@ def test_forbidden_ids_never_come_and_the_end_stops(model, params):
     assert decode(everyone_ends, [1], length=60, samples=2).tolist() == [[3], [3]]
 
 
+def test_positions_that_were_not_trained_are_not_touched(model, params):
+    """Rows shorter than the position table. Fails on 2968321, which had room for the whole table."""
+    embeddings = dict(params["backbone"]["embeddings"])
+    embeddings["positions"] = np.array(embeddings["positions"])
+    embeddings["positions"][40:] = np.nan
+    untrained = {"backbone": params["backbone"] | {"embeddings": embeddings}}
+    decoder = Decoder(model, untrained, sampling=Sampling(temperature=0), positions=40)
+    assert decoder.room([1, 2, 3]) == 37
+    found = decode(decoder, [1, 2, 3], length=37)
+    whole = decode(Decoder(model, params, sampling=Sampling(temperature=0)), [1, 2, 3], length=37)
+    assert found.tolist() == whole.tolist() and len(set(found[0].tolist())) > 1
+    with pytest.raises(InputError, match=r"41 positions, and the model was trained on 40: .* 37 new .*--beyond-length"):
+        decoder([1, 2, 3], length=38)
+
+
 def test_the_step_is_compiled_once(model, params):
     decoder = Decoder(model, params)
     decode(decoder, [1, 2], length=9, samples=2)

@@ -117,7 +117,7 @@ def test_perplexity_counts_every_token_once_for_any_batch_and_mesh(run, store, m
     for more in (["--batch-size", 24], ["--batch-size", 8, "--mesh.data", 2, "--mesh.fsdp", 4]):
         _, other = command(evaluate.main, monkeypatch, capsys, *words, *more)
         assert other["validation_loss"] == pytest.approx(figures["validation_loss"], rel=1e-5)
-    _, longer = command(evaluate.main, monkeypatch, capsys, *words, "--length", 48)
+    _, longer = command(evaluate.main, monkeypatch, capsys, *words, "--length", 48, "--beyond-length")
     assert longer["tokens"] == store.num_tokens and longer["length"] == 48
     _, twice = command(evaluate.main, monkeypatch, capsys, *words, store.path)
     assert twice["tokens"] == 2 * store.num_tokens
@@ -184,15 +184,43 @@ def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch,
         (["--data.store", other.path], "made with another tokenizer"),
         (["--data.store", tmp_path / "none"], "is not a token store"),
         (["--data.store", store.path, "--length", 49], "length 49: from 1 to model.num_positions, which is 48"),
+        (["--data.store", store.path, "--length", 17], "--length must be at most 16, .*got 17; .*--beyond-length"),
         (["--data.store", store.path, "--batch-size", 5], "batch_size 5 is not divisible"),
     ):
         with pytest.raises(InputError, match=rule):
             command(evaluate.main, monkeypatch, capsys, "perplexity", "--run", run, *words)
 
 
-def one_score(loaded, text, **more):
+def one_score(loaded, text, positions=16, **more):
     scored = text_sequence(loaded.tokenizer, text, left=left_context(loaded.tokenizer), **more)
-    return next(sequence_log_probs(loaded.model, loaded.params, [scored], mesh=loaded.mesh, batch_size=1))
+    sizes = {"mesh": loaded.mesh, "batch_size": 1, "positions": positions}
+    return next(sequence_log_probs(loaded.model, loaded.params, [scored], **sizes))
+
+
+def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypatch, capsys):
+    """Fails on 2968321: the rows of 16 that a run of 48 positions was trained on did not matter to either."""
+    loaded, text = load_run(run), "The cat sat on the mat. The dog lay on the rug."
+    assert loaded.trained_length == 16 < len(loaded.tokenizer.encode(text)) < 48
+    (tmp_path / "in.txt").write_text(f"{text}\nThe cat\n", encoding="utf-8")
+    words = ["score", "--run", run, "--input", tmp_path / "in.txt"]
+    short = one_score(loaded, "The cat").log_probability
+    said, within = command(evaluate.main, monkeypatch, capsys, *words)
+    assert within["log_probability"] == pytest.approx(one_score(loaded, text).log_probability + short, rel=1e-5)
+    assert f"1 texts in pieces: {run}@7 was trained on 16 of its 48 positions; --beyond-length uses" in said
+    said, beyond = command(evaluate.main, monkeypatch, capsys, *words, "--beyond-length")
+    whole = one_score(loaded, text, positions=48).log_probability + short
+    assert beyond["log_probability"] == pytest.approx(whole, rel=1e-5) and "pieces" not in said
+    assert beyond["log_probability"] != pytest.approx(within["log_probability"], rel=1e-3)
+    out = tmp_path / "out.jsonl"
+    words = ["--run", run, "--prompt", "The cat", "--seed", 5, "--output", out]
+    made = []
+    for more in ([], ["--beyond-length"]):
+        monkeypatch.setattr("sys.argv", ["program", *map(str, [*words, *more])])
+        generate.main()
+        made.append(capsys.readouterr())
+    assert "new tokens at most" in made[0].err and "trained on 16 of its 48 positions" in made[0].err
+    assert "new tokens" not in made[1].err and made[1].out.startswith(made[0].out.rstrip("\n"))
+    assert len(made[1].out) > len(made[0].out)
 
 
 def test_sentences_are_scored_in_order(run, tmp_path, monkeypatch, capsys):
@@ -325,10 +353,10 @@ def test_task_needs_a_fine_tuned_run_and_labels(run, task_run, tmp_path, monkeyp
 
 def test_generate_streams_what_it_keeps(run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out.jsonl"
-    words = ["--run", run, "--prompt", "The cat", "--length", 20, "--seed", 5]
+    words = ["--run", run, "--prompt", "The cat", "--length", 10, "--seed", 5]
     text, _ = command(generate.main, monkeypatch, capsys, *words, "--output", out)
     (sample,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert text == sample["text"] + "\n" and text.startswith("The cat") and len(sample["tokens"]) <= 20
+    assert text == sample["text"] + "\n" and text.startswith("The cat") and len(sample["tokens"]) <= 10
     loaded = load_run(run)
     specials = loaded.tokenizer.specials
     assert not set(sample["tokens"][:-1]) & set(specials.values())
@@ -347,13 +375,14 @@ def test_generate_reads_lines_and_begins_texts(run, tmp_path, monkeypatch, capsy
     assert [json.loads(line)["prompt"] for line in out.read_text(encoding="utf-8").splitlines()] == ["The dog", "naïve"]
     command(generate.main, monkeypatch, capsys, "--run", run, "--prompt", "", "--output", out)
     (sample,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert len(sample["tokens"]) == 47 or sample["ended"]  # what the position table leaves beside the first token
+    assert len(sample["tokens"]) == 15 or sample["ended"]  # what the trained length leaves beside the first token
 
 
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (["--length", 46], r"of 3 tokens and 46 new ones are 49 positions, and the model has 48"),
+        (["--length", 14], r"of 3 tokens and 14 new ones are 17 positions, .* was trained on 16: .* --beyond-length"),
+        (["--length", 46, "--beyond-length"], r"of 3 tokens and 46 new ones are 49 positions, and the model has 48"),
         (["--length", 0], "--length 0: a number above 0"),
         (["--samples", 0], "--samples 0: a number above 0"),
         (["--top-p", 2], r"top_p 2\.0"),

@@ -30,7 +30,13 @@ from toy_runs import (
 )
 
 from jaxlm.checkpoints import Checkpoints
+from jaxlm.config import command_line
+from jaxlm.errors import InputError
+from jaxlm.finetune import Arguments, plan
 from jaxlm.logs import read_metrics
+from jaxlm.training.config import FinetuneConfig
+from jaxlm.training.run import RunDirectory
+from jaxlm.training.trained_length import OF_START, trained_length
 
 SEEDS = ("--seeds", 2, "--num-epochs", 4)
 
@@ -135,6 +141,33 @@ def test_the_best_evaluation_on_dev_counts_and_its_parameters_stay(finetuned):
         assert run["dev"]["accuracy"] == pytest.approx(accuracy[run["step"]])
     assert checkpoints(finetuned) == [results(finetuned)["best"]["step"]]
     assert not (finetuned / "members").exists()
+
+
+def test_the_length_is_the_trained_one_unless_told(finetuned, pretrained, task, tmp_path):
+    """Rows of 32 in a table of 512. Fails on 2968321: 512, over positions that were never trained.
+
+    A run of that commit goes on at the length it saved, though it is beyond.
+    """
+
+    def planned(run, *more):
+        words = [*map(str, finetune_arguments(run, task, "--start", pretrained, *more))]
+        return plan(*command_line(Arguments, FinetuneConfig, program="finetune", description="", argv=words))
+
+    unsaid = planned(tmp_path / "run", "--length", "None")
+    assert unsaid.length == 32 and "was trained on 32 of its 512 positions" in unsaid.notes[0]
+    assert planned(tmp_path / "run", "--length", "None", "--beyond-length").length == 512
+    assert planned(tmp_path / "run", "--length", 33, "--beyond-length").length == 33
+    with pytest.raises(InputError, match=r"length must be at most 32, the trained .*, got 33; .*--beyond-length"):
+        planned(tmp_path / "run", "--length", 33)
+    saved = json.loads((finetuned / "config.json").read_text())
+    assert saved["length"] == 16 and saved[OF_START] == 32
+    assert trained_length(RunDirectory(finetuned), 20) == 32
+    saved["length"] = 512
+    del saved[OF_START]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text(json.dumps(saved))
+    assert planned(tmp_path / "old", "--length", "None").length == 512
+    assert planned(tmp_path / "old", "--length", 512).length == 512
 
 
 def test_a_complete_run_says_so(finetuned, pretrained, task):

@@ -1,6 +1,7 @@
 """Perplexity and log-probabilities: against one token at a time, for any batch, bucket, device count and length."""
 
 import math
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -84,6 +85,30 @@ def test_a_long_sequence_is_scored_in_pieces(log_probs):
     ((found, tokens),) = run([Scored(ids)])
     assert tokens == len(ids) - 1
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+def beyond_is_nan(params, length):
+    """Positions from `length` on are not a number: what touches them shows it."""
+    embeddings = dict(params["backbone"]["embeddings"])
+    embeddings["positions"] = embeddings["positions"].copy()
+    embeddings["positions"][length:] = np.nan
+    return {"backbone": params["backbone"] | {"embeddings": embeddings}}
+
+
+def test_positions_that_were_not_trained_are_not_touched():
+    """Rows shorter than the position table. Fails on 2968321, which scored over the whole table."""
+    scored = sequences(17, longest=3 * P)
+    short = P // 2
+    sizes = {"mesh": one_device(), "batch_size": 4}
+    untrained = beyond_is_nan(PARAMS, short)
+    found = list(sequence_log_probs(MODEL, untrained, scored, positions=short, **sizes))
+    assert np.isnan([score.log_probability for score in sequence_log_probs(MODEL, untrained, scored, **sizes)]).any()
+    # The same model with a table that ends there.
+    cut = {"backbone": untrained["backbone"] | {"embeddings": dict(untrained["backbone"]["embeddings"])}}
+    cut["backbone"]["embeddings"]["positions"] = PARAMS["backbone"]["embeddings"]["positions"][:short]
+    model = GPT(replace(toy.STILL, num_positions=short), Execution(dtype="float32"))
+    expected = list(sequence_log_probs(model, cut, scored, **sizes))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("longest", [2, 3, 8, 9])

@@ -9,7 +9,7 @@ import toy_run
 from jaxlm import show
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at
-from jaxlm.data.phases import phased_rows
+from jaxlm.data.phases import phased_rows, steps_of_passes
 from jaxlm.data.rows import training_rows
 from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
@@ -121,6 +121,23 @@ def test_a_step_of_pairs_shows_sides_labels_and_slots(tmp_path, monkeypatch, cap
                     assert [int(word) for word in words_of_line[1:5]] == [
                         getattr(batch, name)[row, slot] for name in names
                     ]
+
+
+def test_a_config_of_two_lengths_shows_the_phase_of_its_run(tmp_path, monkeypatch, capsys):
+    """Fails on 2968321: num_epochs was not looked at, and step + 1 taken for the length of a run that names none."""
+    texts = [f"The cat sat on mat {k}. The dog lay down. The bird sang in tree {k}. It fell." for k in range(20)]
+    store = write_store(tmp_path / "s", texts, train_sentencepiece(texts, 330), sentences="split")
+    words = ["debug/bert", "--data.store", store.path, "--length", 64, "--batch-size", 4]
+    words += ["--data.short-length", 32, "--data.short-share", 0.5]
+    data = DataConfig(layout="pairs", short_length=32, short_share=0.5)
+    steps = steps_of_passes([store], data, length=64, batch_size=4, num_epochs=5)
+    for step in (0, steps // 2 - 1, round(steps / 2), steps - 1):
+        text = shown(monkeypatch, capsys, *words, "--num-epochs", 5, "--step", step)
+        phase = int(step >= round(steps / 2))
+        assert f"phase {phase + 1} of 2" in text and f"step {step}: 4 rows of {(32, 64)[phase]}," in text
+    assert steps > 4
+    with pytest.raises(InputError, match=r"num_steps must be given with data\.short_length 32"):
+        shown(monkeypatch, capsys, *words, "--num-steps", "None")
 
 
 def test_a_config_shows_its_batch_with_fields_changed(store, monkeypatch, capsys):

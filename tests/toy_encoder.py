@@ -39,7 +39,7 @@ def pretrained(path: Path, vocabulary: Path, *, steps=(3, 7), **model: Any) -> P
     """A pretraining run of random parameters, MLM and NSP heads among them."""
     tokenizer: Tokenizer = tokenizer_from_spec(f"wordpiece:{vocabulary}")
     sizes = replace(SIZES, vocab_size=tokenizer.size, **model)
-    config = PretrainConfig(model=sizes, num_steps=max(steps), batch_size=8, length=16)
+    config = PretrainConfig(model=sizes, num_steps=max(steps), batch_size=8, length=sizes.num_positions)
     resolved = resolved_json(config, {"tokenizer": tokenizer.fingerprint})
     with RunDirectory(path) as run:
         run.open(resolved)

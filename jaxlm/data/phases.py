@@ -5,6 +5,7 @@ positions past 128 are learnt. Which phase a step is in is a function of the ste
 orders of its own, from its own epoch 0 on.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 from jaxlm.batch import Batch, PairBatch
 from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
-from jaxlm.data.rows import TrainingRows, training_rows
+from jaxlm.data.rows import TrainingRows, rows_per_epoch, training_rows
 from jaxlm.data.store import Store
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
@@ -56,6 +57,23 @@ def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
 def trained_phase(step: int, all_phases: Sequence[Phase]) -> Phase:
     """The phase of the last of `step` updates, the longest that has begun; before the first update, the first."""
     return phase_at(max(step - 1, 0), all_phases)
+
+
+def steps_of_passes(
+    stores: Sequence[Store],
+    data: DataConfig,
+    *,
+    length: int,
+    batch_size: int,
+    num_epochs: float,
+    versions: DataVersions = CURRENT,
+) -> int:
+    """The steps of num_epochs passes; where the length changes on the way, the passes of its phases together."""
+    passes = 0.0  # of one step
+    for phase in phases(data, length=length, num_steps=1_000_000):
+        share = (phase.end_step - phase.first_step) / 1_000_000
+        passes += share * batch_size / sum(rows_per_epoch(stores, data, phase.length, versions))
+    return max(1, math.ceil(num_epochs / passes - 1e-9))
 
 
 class PhasedRows(grain.MapDataset):

@@ -28,6 +28,7 @@ from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.loaded import load_run
+from jaxlm.training.trained_length import check_trained
 
 PARTED = " ||| "  # between the two texts of a line; its last one, as the original's greedy pattern has it
 DECIMALS = 6
@@ -42,7 +43,9 @@ class FeaturesOf(Evaluation):
     layers: tuple[int, ...] = (-1, -2, -3, -4)
     """Which: -1 is the last, 0 are the embeddings."""
     length: int | None = None
-    """Longest sequence; longer ones are cut and counted. The model's position table unless given."""
+    """Longest sequence; longer ones are cut and counted. The trained length unless given."""
+    beyond_length: bool = False
+    """Let --length use positions of the model's table that were never trained."""
     errors: Errors = "strict"
     """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
 
@@ -149,8 +152,9 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     run = load_run(arguments.run, mesh=mesh)
     if not isinstance(run.model, Bert):
         raise InputError(f"{run.path} is a decoder (gpt): evaluate features needs an encoder (bert)")
-    length = arguments.length or run.model.config.num_positions
+    length = arguments.length or run.positions(beyond=arguments.beyond_length)
     check_sizes(length, 1, run.model.config)
+    check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
     name = "standard input" if arguments.input == "-" else arguments.input
     count = tokens = cut = 0

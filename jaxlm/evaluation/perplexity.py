@@ -17,6 +17,7 @@ from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import check_sizes
 from jaxlm.training.loaded import LoadedRun, load_run
 from jaxlm.training.step import make_eval_step
+from jaxlm.training.trained_length import check_trained
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Perplexity(Evaluation):
     data: Stores
     length: int | None = None
     """Tokens in a row, which see nothing of the row before; the run's own unless given."""
+    beyond_length: bool = False
+    """Let --length use positions of the model's table that were never trained."""
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         check_store(store, run)
     length = arguments.length or run.config.length or run.model.config.num_positions
     check_sizes(length, 1, run.model.config)
+    check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
     objective = language_model(model, loss_chunks=0)
     layout: Literal["windows", "packed"] = "packed" if run.layout == "packed" else "windows"

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.cloze import Answered, answers, check_cloze, fillings_text, named_fillings, text_cloze
+from jaxlm.cloze import Answered, Cloze, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, finite, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
@@ -28,6 +28,8 @@ class Scoring(Evaluation, RowsToScore):
 
     top: int = 5
     """Fillings of each [MASK]."""
+    beyond_length: bool = False
+    """Use positions of the model's table that were never trained, where a text is longer than what was."""
 
 
 def evaluate_score(arguments: Scoring) -> dict[str, Any]:
@@ -38,12 +40,16 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     batch_size = batch_size_for(arguments, run, mesh)
-    encode, answer, given = _scorer(run, mesh, batch_size, arguments.top)
+    positions = run.positions(beyond=arguments.beyond_length)
+    encode, answer, given = _scorer(run, mesh, batch_size, arguments.top, positions)
     pending: collections.deque[ScoredRow] = collections.deque()
+    longer = 0
 
     def sequences() -> Iterator[Any]:
+        nonlocal longer
         for row in rows_to_score(arguments, encode):
             pending.append(row)
+            longer += sum(_positions(one) > positions for one in row.sequences)
             yield from row.sequences
 
     answered = answer(sequences())
@@ -78,6 +84,11 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
         f"  log-probability {mean:.4f} nats a token, {total:.2f} in all",
         *([] if not tally.rows else [f"  accuracy        {tally.by_sum:.4f} by sum, {tally.by_mean:.4f} per token"]),
+        *(
+            [f"  {longer:,} texts in pieces: {run.limit}"]
+            if longer and positions < run.model.config.num_positions
+            else []
+        ),
     )
     figures: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
     if tally.rows:
@@ -86,20 +97,38 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     return {"run": run.name, "input": arguments.input} | figures
 
 
-def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int) -> tuple[Any, Any, str]:
+def _positions(one: Scored | Cloze) -> int:
+    """The positions that a sequence takes at once: of a decoder's all but the last token, of an encoder's CLS and SEP
+    too.
+    """
+    return len(one.ids) - 1 if isinstance(one, Scored) else len(one.ids) + 2
+
+
+def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, positions: int) -> tuple[Any, Any, str]:
     """How a text becomes what is scored, how many of these are answered in order, and what each token is given."""
     if isinstance(run.model, Bert):
         model = check_cloze(run.model, run.params, run.tokenizer, run.name)
         return (
             lambda text, context, separator: text_cloze(run.tokenizer, text, context=context, separator=separator),
-            lambda clozes: answers(model, run.params, clozes, run.tokenizer, mesh=mesh, batch_size=batch_size, top=top),
+            lambda clozes: answers(
+                model,
+                run.params,
+                clozes,
+                run.tokenizer,
+                mesh=mesh,
+                batch_size=batch_size,
+                top=top,
+                positions=positions,
+            ),
             "all others of their sentence",
         )
     left = run.left
     decoder = run.model
 
     def answer(sequences: Iterator[Scored]) -> Iterator[Answered]:
-        for score in sequence_log_probs(decoder, run.params, sequences, mesh=mesh, batch_size=batch_size):
+        for score in sequence_log_probs(
+            decoder, run.params, sequences, mesh=mesh, batch_size=batch_size, positions=positions
+        ):
             yield Answered(score, [])
 
     return (

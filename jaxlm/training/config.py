@@ -260,12 +260,15 @@ DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
 DEFAULT_RATES = {"gpt": 6.25e-5, "bert": 2e-5}
 
 
-def filled(config: FinetuneConfig, paper: Mapping[str, float]) -> tuple[FinetuneConfig, int, int]:
+def filled(
+    config: FinetuneConfig, paper: Mapping[str, float], longest: int | None = None
+) -> tuple[FinetuneConfig, int, int]:
     """What neither the config nor the command line says, from the task's paper: length, batch size, epochs, rate.
 
-    Returns the config with these, and once more its length and its batch size, which are never None.
+    longest: positions of the model that may be used; all unless given. Returns the config with these, and once more its
+    length and its batch size, which are never None.
     """
-    longest = config.model.num_positions
+    longest = longest or config.model.num_positions
     if config.optimizer.peak_lr is None:
         rate = float(paper.get("peak_lr", DEFAULT_RATES[config.model.kind]))
         config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))

@@ -26,6 +26,7 @@ from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.network import Network, empty_model, make_network
 from jaxlm.training.run import ADDED_FIELDS, RunDirectory, split_start
+from jaxlm.training.trained_length import limited, trained_length
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class LoadedRun:
     params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: theirs;
     dtype and attention backend are the run's, nothing is recomputed for a backward pass that never comes.
     task: what a fine-tuned run was trained on, None for a pretrained one. given_tokenizer: None where the run was
-    imported from files without one. versions: those of the data that a pretraining run reads.
+    imported from files without one. versions: those of the data that a pretraining run reads. trained_length: the
+    positions that were trained.
     """
 
     config: PretrainConfig | FinetuneConfig
@@ -47,6 +49,7 @@ class LoadedRun:
     step: int
     path: Path | str
     mesh: Mesh
+    trained_length: int
     task: Task | None = None
     versions: DataVersions = CURRENT
 
@@ -62,6 +65,15 @@ class LoadedRun:
         if self.layout == "packed" and not self.versions.begins_documents(tokenizer.specials.get("end")):
             return []
         return left_context(tokenizer, finetuned=self.task is not None)
+
+    def positions(self, *, beyond: bool) -> int:
+        """Positions that may be used: those that were trained, or with `beyond` all that the model has."""
+        return self.model.config.num_positions if beyond else self.trained_length
+
+    @property
+    def limit(self) -> str:
+        """The sentence of a command that does not go beyond the trained length."""
+        return limited(self.trained_length, self.model.config.num_positions, self.name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -124,7 +136,18 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     restored = checkpoints.restore_partial({"params": abstract_params(config.model, saved, mesh)}, step=step)
     for note in restored.notes:
         log.warning("%s", note)
-    return LoadedRun(config, model, restored.state["params"], tokenizer, restored.step, path, mesh, task, versions)
+    return LoadedRun(
+        config,
+        model,
+        restored.state["params"],
+        tokenizer,
+        restored.step,
+        path,
+        mesh,
+        trained_length(run, restored.step),
+        task,
+        versions,
+    )
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

@@ -47,6 +47,7 @@ ADDED_FIELDS = {
     "kind": None,
     "start": None,
     "start_with": None,
+    "start_trained_length": None,
     "fingerprints.start": None,
     "data.random_candidates": 1,
 }

@@ -23,6 +23,7 @@ from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import MAY_DIFFER, ModelConfig
 from jaxlm.training.run import RunDirectory, saved_config, split_start
 from jaxlm.training.state import TrainState, from_saved, saved_part
+from jaxlm.training.trained_length import OF_START, trained_length
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +49,16 @@ class Parameters:
 class Source:
     """The start of a run: another run, or published weights.
 
-    name: RUN@STEP, or hf:PATH, as it stands in starts.jsonl. fingerprint: as in `Parameters`. opened: the parameters; a
-    run that goes on remembers the rest, and opens its start when it takes something from there, which it may never do.
+    name: RUN@STEP, or hf:PATH, as it stands in starts.jsonl. fingerprint: as in `Parameters`. trained_length: positions
+    that were trained. opened: the parameters; a run that goes on remembers the rest, and opens its start when it takes
+    something from there, which it may never do.
     """
 
     name: str
     model: GPTConfig | BertConfig
     fingerprint: str
     given_tokenizer: Tokenizer | None
+    trained_length: int
     opened: Callable[[], Parameters]
 
     @property
@@ -115,6 +118,7 @@ def open_source(start: str) -> Source:
         model=model,
         fingerprint=fingerprint,
         given_tokenizer=load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None,
+        trained_length=trained_length(run, metadata.step),
         opened=lambda: parameters,
     )
 
@@ -133,6 +137,7 @@ def _published_source(published: Published) -> Source:
         model=published.model,
         fingerprint=published.fingerprint,
         given_tokenizer=published.tokenizer,
+        trained_length=published.model.num_positions,
         opened=lambda: parameters,
     )
 
@@ -171,6 +176,8 @@ def source_of(run: str, start: str) -> Source:
         model=from_json(ModelConfig, saved.get("model"), "model"),
         fingerprint=fingerprint or "",
         given_tokenizer=load_tokenizer(directory.tokenizer),
+        # Without the field the run is of an earlier version, and asks for nothing beyond what it has saved.
+        trained_length=saved.get(OF_START) or saved.get("length") or 0,
         opened=functools.cache(opened),
     )
 

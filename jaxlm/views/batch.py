@@ -10,8 +10,8 @@ from jaxlm.config import from_json
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.pairs import pair_figures
-from jaxlm.data.phases import phase_at, phased_rows
-from jaxlm.data.store import open_store
+from jaxlm.data.phases import phase_at, phased_rows, steps_of_passes
+from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.tasks import (
@@ -47,7 +47,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
         config.data,
         length=config.length,
         seed=config.seed,
-        num_steps=config.num_steps or step + 1,
+        num_steps=_num_steps(config, stores, step, versions),
         batch_size=config.batch_size,
         versions=versions,
     )
@@ -77,6 +77,21 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
             part += ", cut" if part and config.data.layout == "packed" else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
+
+
+def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versions: DataVersions) -> int:
+    """The steps of the run, which decide where its rows change their length; rows of one length need none."""
+    if config.num_steps is not None:
+        return config.num_steps
+    if config.num_epochs is not None:
+        sizes = {"length": config.length, "batch_size": config.batch_size}
+        return steps_of_passes(stores, config.data, num_epochs=config.num_epochs, versions=versions, **sizes)
+    if config.data.short_length:
+        raise InputError(
+            f"num_steps must be given with data.short_length {config.data.short_length}, as it decides which steps are "
+            "short, got none; give --num-steps or --num-epochs"
+        )
+    return step + 1
 
 
 def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Sequence[Any]) -> Iterator[str]:
@@ -128,12 +143,21 @@ def _slot_lines(title: str, segments: np.ndarray, line: Callable[[int], str]) ->
 
 
 def finetune_lines(
-    config: FinetuneConfig, task: Task, data: Any, tokenizer: Tokenizer, step: int, count: int
+    config: FinetuneConfig,
+    task: Task,
+    data: Any,
+    tokenizer: Tokenizer,
+    step: int,
+    count: int,
+    longest: int | None = None,
 ) -> Iterator[str]:
-    """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut."""
+    """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut.
+
+    longest: positions of the model that may be used; all unless given.
+    """
     kind = config.model.kind
     tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt" else tokenizer
-    config, length, batch_size = filled(config, task.paper_for(kind))
+    config, length, batch_size = filled(config, task.paper_for(kind), longest)
     encoded = encode_split(task, data, "train", tokenizer, length, kind)
     num_steps = config.num_steps or steps_of_epochs(
         kind, encoded, batch_size=batch_size, num_epochs=config.num_epochs or 0

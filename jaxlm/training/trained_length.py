@@ -1,0 +1,96 @@
+"""The trained length of a checkpoint: how many positions of its table were trained.
+
+A model of 512 positions that was trained in rows of 128 has 384 rows in its table that are as they were drawn. What
+reads a model stays within the trained length, unless it is asked to go beyond.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxlm.config import from_json
+from jaxlm.data.config import DataConfig
+from jaxlm.data.phases import phases, trained_phase
+from jaxlm.errors import InputError
+from jaxlm.interop.sources import KINDS
+from jaxlm.training.config import FINETUNING, kind_of_run
+from jaxlm.training.remote import is_url
+from jaxlm.training.run import RunDirectory, split_start
+
+# The field of config.json with the trained length of what a run started from; runs made by earlier versions lack it.
+OF_START = "start_trained_length"
+_LONGEST_CHAIN = 32  # of runs without that field, which are looked up one by one
+
+
+def trained_length(run: RunDirectory, step: int) -> int:
+    """The trained length of a run's checkpoint of `step`.
+
+    It is the length of the longest rows that had begun by then, or that of what the run started from where this is
+    longer; of an imported model all its positions. A run made by an earlier version does not know what its start was
+    trained on: then it is looked up, as far as the start is still where it was.
+    """
+    return _trained_length(run, step, _LONGEST_CHAIN)
+
+
+def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
+    saved = run.config
+    positions = int(saved["model"]["num_positions"])
+    if "published" in saved:
+        return positions
+    of_start = saved[OF_START] if OF_START in saved else _of_earlier_start(run, positions, chain)
+    return min(positions, max(_own_length(saved, step, positions), of_start or 0))
+
+
+def kept_start_length(saved: Mapping[str, Any] | None, of_source: int | None) -> int | None:
+    """The value of OF_START for a run's config.json: the one it has, since its start may have been moved or changed.
+
+    saved: the run's config.json, None for a new run. of_source: the trained length of what it starts from.
+    """
+    return saved[OF_START] if saved is not None and OF_START in saved else of_source
+
+
+def check_trained(name: str, length: int, trained: int, of: str, *, beyond: bool) -> None:
+    """Refuse a length that was asked for and not trained, unless `beyond` says to go there. of: the model, for people.
+
+    Raises: InputError.
+    """
+    if length > trained and not beyond:
+        raise InputError(
+            f"{name} must be at most {trained}, the trained length of {of}, got {length}; give a shorter one, or "
+            "--beyond-length to use positions that were never trained"
+        )
+
+
+def limited(length: int, positions: int, of: str) -> str:
+    """The sentence of a command that stays within the trained length `length` of a model with more positions."""
+    return f"{of} was trained on {length} of its {positions} positions; --beyond-length uses the others too"
+
+
+def _own_length(saved: Mapping[str, Any], step: int, positions: int) -> int:
+    length = saved.get("length") or positions
+    if kind_of_run(saved) == FINETUNING or not saved.get("num_steps"):
+        return length
+    data = from_json(DataConfig, saved["data"], "data")
+    return trained_phase(step, phases(data, length=length, num_steps=saved["num_steps"])).length
+
+
+def _of_earlier_start(run: RunDirectory, positions: int, chain: int) -> int | None:
+    """The trained length of what a run of an earlier version started from; None where it cannot be known cheaply."""
+    start = run.config.get("start") or _started_from(run)
+    if start is None or start.startswith(KINDS):
+        return None if start is None else positions
+    if is_url(start) or not chain:
+        return None
+    try:
+        path, step = split_start(start)
+        return None if step is None else _trained_length(RunDirectory(path), step, chain - 1)
+    except (InputError, KeyError):  # it was moved or is damaged
+        return None
+
+
+def _started_from(run: RunDirectory) -> str | None:
+    """What a pretraining run took parameters or state from, as starts.jsonl has it."""
+    for start in run.starts():
+        kind, of, name = str(start.get("started_from")).partition(" of ")
+        if of and kind in ("parameters", "state"):
+            return name
+    return None

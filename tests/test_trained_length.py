@@ -1,0 +1,90 @@
+"""The trained length of a checkpoint: of phases, chains, imported models and runs of earlier versions, moved or not.
+
+Fails on 2968321, which scored, generated and fine-tuned over all positions of a table whatever had been trained.
+"""
+
+import dataclasses
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from jaxlm.data.config import DataConfig
+from jaxlm.errors import InputError
+from jaxlm.finetune import _notes_on_length
+from jaxlm.models.bert import BERT_BASE
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.tasks.spans import windows
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
+from jaxlm.training.run import RunDirectory
+from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, trained_length
+
+MODEL = GPTConfig(num_positions=512)
+ROWS = PretrainConfig(model=MODEL, length=128, num_steps=100)
+TUNED = FinetuneConfig(model=MODEL, length=64, num_steps=9)
+
+
+def run_of(path, config, starts=(), **more):
+    """A run directory without checkpoints; what it started from stands in `more`, or in starts.jsonl."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(resolved_json(config, {}) | more))
+    lines = [json.dumps({"started_from": start}) for start in starts]
+    (path / "starts.jsonl").write_text("".join(line + "\n" for line in lines))
+    return RunDirectory(path)
+
+
+def test_a_run_of_two_lengths_has_the_one_that_has_begun(tmp_path):
+    data = DataConfig(layout="pairs", short_length=128, short_share=0.9)
+    config = PretrainConfig(model=BERT_BASE, data=data, length=512, num_steps=1000)
+    run = run_of(tmp_path / "run", config, **{OF_START: None})
+    assert [trained_length(run, step) for step in (0, 1, 899, 900, 901, 1000)] == [128, 128, 128, 128, 512, 512]
+
+
+def test_an_imported_model_has_all_its_positions(tmp_path):
+    assert trained_length(run_of(tmp_path / "run", ROWS, published={"name": "hf:x"}), 1) == 512
+
+
+def test_a_chain_has_the_longest_of_its_links(tmp_path):
+    """What a run started from is kept, so that it is known when the start is gone."""
+    assert trained_length(run_of(tmp_path / "alone", TUNED, **{OF_START: None}), 9) == 64
+    assert trained_length(run_of(tmp_path / "tuned", TUNED, **{OF_START: 128}), 9) == 128
+    assert (
+        trained_length(run_of(tmp_path / "longer", dataclasses.replace(ROWS, length=256), **{OF_START: 128}), 9) == 256
+    )
+    assert kept_start_length(None, 128) == 128 and kept_start_length({OF_START: 64}, 128) == 64
+
+
+def test_a_chain_of_an_earlier_version_is_looked_up_as_far_as_it_is_there(tmp_path):
+    run_of(tmp_path / "base", ROWS)
+    short = dataclasses.replace(ROWS, length=32)
+    forked = run_of(tmp_path / "forked", short, [f"parameters of {tmp_path / 'base'}@100", "resumed at step 3"])
+    tuned = run_of(tmp_path / "tuned", TUNED, start=f"{tmp_path / 'forked'}@7")
+    published = run_of(tmp_path / "published", TUNED, start="hf:somewhere")
+    endless = run_of(tmp_path / "endless", TUNED, start=f"{tmp_path / 'endless'}@7")
+    assert [trained_length(run, 7) for run in (forked, tuned, published, endless)] == [128, 128, 512, 64]
+    shutil.move(tmp_path / "base", tmp_path / "elsewhere")
+    assert [trained_length(RunDirectory(run.path), 7) for run in (forked, tuned)] == [32, 64]
+
+
+def test_a_length_beyond_has_to_be_asked_for():
+    check_trained("--length", 128, 128, "runs/x@1", beyond=False)
+    check_trained("--length", 512, 128, "runs/x@1", beyond=True)
+    with pytest.raises(
+        InputError, match=r"--length must be at most 128, the trained length of runs/x@1, got 129; .*--bey"
+    ):
+        check_trained("--length", 129, 128, "runs/x@1", beyond=False)
+
+
+def test_windows_of_a_question_cover_its_text_where_the_length_is_short():
+    """At a trained length of 64 a stride of 128 is more than a window holds."""
+    for total in (1, 30, 31, 32, 500):
+        seen = [token for start, count in windows(total, 31, 128) for token in range(start, start + count)]
+        assert seen == list(range(total))
+    source = SimpleNamespace(trained_length=128, name="runs/x@1")
+    task = SimpleNamespace(kind="span", options=SimpleNamespace(stride=128, question_length=64))
+    limit, apart = _notes_on_length(TUNED, 128, source, {"length": 384}, task)
+    assert limit == "length 128: runs/x@1 was trained on 128 of its 512 positions; --beyond-length uses the others too"
+    assert "holds 61 of its text" in apart and "--options.stride" in apart
+    task.options.stride = 61
+    assert not _notes_on_length(TUNED, 128, source, {"length": 100}, task)
