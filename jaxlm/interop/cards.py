@@ -58,11 +58,12 @@ def model_card(
         "---",
         "",
     ]
+    layers, heads = _counted(model["num_layers"], "layer"), _counted(model["num_heads"], "head")
     lines += [
         f"# {export.architecture} from jaxlm",
         "",
-        f"Exported from the run `{run}`: {_counted(model['num_layers'], 'layer')} of width {model['width']}, "
-        f"{_counted(model['num_heads'], 'head')}, {model['num_positions']} positions, a vocabulary of {model['vocab_size']:,}.",
+        f"Exported from the run `{run}`: {layers} of width {model['width']}, {heads}, {model['num_positions']} "
+        f"positions, a vocabulary of {model['vocab_size']:,}.",
         "",
     ]
     if export.notes:
