@@ -8,6 +8,7 @@ whose loss is not finite ends the others.
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from toy_runs import (
 )
 from toy_stops import Killed, Moments, prepare, raise_killed
 
+from jaxlm.checkpoints import Checkpoints
 from jaxlm.training import members
 
 SIZES = (
@@ -173,6 +175,42 @@ def test_an_older_best_outlives_a_newer_one_that_was_left(tune, monkeypatch):
     assert results(tune.directory / "run")["runs"][0]["step"] == 2 == checkpoints(tune.directory / "run")[0]
 
 
+def test_training_states_of_every_multiple_stay_while_a_member_is_worked_on(tune):
+    """Fails on 2968321: keep_every was accepted and used nowhere in a fine-tuning."""
+    assert tune.stopped("run", ("a step", 6), "--seeds", 1, "--checkpoint-every", 1, "--keep-every", 2) == "a step"
+    states = Checkpoints(tune.directory / "run" / "members" / "seed-0-rate-0.003" / "checkpoints", read_only=True)
+    assert states.steps() == [2, 4, 5]
+
+
+def as_kept_by_2968321(member: Path, best_step: int) -> None:
+    """Put the best so far beside the checkpoint instead of into it."""
+    states = Checkpoints(member / "checkpoints", read_only=True)
+    restored = states.restore(states.metadata().tree)
+    best = restored.state.pop("best")
+    assert restored.extra["best"]["step"] == best_step
+    with Checkpoints(member / "kept", keep_newest=1) as kept:
+        figures = restored.extra["best"]["figures"]
+        kept.save(best_step, {"params": best}, config={}, extra={"dev": figures, "step": best_step})
+    shutil.rmtree(member / "checkpoints")
+    with Checkpoints(member / "checkpoints") as states:
+        states.save(restored.step, restored.state, config=restored.config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "name"), [(("a step", 6), 3), (("writing predictions.jsonl", 1), 6)])
+def test_a_run_of_2968321_goes_on_with_what_it_has_kept(tune, monkeypatch, moment, name):
+    dev_accuracy(monkeypatch, {2: 0.4, 4: 0.3, 6: 0.2})
+    assert tune("whole", "--seeds", 1).code == 0
+    assert tune.stopped("run", moment, "--seeds", 1) is not None
+    run, member = tune.directory / "run", tune.directory / "run" / "members" / "seed-0-rate-0.003"
+    shutil.rmtree(member / "kept", ignore_errors=True)
+    as_kept_by_2968321(member, 2)
+    ended = tune("run", "--seeds", 1)
+    assert ended.code == 0 and f"resumed at step {name}" in ended.errors, ended.errors
+    assert results(run)["runs"][0]["step"] == 2
+    assert results(run) == results(tune.directory / "whole") and checksums(run) == checksums(tune.directory / "whole")
+
+
 DIVERGES = ("--seeds", 1, "--learning-rates", 3e-3, 1e30)
 
 
@@ -195,6 +233,8 @@ def test_a_member_that_diverges_does_not_end_the_others(tune, shape):
     assert finished == wanted if shape == "alone" else finished["dev"]["loss"] == pytest.approx(wanted["dev"]["loss"])
     lines = (tune.directory / "run" / "predictions.jsonl").read_text().splitlines()
     assert len(lines) == 5 + 3 and all(json.loads(text)["learning_rate"] == 3e-3 for text in lines)
+    shown = run_here("show", tune.directory / "run")
+    assert "results: 2 runs" in shown.output and "failed: seed 0 at learning rate 1e+30: loss or" in shown.output
     before = (tune.directory / "run" / "results.json").read_bytes(), metrics(tune.directory / "run", peak_lr=3e-3)
     again = tune("run", *more)
     assert_one_line(again, 1, "seed 0 at learning rate 1e+30")

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxlm.agreement import first_process_decides
-from jaxlm.checkpoints import Checkpoints, Metadata, leaf_checksums
+from jaxlm.checkpoints import Checkpoints, DamagedCheckpoint, Metadata, leaf_checksums
 from jaxlm.errors import InputError
 from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json, write_synced
@@ -271,7 +271,10 @@ def _is_kept(work: Work, best: Best, place: PurePath) -> bool:
     kept = Checkpoints(work.run.root / place, read_only=True)
     if first_process_decides(kept.steps) != [best.step]:
         return False
-    return kept.metadata().checksums == leaf_checksums({"params": best.params})
+    try:
+        return kept.metadata().checksums == leaf_checksums({"params": best.params})
+    except DamagedCheckpoint:  # they are here still: they are kept once more
+        return False
 
 
 def batch_rows(data: TrainBatches, number: int) -> str:

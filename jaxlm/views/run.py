@@ -104,6 +104,9 @@ def _results_lines(path: Path) -> Iterator[str]:
         names = sorted(figures, key=lambda name: (name != results["metric"], name))
         parts = (f"{name} {figures[name]['mean']:.4f} ± {figures[name]['std']:.4f}" for name in names)
         yield f"    {split:<{width}}{'  '.join(parts)}"
+    for run in results["runs"]:
+        if "failed" in run:
+            yield f"    failed: seed {run['seed']} at learning rate {run['learning_rate']:g}: {run['failed']}"
 
 
 def from_file(path: Path) -> Any:
