@@ -168,7 +168,7 @@ def export_run(arguments: Export) -> None:
         run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
     )
     target = Path(place).expanduser()
-    longest = None if run.task is None else run.config.length
+    longest = run.trained_length if run.task is None else run.config.length
     write_export(
         target,
         export,

@@ -66,6 +66,8 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
     assert all(np.array_equal(ours[name], leaf) for name, leaf in theirs.items())
     assert dataclasses.asdict(run.model.config) == dataclasses.asdict(back.model.config)
     assert back.tokenizer.fingerprint == run.tokenizer.fingerprint
+    longest = json.loads((directory / "tokenizer_config.json").read_text())["model_max_length"]
+    assert longest == (run.trained_length if run.task is None else run.config.length)
     for text in (*toy_run.DOCUMENTS[:5], " ".join(toy_encoder.WORDS), *ODD):
         assert run.tokenizer.encode(text) == back.tokenizer.encode(text), text
     if kind == "tagger":

@@ -46,7 +46,7 @@ def model_card(
 ) -> str:
     """Markdown: the input, a snippet, the run's config, the figures of its results.json or its metrics.jsonl.
 
-    name: of the exported directory. directory: of the run. longest: tokens of the longest sequence it was tuned on.
+    name: of the exported directory. directory: of the run. longest: tokens of the longest sequence it was trained on.
     """
     model = config["model"]
     tag = next(tag for end, tag in _TAGS.items() if export.architecture.endswith(end))
@@ -101,7 +101,9 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
     else:
         lines += ["The model reads plain text: the tokenizer adds no token."]
     if task is None:
-        return [*lines, f"It has {longest} positions."]
+        positions = export.model.num_positions
+        trained = f", {longest} of which were trained" if longest < positions else ""
+        return [*lines, f"It has {positions} positions{trained}."]
     lines += [f"It reads at most {longest} tokens; what is longer is cut at its end (`truncation=True`)."]
     if inputs == "decoder" and task.form != "single":
         lines += ["Of two texts that are both too long, transformers may keep one token more of the second than jaxlm."]
