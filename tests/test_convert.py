@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import toy_encoder
 import toy_run
+from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, checksums, run_here
 
 from jaxlm.checkpoints.trees import named_leaves, nested_leaves
@@ -19,6 +20,7 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.sources import read_published
+from jaxlm.interop.tensors import FILE
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
@@ -217,6 +219,22 @@ def test_an_imported_model_of_squad_2_can_say_that_there_is_no_answer(runs, tmp_
         "convert", "import", f"hf:{export(runs['bert'], tmp_path / 'b')}", "--run", tmp_path / "x", "--unanswerable"
     )
     assert_one_line(refused, 2, "--unanswerable: BertForPreTraining must be a model that answers questions")
+
+
+def test_a_padded_table_gives_no_ids_that_the_tokenizer_lacks(runs, tmp_path):
+    """Fails on 2968321: `id 333 is outside the vocabulary`, a traceback in the middle of a line; so does seed 2**70."""
+    directory = export(runs["gpt"], tmp_path / "out")
+    tensors, config = load_file(directory / FILE), json.loads((directory / "config.json").read_text())
+    name = "transformer.tokens_embed.weight"
+    tensors[name] = np.concatenate([tensors[name], 10 * tensors[name][:64]])
+    save_file(tensors, directory / FILE, metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
+    assert run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run").code == 0
+    words = ["generate", "--run", tmp_path / "run", "--prompt", "The cat", "--length", 8]
+    made = run_here(*words, "--temperature", 0)
+    assert made.code == 0 and made.output.startswith("The cat"), made.errors
+    for seed in (-1, 5_000_000_000, 2**70):
+        assert_one_line(run_here(*words, "--seed", seed), 2, f"--seed {seed}: a whole number from 0 to 4294967295")
 
 
 def test_of_two_dropout_rates_one_is_exported_and_the_other_said(tmp_path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxlm import convert, doctor, evaluate, finetune, predict, pretrain, show
+from jaxlm import convert, doctor, evaluate, finetune, generate, predict, pretrain, show
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
     "convert": convert.main,
     "predict": predict.main,
     "evaluate": evaluate.main,
+    "generate": generate.main,
     "show": show.main,
     "doctor": doctor.main,
 }

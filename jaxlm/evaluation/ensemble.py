@@ -1,7 +1,8 @@
 """Several fine-tuned runs as one: their outputs on the same rows, averaged (Devlin et al. 2019, table 2's ensembles).
 
 Probabilities are averaged for classes, choices and tags, numbers for scores, and logits for spans, whose windows are
-compared by them. Spans and tags belong to tokens, so such runs must have read the same ones.
+compared by them. Spans and tags belong to tokens, so such runs must have read the same ones. The score that an answer
+needs above that of none is the ensemble's own, tuned on the runs' dev split; elsewhere each run alone has its own.
 """
 
 import json
