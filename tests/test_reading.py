@@ -41,6 +41,7 @@ READERS = {
     "dev.json": lambda file: read_questions(file, TASKS["squad"], labelled=True),
     "RACE": lambda file: _race(file.parent),
     "encoder.json": lambda file: read_vocabulary(file.read_bytes(), str(file)),
+    "config.json of a run": lambda file: RunDirectory(file.rename(file.with_name("config.json")).parent).config,
     "task.json": lambda file: saved_task(RunDirectory(file.parent)),
     "results.json": from_file,
 }
@@ -53,6 +54,15 @@ def test_nested_json_is_refused_by_name(tmp_path, name):
     with pytest.raises(InputError, match=r"nested too deeply") as found:
         READERS[name](tmp_path / name)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "7", '"text"', "null"])
+def test_json_of_another_kind_is_refused_by_name(tmp_path, content):
+    """Fails on 2968321: a TypeError or an AttributeError."""
+    for name, read in (("config.json", lambda run: run.config), ("task.json", saved_task)):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(InputError, match=f"{name} cannot be read: it is not a JSON object; put it back"):
+            read(RunDirectory(tmp_path))
 
 
 def test_pipes_and_devices_are_not_read(tmp_path):

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parse_json
 from jaxlm.text.piece_models import split_sentence
 from jaxlm.text.tokenizer import (
     SPELLINGS,
@@ -108,7 +109,7 @@ class WordPieceTokenizer(Tokenizer):
         case = files.get(CASE_FILE)
         looks = _looks_lower(map(str.strip, _lines(vocabulary, name)), "[]")
         lower_case = looks if case is None else case == b"uncased\n"
-        settings = json.loads(files.get(SETTINGS_FILE, b"{}"))
+        settings = parse_json(files.get(SETTINGS_FILE, b"{}"))
         return cls(vocabulary, name, lower_case, **settings)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
