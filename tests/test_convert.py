@@ -23,6 +23,7 @@ from jaxlm.interop.sources import read_published
 from jaxlm.interop.tensors import FILE
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.reading import read_signed
 from jaxlm.tasks import Task
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
 from jaxlm.training.loaded import load_run
@@ -171,7 +172,7 @@ def test_an_imported_tagger_is_evaluated_by_its_entities(runs, tmp_path):
     both = last_json(run_here("evaluate", "ensemble", tmp_path / "one", tmp_path / "two", "--input", rows))
     assert both["input"]["entity_f1"] == ours["entity_f1"] and both["input"]["alone"] == [ours["entity_f1"]] * 2
     # As the import of that commit left it.
-    task = json.loads((tmp_path / "two" / "task.json").read_text()) | {"metric": "f1", "metrics": ["f1"]}
+    task = read_signed(tmp_path / "two" / "task.json") | {"metric": "f1", "metrics": ["f1"]}
     (tmp_path / "two" / "task.json").write_text(json.dumps(task))
     assert load_run(tmp_path / "two").task == load_run(tmp_path / "one").task
 

@@ -21,6 +21,8 @@ from jaxlm.cloze import Cloze, answers, named_fillings, text_cloze
 from jaxlm.errors import InputError
 from jaxlm.heads import MaskedLMHead
 from jaxlm.models.bert import Bert
+from jaxlm.output import write_json
+from jaxlm.reading import read_signed
 from jaxlm.training.loaded import load_run
 
 
@@ -259,8 +261,7 @@ def test_an_ensembles_threshold_is_its_own_whatever_the_order_of_its_runs(tmp_pa
     own = (-3.0, 0.25, 4.0)
     runs = [toy_encoder.finetuned(tmp_path / f"run{k}", vocabulary, files, "span", seed=k) for k in range(3)]
     for run, threshold in zip(runs, own, strict=True):
-        task = json.loads((run / "task.json").read_text())
-        (run / "task.json").write_text(json.dumps(task | {"no_answer": True, "threshold": threshold}))
+        write_json(run / "task.json", read_signed(run / "task.json") | {"no_answer": True, "threshold": threshold})
     _, tuned = command(evaluate.main, "ensemble", *runs)
     rows, singles = files / "test.jsonl", []
     for run in runs:
