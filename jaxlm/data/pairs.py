@@ -12,8 +12,9 @@ with equal chances. Where this differs from the original code:
   random ones (an AUC of 0.66 in documents of 2 or 3 sentences, 0.60 in those of 2 to 6, 0.52 in books).
 - The part of a chunk that a random B stands in for is in no pair of that epoch. The original puts these sentences back,
   and the next chunk begins with them.
-- A chunk of one sentence is parted at a random token, and a random B beside it begins within a sentence too; "A and B
-  are spans of text, not sentences" (section 3). The original makes it a random pair always, which is a choice here.
+- A chunk of one sentence is parted at a random token, and a random B beside it begins within a sentence too, and ends
+  within one where the sentence goes on beyond the chunk; "A and B are spans of text, not sentences" (section 3). The
+  original makes it a random pair always, which is a choice here.
 - The other document is another one. The original tries ten times, and then takes what it has.
 """
 
@@ -77,6 +78,7 @@ class Pairs:
         self.rows, self.most = self.plan.rows, self.plan.bins.most_items
         self._tokens, self._documents = store.tokens, np.asarray(store.document_starts)
         self._sentences = np.asarray(store.sentence_starts)
+        self._ending = 0 if store.end is None else 1
         self.random_parts = RandomParts(store, section, 1 if versions.pairs == 1 else data.random_candidates)
         self._check()
 
@@ -141,7 +143,10 @@ class Pairs:
         if not random:
             first, first_end, second, second_end = shortened(start, middle, middle, end, most, draws)
         else:
-            other = self.random_parts.take(start, end - middle, start + most - middle, draws, within=alone)
+            ends_within = alone and int(sentences[last]) - end > self._ending  # a sentence longer than the chunk
+            other = self.random_parts.take(
+                start, end - middle, start + most - middle, draws, begins_within=alone, ends_within=ends_within
+            )
             first, first_end, second, second_end = shortened(start, middle, *other, most, draws)
         return Pair(first, first_end, second, second_end, not random, start, end)
 

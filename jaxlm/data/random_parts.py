@@ -2,8 +2,9 @@
 
 Were a random part often shorter than a true one, lengths alone would tell which pairs are random. A stretch of whole
 sentences seldom has a given length, so several are drawn and the nearest one is taken: boosted trees that see the
-lengths of both parts then find the random pairs of unseen books with an AUC of 0.52 at most (0.61 to 0.66 with one
-stretch where chunks are whole or documents short).
+lengths of both parts then find the random pairs of unseen books with an AUC of 0.52 at most (0.58 to 0.66 with one
+stretch where chunks are whole or documents short). A part ends within a sentence where a true one would: the end of
+the sentence would tell as much.
 """
 
 import numpy as np
@@ -41,48 +42,65 @@ class RandomParts:
         self.documents = count if filled >= 2 else 0
         self._some_empty = filled < count
 
-    def take(self, own: int, tokens: int, room: int, draws: Draws, *, within: bool) -> tuple[int, int]:
+    def take(
+        self, own: int, tokens: int, room: int, draws: Draws, *, begins_within: bool, ends_within: bool
+    ) -> tuple[int, int]:
         """Return where a stretch of a random document other than that of token `own` begins and ends.
 
         tokens: of the part it stands in for. room: how many of these the row takes; where they are fewer, both parts
         of the pair will be cut, so that the stretch reaches `tokens` (of a single candidate `room`), and otherwise it
-        has `tokens` at most, whole sentences in both cases. within: it begins at any token, ends with a sentence, and
-        has exactly `tokens` where its document has as many.
+        has `tokens` at most, whole sentences in both cases. begins_within, ends_within: the part begins or also ends in
+        the middle of a sentence, and so does the stretch, which has exactly `tokens` where its document has as many.
         """
         cut = room < tokens
         if self.candidates == 1:
-            return self._first_found(own, tokens if within else max(1, room), draws, within=within, cut=cut)
-        begins, ends = self._stretches(own, tokens, draws, within=within, cut=cut)
+            wanted = tokens if begins_within else max(1, room)
+            return self._first_found(own, wanted, draws, within=begins_within, cut=cut)
+        starts, stops, where = self._other_documents(own, draws)
+        if begins_within:
+            begins, ends = self._within(starts, stops, where, tokens, ends_within=ends_within)
+        else:
+            begins, ends = self._whole_sentences(starts, stops, where, tokens, cut=cut)
         nearest = int(np.abs(ends - begins - tokens).argmin())
         if begins[nearest] == ends[nearest]:  # every first sentence is longer than what is wanted: one is cut
-            return self._first_found(own, tokens, draws, within=within, cut=cut)
+            return self._first_found(own, tokens, draws, within=begins_within, cut=cut)
         return int(begins[nearest]), int(ends[nearest])
 
-    def _stretches(
-        self, own: int, wanted: int, draws: Draws, *, within: bool, cut: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Where each candidate begins and ends, empty ones among them; see `take`."""
-        sentences = self._sentences
+    def _other_documents(self, own: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the tokens of each candidate's document begin and end, and a fraction that says where in it it is."""
         which, where = draws.fractions(2 * self.candidates).reshape(2, -1)
         mine = self._document_of(own)
         inside = self._first <= mine < self._first + self.documents
         chosen = self._first + (which * (self.documents - inside)).astype(np.int64)
         if inside:
             chosen += chosen >= mine
-        starts, ends = self._documents[chosen], self._documents[chosen + 1] - self._ending
-        if within:
-            border = np.searchsorted(sentences, np.minimum(starts + wanted, ends))
-            last = np.searchsorted(sentences, ends)
-            stops = np.minimum(sentences[border + (where * (last - border + 1)).astype(np.int64)], ends)
-            return np.maximum(starts, stops - wanted), stops
+        return self._documents[chosen], self._documents[chosen + 1] - self._ending, where
+
+    def _within(
+        self, starts: np.ndarray, stops: np.ndarray, where: np.ndarray, wanted: int, *, ends_within: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Stretches that begin at any token, and end with a sentence or at any token."""
+        if ends_within:
+            begins = starts + (where * np.maximum(1, stops - starts - wanted + 1)).astype(np.int64)
+            return begins, np.minimum(begins + wanted, stops)
+        border = np.searchsorted(self._sentences, np.minimum(starts + wanted, stops))
+        last = np.searchsorted(self._sentences, stops)
+        ends = np.minimum(self._sentences[border + (where * (last - border + 1)).astype(np.int64)], stops)
+        return np.maximum(starts, ends - wanted), ends
+
+    def _whole_sentences(
+        self, starts: np.ndarray, stops: np.ndarray, where: np.ndarray, wanted: int, *, cut: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Stretches of whole sentences, that reach `wanted` (cut) or fit in it; empty where not even one does."""
+        sentences = self._sentences
         border = np.searchsorted(sentences, starts)
-        last = np.searchsorted(sentences, np.maximum(starts, ends - wanted) + 1)  # further on, there is not enough
+        last = np.searchsorted(sentences, np.maximum(starts, stops - wanted) + 1)  # further on, there is not enough
         begins = sentences[border + (where * (last - border)).astype(np.int64)]
         if cut:
-            stops = sentences[np.searchsorted(sentences, np.minimum(begins + wanted, ends))]
+            ends = sentences[np.searchsorted(sentences, np.minimum(begins + wanted, stops))]
         else:
-            stops = sentences[np.searchsorted(sentences, begins + wanted, side="right") - 1]
-        return begins, np.minimum(stops, ends)
+            ends = sentences[np.searchsorted(sentences, begins + wanted, side="right") - 1]
+        return begins, np.minimum(ends, stops)
 
     def _first_found(self, own: int, wanted: int, draws: Draws, *, within: bool, cut: bool) -> tuple[int, int]:
         """A single stretch: the first that is found in one of `TRIES` documents, the rule of version 1 of the pairs.
