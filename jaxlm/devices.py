@@ -66,6 +66,24 @@ def peak_memory_gib(device: jax.Device | None = None) -> float | None:
     return None if peak is None else peak / 2**30
 
 
+def available_memory() -> int | None:
+    """Return the bytes that programs on this host, or in this container, can still take; None where it is not said."""
+    found: int | None = None
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        found = sum(int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree")) * 1024
+    except (OSError, KeyError, ValueError):
+        with contextlib.suppress(ValueError, OSError):
+            found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, KeyError, ValueError):  # of a container that has a limit
+        group = Path("/sys/fs/cgroup")
+        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        kept = int((group / "memory.current").read_text()) - int(used["inactive_file"])
+        left = max(0, int((group / "memory.max").read_text()) - kept)  # `max` is no number: no limit
+        found = left if found is None else min(found, left)
+    return found
+
+
 def prepare_process() -> None:
     """What a command does before its first computation, and after the processes joined: this starts the devices.
 

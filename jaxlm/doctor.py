@@ -34,7 +34,7 @@ from packaging.requirements import Requirement
 from jaxlm.agreement import of_every_process
 from jaxlm.config import command_line
 from jaxlm.data.store import open_store
-from jaxlm.devices import peak_tflops, prepare_process
+from jaxlm.devices import available_memory, peak_tflops, prepare_process
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.nn.attention import Backend, attend
 from jaxlm.sharding import AXES, make_mesh, use_mesh
@@ -194,7 +194,7 @@ def _with_gradients(backend: Backend, inputs: list[jax.Array], segments: np.ndar
 
 def machine() -> Iterator[Found]:
     """Host memory, disk, the compilation cache."""
-    memory = _available_memory()
+    memory = available_memory()
     known = "unknown" if memory is None else f"{memory / GIB:.1f} GiB free on this host"
     yield Found("memory", None if memory is None else True, known)
     free = shutil.disk_usage(".").free
@@ -240,7 +240,7 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
         said += f" of {limit / GIB:.1f} GiB; activations come on top (jaxlm.aot counts them for TPUs)"
     remedy = f"{said}: it cannot fit; cut it along more --mesh.fsdp or --mesh.tensor"
     yield Found("state", not limit or here < limit, said if not limit or here < limit else remedy)
-    needed, memory = COPIES * whole / jax.process_count(), _available_memory()
+    needed, memory = COPIES * whole / jax.process_count(), available_memory()
     if memory is not None:
         said = f"a checkpoint passes {needed / GIB:.2f} GiB through this host's memory"
         remedy = f"{said}, which has {memory / GIB:.1f} GiB free: take larger hosts, or more of them"
@@ -264,20 +264,6 @@ def _of_store(path: str) -> Iterator[Found]:
 
 def _version_of(package: str) -> str:
     return f"{package} {importlib.metadata.version(package)}"
-
-
-def _available_memory() -> int | None:
-    """Bytes that programs on this host can still take; None where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
 
 
 def examine(config: PretrainConfig | None) -> list[Found]:

@@ -49,6 +49,7 @@ from jaxlm.training.config import (
 from jaxlm.training.groups import run_members
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory, read_predictions
+from jaxlm.training.memory import check_batch_memory
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
@@ -192,6 +193,9 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         part: encode_split(task, planned.data, part, planned.tokenizer, planned.length, config.model.kind)
         for part in planned.data.splits
     }
+    row = encoded["train"].batch(np.array([0]), planned.length, 1)
+    check_batch_memory(row, batch_size)
+    check_batch_memory(row, config.eval_batch_size or batch_size, "eval_batch_size")
     num_steps = config.num_steps
     if num_steps is None:
         epochs, kind = config.num_epochs or 0, config.model.kind
@@ -243,6 +247,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
             say(sentence)
         for change in changed:
             say(f"changed since the last start: {change}")
+        if (warning := config.optimizer.warmup_note(num_steps)) is not None and jax.process_index() == 0:
+            log.warning("%s", warning)
         work = Work(run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop, arguments.keep)
         programs = make_programs(work)
         origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"

@@ -56,6 +56,16 @@ class OptimizerConfig:
             return steps
         return math.floor(steps + 1e-9) if self.kind == "bert_adamw" else math.ceil(steps - 1e-9)
 
+    def warmup_note(self, num_steps: int) -> str | None:
+        """Return a sentence for a warmup that is longer than a run of `num_steps`; None where it is not."""
+        steps = self.warmup_steps(num_steps)
+        if steps <= num_steps:
+            return None
+        return (
+            f"optimizer.warmup is {steps:g} steps, but the run has {num_steps}: the learning rate never reaches its "
+            "peak; give fewer steps, or a fraction of the run below 1"
+        )
+
     def depends_on_num_steps(self) -> bool:
         """Whether another length of the run would change the rate of a step."""
         return self.kind == "openai_adam" or self.decay != "constant" or 0 < self.warmup < 1

@@ -5,15 +5,17 @@ The same command resumes a run that was stopped, and says so when the run is com
 
 import logging
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
 import tyro
 
+from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
-from jaxlm.data.loader import batch_at, batches, describe_rows
+from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.pairs import Pairs, pair_figures
 from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases, steps_of_passes
 from jaxlm.data.rows import rows_per_epoch
@@ -23,13 +25,15 @@ from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
 from jaxlm.logs import MetricsLog
 from jaxlm.sharding import host_rows, make_mesh, replicated, to_devices, use_mesh
+from jaxlm.training.abstract import abstract_batch, abstract_rows
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.fit import fitted_to_devices
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
+from jaxlm.training.memory import check_batch_memory
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
-from jaxlm.training.program import training_program
+from jaxlm.training.program import TrainingProgram, training_program
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import (
@@ -45,7 +49,7 @@ from jaxlm.training.start import (
     with_parameters,
 )
 from jaxlm.training.state import saved_part
-from jaxlm.training.step import settings_of
+from jaxlm.training.step import Settings, settings_of
 from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import Validation, held_out_rows
 from jaxlm.training.watch import watching
@@ -157,10 +161,29 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     eval_batch_size = check_batches(config, mesh)
     pretraining = make_pretraining(config, planned.stores[0].tokenizer())
     lengths = [phase.length for phase in planned.phases]
+    row = abstract_batch(replace(config, batch_size=1), max(lengths), mesh)
+    check_batch_memory(row, config.batch_size)
+    check_batch_memory(row, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
     config = fitted_to_devices(config, pretraining, lengths, mesh)
     planned = replace(planned, config=config)
 
+    rows = phased_rows(
+        planned.stores,
+        config.data,
+        length=config.length,
+        seed=config.seed,
+        num_steps=num_steps,
+        batch_size=config.batch_size,
+        versions=planned.versions,
+    )
+    with use_mesh(mesh):
+        program = training_program(pretraining, config, mesh)
+        settings = replicated(settings_of(config.optimizer, num_steps, norms_every=config.log_every), mesh)
+    step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
     run = RunDirectory(arguments.run)
+    if not first_process_decides(lambda: Path(run.name).exists() or run.exists()):
+        # What does not fit leaves no directory behind.
+        _compile_ahead(step, program, rows, settings, mesh, _step_of(source, arguments))
     of_source = None if source is None else source.trained_length
     resolved = resolved_json(config, fingerprints(planned)) | {
         "start": None if source is None else source.name,
@@ -180,7 +203,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         return
 
     with use_mesh(mesh), run, checkpoints:
-        program = training_program(pretraining, config, mesh)
+        _compile_ahead(step, program, rows, settings, mesh, steps[-1] if steps else _step_of(source, arguments))
         abstract = program.abstract
         if steps:
             state, notes = resume(checkpoints, abstract, config.seed)
@@ -201,17 +224,6 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         started_from = None if origin == "from scratch" else origin
         run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
 
-        step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
-        settings = replicated(settings_of(config.optimizer, num_steps, norms_every=config.log_every), mesh)
-        rows = phased_rows(
-            planned.stores,
-            config.data,
-            length=config.length,
-            seed=config.seed,
-            num_steps=num_steps,
-            batch_size=config.batch_size,
-            versions=planned.versions,
-        )
         my_rows = host_rows(config.batch_size, mesh)
         host_batches = batches(rows, batch_size=config.batch_size, host_rows=my_rows, first_step=first_step)
         metrics = MetricsLog(run.path, first_step if steps else None)
@@ -239,6 +251,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             *notes,
         ):
             recorder.note(sentence)
+        if (warning := config.optimizer.warmup_note(num_steps)) is not None:
+            recorder.warn(warning)
         evaluate = None
         if planned.validation:
             validation = Validation(
@@ -254,10 +268,6 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
                 recorder.note(sentence)
             evaluate = lambda number, params: recorder.validation(number, *validation(number, params))  # noqa: E731
         try:
-            for phase in planned.phases:
-                if phase.end_step > first_step and len(planned.phases) > 1:  # all of them ahead: no surprise at night
-                    example = batch_at(rows, phase.first_step, config.batch_size, my_rows)
-                    step.prepare(state, to_devices(example, mesh, config.batch_size), settings)
             if evaluate is not None and first_step == 0:
                 with recorder.meter.pause("evaluation"):
                     evaluate(0, state.params)
@@ -273,12 +283,39 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
                 evaluate=evaluate,
                 stop=stop,
                 describe_batch=lambda number: describe_rows(rows, number, config.batch_size),
+                began=None if steps else origin if source is None else f"with the {origin}",
                 profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
             )
         finally:
             recorder.saved(checkpoints.wait())
             recorder.close()
             metrics.close()
+
+
+def _compile_ahead(
+    step: CompiledStep,
+    program: TrainingProgram,
+    rows: PhasedRows,
+    settings: Settings,
+    mesh: jax.sharding.Mesh,
+    done: int,
+) -> None:
+    """Compile the step of every phase that a run at step `done` has before it, with nothing allocated.
+
+    All of them now: no surprise at night. InputError where one does not fit.
+    """
+    with use_mesh(mesh):
+        for phase, part in zip(rows.phases, rows.rows, strict=True):
+            if phase.end_step > done:
+                try:
+                    step.prepare(program.abstract, abstract_rows(part.empty(1), rows.batch_size, mesh), settings)
+                except jax.errors.JaxRuntimeError as error:
+                    raise InputError(str(explain_failure(error))) from error
+
+
+def _step_of(source: Source | None, arguments: Arguments) -> int:
+    """Return the step at which a new run begins."""
+    return (source.opened().step or 0) if source is not None and arguments.start_with == "state" else 0
 
 
 def _length_of(planned: Plan) -> str:

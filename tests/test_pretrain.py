@@ -39,7 +39,7 @@ from jaxlm.logs import read_metrics
 from jaxlm.objectives import language_model
 from jaxlm.scoring import Scored, sequence_log_probs
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training import compiled, start
+from jaxlm.training import compiled, memory, start
 from jaxlm.training.loaded import load_run
 from jaxlm.training.step import make_eval_step
 
@@ -354,6 +354,36 @@ def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_fro
     assert ended.code == 0, ended.errors
     assert starts(run)[-1]["started_from"] == f"resumed at step {kept[-1]}"
     assert newest_step(run) == 400
+
+
+def test_a_first_step_that_is_not_finite_and_a_warmup_longer_than_the_run(stores, tmp_path):
+    """Fails on 2968321: the state of step 0 was said to be saved, and nothing was said of the warmup."""
+    given = ("--num-steps", 4, "--optimizer.warmup", 50, "--model.init-std", 1e25)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *given))
+    assert ended.code == 1 and not checkpoints(tmp_path / "run")
+    assert "warning: optimizer.warmup is 50 steps, but the run has 4" in ended.errors
+    said = ended.errors.splitlines()[-1]
+    assert "not finite in step 1 (" in said and "began from scratch, and nothing is saved" in said
+
+
+@pytest.mark.parametrize("name", ["batch_size", "eval_batch_size"])
+def test_a_batch_that_cannot_be_held_is_one_line_and_leaves_nothing(stores, tmp_path, name):
+    """Fails on 2968321: arrays of hundreds of gigabytes were asked for, and the process had to be killed."""
+    given = ("--num-steps", 1, f"--{name.replace('_', '-')}", 10**12)
+    said = assert_one_line(
+        run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *given)), 2, name, "GiB are available"
+    )
+    assert said and not (tmp_path / "run").exists()
+
+
+def test_a_step_that_cannot_be_held_leaves_nothing(stores, tmp_path, monkeypatch):
+    """Fails on 2968321: the compiled step's own size was not looked at. The host is one of few bytes, by decree."""
+    monkeypatch.setattr(memory, "check_batch_memory", lambda *_: None)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**20)
+    given = ("--num-steps", 1, "--batch-size", 64)
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *given))
+    assert ended.code == 2 and "the training step takes" in ended.errors.splitlines()[-1]
+    assert "--micro-batches" in ended.errors.splitlines()[-1] and not (tmp_path / "run").exists()
 
 
 def test_out_of_device_memory_says_what_to_change(stores, tmp_path, monkeypatch):

@@ -159,13 +159,15 @@ class TrainingRows(grain.MapDataset):
         batch = self.read([index])
         return type(batch)(*(getattr(batch, field.name)[0] for field in fields(batch)))
 
+    def empty(self, rows: int) -> Batch | PairBatch:
+        """Return a batch of padding, (rows, L)."""
+        if self.pairs_per_row:
+            return empty_pairs(rows, self.length, self.pairs_per_row)
+        return empty_batch(rows, self.length)
+
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
         """The rows of these indices as one batch, (len(indices), L)."""
-        batch: Any
-        if self.pairs_per_row:
-            batch = empty_pairs(len(indices), self.length, self.pairs_per_row)
-        else:
-            batch = empty_batch(len(indices), self.length)
+        batch: Any = self.empty(len(indices))
         for b, index in enumerate(indices):
             part, row, epoch = self._place(int(index))
             part.source.fill(row, batch, b, epoch)

@@ -31,7 +31,10 @@ def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
     row: Any = empty_batch(1, length)
     if config.data.layout == "pairs":
         row = empty_pairs(1, length, chunk_options(config.data, length).pairs_per_row)
+    return abstract_rows(row, config.batch_size, mesh)
+
+
+def abstract_rows(row: Any, batch_size: int, mesh: Mesh) -> Any:
+    """Return a batch of `batch_size` rows like `row`, a batch of one, as jax.ShapeDtypeStruct, sharded over `mesh`."""
     sharding = batch_sharding(mesh)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((config.batch_size, *x.shape[1:]), x.dtype, sharding=sharding), row
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype, sharding=sharding), row)

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.stages import Compiled, Wrapped
 
+from jaxlm.training.memory import check_program_memory
+
 log = logging.getLogger(__name__)
 
 
@@ -27,18 +29,23 @@ class CompiledStep:
         return self.prepare(state, batch, *settings)(state, batch, *settings)
 
     def prepare(self, state: Any, batch: Any, *settings: Any) -> Compiled:
-        """The program for batches of this shape, compiled if it is not."""
+        """The program for batches of this shape, compiled if it is not. What it is given need not exist.
+
+        InputError where the devices have not the memory for it.
+        """
         shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(batch))
         program = self.programs.get(shapes)
         if program is None:
             size = " x ".join(map(str, shapes[0][0]))
-            log.info("compiling the %s step for batch %s; a cached program is used when there is one", self.name, size)
+            say = log.info if jax.process_index() == 0 else log.debug
+            say("compiling the %s step for batch %s; a cached program is used when there is one", self.name, size)
             started = time.perf_counter()
             with self.on_compile():
                 program = self.programs[shapes] = self.step.lower(state, batch, *settings).compile()
+            check_program_memory(self.name, program, holds_arguments=isinstance(jax.tree.leaves(state)[0], jax.Array))
             taken = time.perf_counter() - started
             if len(self.programs) > self.expected_shapes:
                 log.warning("the %s step compiled again, for batch %s, in %.1f s", self.name, shapes[0][0], taken)
             else:
-                log.info("compiled the %s step for batch %s in %.1f s", self.name, shapes[0][0], taken)
+                say("compiled the %s step for batch %s in %.1f s", self.name, shapes[0][0], taken)
         return program

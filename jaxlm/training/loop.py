@@ -40,16 +40,18 @@ def train(
     stop: StopSignal,
     describe_batch: Callable[[int], str] = lambda step: f"batch {step}",
     profile: "Profile | None" = None,
+    began: str | None = None,
 ) -> TrainState:
     """Train from the step that `state` has reached up to `num_steps`, and return the last state, saved.
 
     batches: global batches on the devices, beginning with the one of the state's step. save(step, state) starts a
     checkpoint, finished_saves() names those that count since it was last asked. Metrics are fetched one step late, so
-    that the devices never wait for the host.
+    that the devices never wait for the host. began: for people, `from scratch` or `with the state of RUN@STEP`; None
+    where a checkpoint of this run holds the first state.
     Raises Stopped after SIGTERM or SIGINT, Diverged after a loss that is not finite, and RunError where a store turns
     out to be damaged, with the state saved.
     """
-    done = saved = int(state.step)
+    first = done = saved = int(state.step)
     late: tuple[int, dict] | None = None
     damage: DamagedStore | None = None
     try:
@@ -92,11 +94,17 @@ def train(
         if sound > saved:
             recorder.sync()
             save(sound, state)
-        raise Diverged(
-            f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)})",
+        remedy = (
             f"the state before it, of step {sound}, is saved: start from it as a new run with another rate, or look at "
-            "these rows",
-        ) from error
+            "these rows"
+        )
+        if sound == first and began is not None:
+            remedy = (
+                f"it is the first of this run, which began {began}, and nothing is saved: begin a new run with another "
+                "start or a smaller --model.init-std, or look at these rows"
+            )
+        said = f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)})"
+        raise Diverged(said, remedy) from error
     except DamagedStore as error:  # of the validation text
         damage = error
     finally:

@@ -224,6 +224,7 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
                 evaluate=evaluate,
                 stop=work.stop,
                 describe_batch=lambda number: batch_rows(data, number),
+                began=None if resumed else _began(work),
             )
         finally:
             recorder.saved(checkpoints.wait())
@@ -232,6 +233,11 @@ def run_member(work: Work, programs: Programs, seed: int, rate: float, title: st
     result = finish_member(work, programs, best, seed, rate)
     work.run.remove(directory / "checkpoints")
     return result
+
+
+def _began(work: Work) -> str:
+    """Return where a member that is not resumed takes its first state from, for people."""
+    return "from scratch" if work.source is None else f"with the parameters of {work.source.name}"
 
 
 def _resumed(

@@ -14,6 +14,8 @@ from jaxlm.training.run import RunDirectory
 
 GATE_SHARE = 0.25  # of the run, after which the loss should have left the unigram entropy
 GATE_STEPS = 2000  # and after which it should have at the latest
+GATE_WINDOW = 0.1  # of the steps up to there, the last, whose losses are averaged
+SHORTEST_RUN = 1000  # steps; a shorter run is a trial, from which nothing is expected
 GATE_MARGIN = 0.05  # nats that count as having left it
 
 
@@ -38,7 +40,7 @@ class Recorder:
 
     start, total: the steps at which training begins and ends. work: step -> (tokens, FLOPs) of a whole run up to it.
     unigram_entropy: nats a token of the store; a language model's loss, the metric `gate_metric`, that is still there
-    after a quarter of the run is warned about.
+    after a quarter of the run is warned about, in runs of SHORTEST_RUN steps or more.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Recorder:
         self.total = total
         self.log_every = log_every
         self.unigram_entropy, self.gate_metric = unigram_entropy, gate_metric
-        self.gate: float = max(100, min(GATE_STEPS, int(GATE_SHARE * total)))
+        self.gate: float = min(GATE_STEPS, int(GATE_SHARE * total)) if total >= SHORTEST_RUN else math.inf
         self.recent: list[float] = []
         self.meter = Meter(start=start, total=total, work=work)
         self.live = LiveLine(total, every=log_every, active=jax.process_index() == 0)
@@ -129,14 +131,16 @@ class Recorder:
         self.live.close()
 
     def _look_at_gate(self, step: int, loss: float, unigram_entropy: float) -> None:
-        self.recent = [*self.recent[-19:], loss]
+        if step > (1 - GATE_WINDOW) * self.gate:
+            self.recent.append(loss)
         if step < self.gate:
             return
         self.gate = math.inf  # it is looked at once
         average = sum(self.recent) / len(self.recent)
         if average > unigram_entropy - GATE_MARGIN:
+            loss_name = "loss" if self.gate_metric in ("loss", "nll") else self.gate_metric
             self.warn(
-                f"step {step}: the loss ({average:.3f}) has not left the unigram entropy of the store "
+                f"step {step}: the {loss_name} ({average:.3f}) has not left the unigram entropy of the store "
                 f"({unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a "
                 "larger --model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
             )

@@ -1,0 +1,47 @@
+"""Memory that a batch and a compiled step need, compared with what is there before anything large is allocated."""
+
+from typing import Any
+
+import jax
+from jax.stages import Compiled
+
+from jaxlm.compiler.estimate import memory_of
+from jaxlm.devices import available_memory
+from jaxlm.errors import InputError
+
+READ_AHEAD = 6  # batches in host memory at a time: four that are read ahead, and one in each of two threads
+GIB = 2.0**30
+
+
+def check_batch_memory(row: Any, batch_size: int, name: str = "batch_size") -> None:
+    """Refuse a batch that cannot be held by this host. InputError.
+
+    row: a batch of one row, of which only shapes and dtypes are looked at. name: the field that gives `batch_size`.
+    """
+    available = available_memory()
+    of_a_row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+    needed = READ_AHEAD * of_a_row * batch_size // jax.process_count()
+    if available is not None and needed > available:
+        raise InputError(
+            f"{name} must be small enough for this host's memory, got {batch_size}: {READ_AHEAD} batches, as many as "
+            f"are read ahead, take {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB are available; lower "
+            f"--{name.replace('_', '-')}"
+        )
+
+
+def check_program_memory(name: str, program: Compiled, *, holds_arguments: bool) -> None:
+    """Refuse a compiled step that the devices of this process cannot run. InputError.
+
+    holds_arguments: whether its arguments are on the devices already. On a CPU the devices share the host's memory.
+    """
+    found = memory_of(program)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    needed = found.peak * GIB
+    if limit is None and jax.default_backend() == "cpu":
+        limit = available_memory()
+        needed = (found.peak - found.arguments * holds_arguments) * GIB * jax.local_device_count()
+    if limit is not None and needed > limit:
+        raise InputError(
+            f"batch_size must be small enough for the devices' memory: the {name} step takes {needed / GIB:.1f} GiB, "
+            f"and {limit / GIB:.1f} GiB are available; lower --batch-size, or raise --micro-batches where there are any"
+        )
