@@ -17,7 +17,7 @@ from typing import Any
 
 import toy_encoder
 from faults import Fault, copied, damage
-from fork_server import NOBODY, Request, Server
+from fork_server import Request, Server
 from toy_runs import checkpoints, checksums, finetune_arguments, make_task, metrics, sentences
 
 from jaxlm.data.writer import write_store
@@ -238,10 +238,7 @@ class Commands:
             changes["clock"] = rng.choice(["back", "ahead", "to and fro"])
             fault = Fault("turn the clock", "", changes["clock"])
         if fault.forbidden and os.geteuid() == 0:
-            changes["nobody"] = True
-            for path in (self.place, *self.place.rglob("*")):
-                if path != self.place / fault.path:
-                    os.chown(path, NOBODY, NOBODY)
+            changes["bound"] = True
         began = time.monotonic()
         outcome, said = self.judgement(scenario, specimen, expected, seconds, fault, changes)
         return {

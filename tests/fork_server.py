@@ -4,6 +4,8 @@
 command and answers with one. A child sees the environment, the limits, the user and the clock that its line names.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -15,15 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-NOBODY = 65534
-
 
 @dataclass(frozen=True)
 class Request:
     """A command line, where it runs, and what happens to it.
 
     log: its output goes to `log`.out and `log`.err. seconds: after which it is killed. limit: bytes of a file that it
-    may write. nobody: it has the rights of a user who owns nothing. clock: how its clock jumps. stop_at: it gets
+    may write. bound: rights of files hold for it, as they do not for root. clock: how its clock jumps. stop_at: it gets
     SIGTERM when this file, a metrics.jsonl, has `stop_after` lines.
     """
 
@@ -32,7 +32,7 @@ class Request:
     log: str
     seconds: float
     limit: int | None = None
-    nobody: bool = False
+    bound: bool = False
     clock: str | None = None
     stop_at: str | None = None
     stop_after: int = 0
@@ -79,19 +79,26 @@ def _jump(clock: str) -> None:
     time.time = jumping
 
 
+def _give_up_rights() -> None:
+    """Drop the capabilities by which root reads and writes what the rights of a file do not allow."""
+    library = ctypes.CDLL(None, use_errno=True)
+    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if library.capget(header, data) == 0:
+        for number in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+            data[0] &= ~(1 << number)  # effective; permitted and inheritable follow
+            data[1] &= ~(1 << number)
+        library.capset(header, data)
+
+
 def _child(request: Request, commands: dict[str, Any]) -> None:
     from jaxlm.errors import run_command
 
-    for number, suffix in ((1, ".out"), (2, ".err")):
-        os.dup2(os.open(request.log + suffix, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request.place)
     if request.limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request.limit, request.limit))
-    if request.nobody:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    if request.bound:
+        _give_up_rights()
     if request.clock:
         _jump(request.clock)
     sys.argv = request.words
@@ -100,10 +107,19 @@ def _child(request: Request, commands: dict[str, Any]) -> None:
     run_command(commands[request.words[0]].main)
 
 
-def _wait(pid: int, request: Request) -> int | None:
+def _drain(pipes: dict[int, Any]) -> None:
+    """Write what came by the pipes to their files."""
+    for pipe, file in pipes.items():
+        with contextlib.suppress(BlockingIOError):
+            while content := os.read(pipe, 1 << 16):
+                file.write(content)
+
+
+def _wait(pid: int, request: Request, pipes: dict[int, Any]) -> int | None:
     deadline = time.monotonic() + request.seconds
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
+        _drain(pipes)
         if found:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:
@@ -125,9 +141,12 @@ def serve() -> None:
     commands = {module.__name__.rpartition(".")[2]: module for module in modules}
     for line in sys.stdin:
         request = Request(**json.loads(line))
+        pipes = [os.pipe(), os.pipe()]  # not files: these have a limit
         pid = os.fork()
         if not pid:
             code = 70
+            for number, (_, end) in enumerate(pipes, 1):
+                os.dup2(end, number)
             try:
                 _child(request, commands)
                 code = 0
@@ -140,7 +159,14 @@ def serve() -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-        print(json.dumps(_wait(pid, request)), flush=True)
+        for reading, writing in pipes:
+            os.close(writing)
+            os.set_blocking(reading, False)
+        with open(request.log + ".out", "wb") as output, open(request.log + ".err", "wb") as errors:
+            code = _wait(pid, request, {pipes[0][0]: output, pipes[1][0]: errors})
+        for reading, _ in pipes:
+            os.close(reading)
+        print(json.dumps(code), flush=True)
 
 
 if __name__ == "__main__":
