@@ -165,13 +165,15 @@ def main(directory: Path, first: int, end: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     specimens, commands = Specimens(directory / "specimens"), Commands(directory / "commands")
     known = {line["seed"] for line in journal(directory)}
+    doing = directory / f"doing-{first}"
     for seed in range(first, end):
         if seed in known:
             continue
-        (directory / "doing").write_text(str(seed))
+        doing.write_text(str(seed))
         line = (commands if seed % COMMAND_EVERY == 0 else specimens).judged(seed)
         write(directory, line)
-    (directory / "doing").unlink(missing_ok=True)
+    doing.unlink(missing_ok=True)
+    shutil.rmtree(commands.place.parent, ignore_errors=True)
     shutil.rmtree(Path(tempfile.gettempdir()) / f"jaxlm-faults-{os.getpid()}", ignore_errors=True)
 
 

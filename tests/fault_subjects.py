@@ -133,10 +133,10 @@ def run_subjects() -> list[Subject]:
 
     older = lambda directory: [read(directory, "@3")[1]]  # noqa: E731
     return [
-        Subject("run", make, read, 5, only="run/**/*", older=older),
-        Subject("start", make, start, 2, only="run/**/*", older=lambda _: [3]),
-        Subject("fine-tuned run", make_tuned, read, 4, only="run/**/*"),
-        Subject("show", make, show, 2, only="run/**/*"),
+        Subject("run", make, read, 5, only="run/", older=older),
+        Subject("start", make, start, 2, only="run/", older=lambda _: [3]),
+        Subject("fine-tuned run", make_tuned, read, 4, only="run/"),
+        Subject("show", make, show, 2, only="run/"),
     ]
 
 

@@ -54,8 +54,18 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def damage(directory: Path, rng: random.Random, *, only: str | None = None) -> Fault:
-    """Do one random fault to one random file below a directory. only: a pattern that the file's name must match."""
-    files = [path for path in files_of(directory) if only is None or path.match(only)]
+    """Do one random fault to one random file below a directory.
+
+    only: a folder, `run/`, whose files are meant, or a pattern that the name of the file must match.
+    """
+    files = files_of(directory)
+    if only is not None and only.endswith("/"):
+        files = [path for path in files if path.relative_to(directory).is_relative_to(only)]
+    elif only is not None:
+        files = [path for path in files if path.match(only)]
+    # Of many files of one kind, as a checkpoint has them, not more than of others: by folder, then by file.
+    folder = rng.choice(sorted({path.parent for path in files}))
+    files = [path for path in files if path.parent == folder]
     file = rng.choice(files)
     kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     content = file.read_bytes()

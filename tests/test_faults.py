@@ -8,13 +8,21 @@ A few dozen faults are judged in every run of the tests; launch/faults.sh judges
 """
 
 import collections
+import json
+import random
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fault_campaign import COMMAND_EVERY, SOUND, Specimens, journal, write
-from faults import WEIGHTS
+from faults import WEIGHTS, copied, damage
+
+from jaxlm.errors import InputError
+from jaxlm.training.loaded import load_run
+from jaxlm.training.start import open_source
 
 QUICK = 60
 
@@ -41,10 +49,6 @@ def test_faults_that_were_met(specimens, seed):
 
 def test_faults_are_what_they_are_called(tmp_path):
     """A fault alters exactly one file, and a seed brings it back. Fails when the campaign damages nothing."""
-    import random
-
-    from faults import copied, damage
-
     original = tmp_path / "original"
     original.mkdir()
     (original / "a.json").write_text('{"one": 1, "two": [2, 3.5, "x"]}')
@@ -76,7 +80,7 @@ def test_campaign(request, capfd):
     with capfd.disabled():
         while len({line["seed"] for line in journal(directory)} & set(range(end))) < end:
             ended = subprocess.run([sys.executable, program, directory, "0", str(end)])
-            doing = directory / "doing"
+            doing = directory / "doing-0"
             if ended.returncode and doing.exists() and doing.read_text().isdecimal() and ended.returncode < 0:
                 seed = int(doing.read_text())  # the process died of it
                 died = {"subject": "?", "kind": "?", "fault": "?", "said": "", "seconds": 0.0}
@@ -105,3 +109,49 @@ def table(lines) -> str:
     totals = collections.Counter(line["outcome"] for line in lines)
     rows.append(f"{len(lines)} faults, {commands} of them through commands: {dict(totals)}")
     return "\n".join(rows)
+
+
+def altered(run: Path, name: str, old: str, new: str) -> None:
+    """Change a value of a JSON file of a run, as a hand or a disk may do it."""
+    file = run / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "name, old, new, said",
+    [
+        ("config.json", '"num_heads": 2', '"num_heads": 4', "model.num_heads"),
+        ("config.json", '"norm_eps": 1e-', '"norm_eps": 3e-', "model.norm_eps"),
+        ("config.json", '"length": 24', '"length": 23', "length"),
+        ("task.json", '"bad"', '"bat"', "it was altered: its sha256 does not fit"),
+    ],
+)
+def test_an_altered_run_is_refused(specimens, tmp_path, name, old, new, said):
+    """Values that fit the parameters and mean something else. Fails on 2968321: another model answers, or misspelt.
+
+    config.json is held against the copy in the checkpoint, which proves itself; task.json has a hash of itself.
+    """
+    specimen, _ = specimens.of("fine-tuned run")
+    run = shutil.copytree(specimen / "run", tmp_path / "run")
+    load_run(run)
+    altered(run, name, old, new)
+    with pytest.raises(InputError, match=re.escape(f"{run}/{name}")) as refused:
+        load_run(run)
+    assert said in str(refused.value) and "put it back from a copy" in str(refused.value)
+    if name == "config.json":
+        with pytest.raises(InputError, match=re.escape(f"{run}/config.json")):
+            open_source(str(run))
+
+
+def test_what_may_differ_is_no_damage(specimens, tmp_path):
+    """Stores that moved, another mesh; and files from before they had hashes. Fails when old runs are refused."""
+    specimen, (_, expected) = specimens.of("fine-tuned run")
+    run = shutil.copytree(specimen / "run", tmp_path / "run")
+    altered(run, "config.json", '"log_every": ', '"log_every": 1')
+    task = json.loads((run / "task.json").read_text())
+    del task["sha256"]
+    (run / "task.json").write_text(json.dumps(task))
+    loaded = load_run(run)
+    assert loaded.task is not None and loaded.task.to_json() == expected[-1]

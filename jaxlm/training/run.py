@@ -27,7 +27,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import jax
 from etils import epath
@@ -36,6 +36,7 @@ from jaxlm.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
 from jaxlm.reading import parse_json, read_object, read_regular
+from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,6 @@ ADDED_FIELDS = {
     "data.random_candidates": 1,
 }
 _locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
-
-
-class _Saves(Protocol):
-    def save(self, directory: Path) -> None: ...
 
 
 class RunDirectory:
@@ -183,16 +180,21 @@ class RunDirectory:
                 continue
         return starts
 
-    def save_tokenizer(self, tokenizer: _Saves) -> None:
-        """Keep a copy of the tokenizer, once; it is there whole or not at all."""
+    def save_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Keep a copy of the tokenizer, once; it is there whole or not at all, and a damaged one is written anew."""
 
         def save() -> None:
             if self.tokenizer.exists() and self._mirror is None:  # an upload of several files may have been cut short
-                return
+                try:
+                    if load_tokenizer(self.tokenizer).fingerprint == tokenizer.fingerprint:
+                        return
+                except InputError:
+                    log.warning("%s is damaged, and is written anew", self.tokenizer)
             fresh = self.path / "tokenizer.tmp"
-            _remove(fresh)
+            shutil.rmtree(fresh, ignore_errors=True)
             tokenizer.save(fresh)
-            _remove(self.tokenizer)
+            if self.tokenizer.exists():
+                shutil.rmtree(self.tokenizer)
             fresh.rename(self.tokenizer)
             sync_directory(self.path)
 
@@ -360,13 +362,6 @@ def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:
     return json.dumps(fields[name]) if name in fields else "absent"
-
-
-def _remove(directory: Path) -> None:
-    if directory.is_dir():
-        for path in directory.iterdir():
-            path.unlink()
-        directory.rmdir()
 
 
 def _versions() -> dict[str, str]:
