@@ -5,6 +5,7 @@ Fails when the softmax changes its rows, or dropout its rate, without a word.
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import toy_run
@@ -13,14 +14,15 @@ from toy_runs import finetune_arguments, make_task, run_here
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.training.start import FREE_FIELDS, RATES, Parameters, Source, dropout_said, model_of_source
+from jaxlm.training.start import FREE_FIELDS, RATES, dropout_said, model_of_source
 
 SMALL = GPTConfig(num_layers=2, width=16, num_heads=2, feed_forward_width=32, tables="one", dropout_rate=0.0)
 SMALL = dataclasses.replace(SMALL, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
 
 
-def source(model) -> Source:
-    return Source("runs/small@7", model, "", None, lambda: Parameters({}, lambda tree: (tree, ()), ""))
+def source(model):
+    """What these functions read of a start."""
+    return SimpleNamespace(name="runs/small@7", model=model)
 
 
 def test_sizes_and_tables_come_from_the_start_and_dropout_from_the_recipe():
