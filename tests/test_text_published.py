@@ -310,6 +310,9 @@ def test_any_tokenizer_json(tmp_path):
     assert tokenizer.decode([0, *ids, 3, 1, 2]) == text, "special tokens, truncation or padding came in"
     assert not {0, 1, 2, 3} & set(ids)
 
+    (tmp_path / "tokenizer_config.json").write_text("[]")  # fails on 2968321: a traceback
+    with pytest.raises(InputError, match="tokenizer_config.json must be a JSON object, got list"):
+        tokenizer_from_spec(f"hf:{tmp_path}")
     # A name in the configuration beside it comes before the spelling.
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"sep_token": {"content": "<odd>"}, "pad_token": "</s>"})

@@ -50,11 +50,11 @@ class Settings:
         self.ordinary: set[str] = set()
         if directory is None:
             return
-        self.values = _read_object(self.file)
+        self.values = read_object(self.file)
         if self.values.get("tokenizer_class") is None:
-            self.values["tokenizer_class"] = _read_object(directory / "config.json").get("tokenizer_class")
+            self.values["tokenizer_class"] = read_object(directory / "config.json").get("tokenizer_class")
         try:
-            self.added = {content: int(i) for content, i in _read_object(directory / "added_tokens.json").items()}
+            self.added = {content: int(i) for content, i in read_object(directory / "added_tokens.json").items()}
             for i, token in (self.values.get("added_tokens_decoder") or {}).items():
                 self.added[token["content"]] = int(i)
                 if not token.get("special"):
@@ -119,7 +119,7 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """The values of a JSON object, none where there is no such file."""
     if not file.exists():
         return {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
+from jaxlm.text.settings import read_object
 from jaxlm.text.tokenizer import ROLES, Tokenizer, cut_before_white_space, library_offsets, read_file, roles_by_spelling
 from jaxlm.text.wordpiece import cuts_between_words
 
@@ -124,13 +124,9 @@ def _spans_white_space(token: dict[str, Any]) -> bool:
 
 def _named_roles(directory: Path) -> dict[str, str] | None:
     for name in (ROLES_FILE, "special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / name
-        if not path.exists():
+        if not (directory / name).exists():
             continue
-        try:
-            named = parse_json(read_file(path))
-        except ValueError as error:
-            raise InputError(f"{path} is not JSON ({error})") from error
+        named = read_object(directory / name)
         if name == ROLES_FILE:
             return named
         roles = {}
