@@ -52,6 +52,7 @@ class History(PodCloud):
         self.hangs = 0  # of the ends of the run that are to come
         self.deleted = ""  # by whom a pod was given back while it was followed
         self.bought_after_delete = 0
+        self.ran_after_delete = False
         self.told: list[str] = []
         self.bystander = subprocess.Popen(["sleep", "100000"], start_new_session=True)
         self.plan(*["wait"] * 60)
@@ -195,6 +196,7 @@ class History(PodCloud):
             for home in homes:
                 self.wait((home / "waits").exists)
             self.began = self.clock
+            self.ran_after_delete |= bool(self.deleted)
             self.start_number += 1
             number = self.start_number
             self.tell(f"runs from {self.saved}")
