@@ -125,7 +125,7 @@ def run_subjects() -> list[Subject]:
     def start(directory: Path) -> tuple[Any, Any]:
         source = open_source(str(directory / "run"))
         pin = (source.fingerprint, asdict(source.model), source.tokenizer.fingerprint)
-        return pin, source.step
+        return pin, source.name
 
     def show(directory: Path) -> tuple[Any, Any]:
         lines = list(run_lines(RunDirectory(directory / "run")))
@@ -134,7 +134,7 @@ def run_subjects() -> list[Subject]:
     older = lambda directory: [read(directory, "@3")[1]]  # noqa: E731
     return [
         Subject("run", make, read, 5, only="run/", older=older),
-        Subject("start", make, start, 2, only="run/", older=lambda _: [3]),
+        Subject("start", make, start, 2, only="run/", older=lambda directory: [f"{directory / 'run'}@3"]),
         Subject("fine-tuned run", make_tuned, read, 4, only="run/"),
         Subject("show", make, show, 2, only="run/"),
     ]
