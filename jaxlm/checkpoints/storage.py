@@ -1,6 +1,7 @@
 """What storage says when a read or a write fails, in one line; TensorStore fills pages."""
 
 import logging
+import os
 import re
 import shutil
 import sys
@@ -53,6 +54,18 @@ def raise_unless_damage(place: PathLike, error: Exception) -> None:
     away = isinstance(cause, PermissionError | ConnectionError | TimeoutError) or str(cause).startswith(_NOT_DAMAGE)
     if away or type(cause).__module__.partition(".")[0] in _CLIENTS:
         raise RunError(f"{place} could not be read: {failure_reason(cause)}; try again") from error
+
+
+def not_a_file(directory: PathLike) -> str | None:
+    """The first thing below a local directory that is neither a file nor a directory: whoever reads a pipe waits."""
+    if "://" in str(directory):
+        return None
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path):
+                return path
+    return None
 
 
 def free_space(directory: PathLike) -> str:

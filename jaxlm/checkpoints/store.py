@@ -31,7 +31,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 
 from jaxlm.agreement import first_process_decides, of_every_process
 from jaxlm.checkpoints.checksums import leaf_checksums
-from jaxlm.checkpoints.storage import failure_reason, free_space, raise_unless_damage
+from jaxlm.checkpoints.storage import failure_reason, free_space, not_a_file, raise_unless_damage
 from jaxlm.checkpoints.trees import listed, named_leaves, nested_leaves, shape_and_type
 from jaxlm.devices import returning_memory
 from jaxlm.errors import InputError, RunError
@@ -317,6 +317,8 @@ class Checkpoints:
     def _description(self, step: int) -> dict | str:
         """The content of the JSON item, or a sentence about its damage."""
         path = self.directory / str(step) / _DESCRIPTION
+        if (strange := not_a_file(path.parent)) is not None:
+            return f"checkpoint {path.parent} is damaged: {strange} is not a regular file"
         try:
             wrapped = ocp.JsonCheckpointHandler().restore(path)
             content = wrapped["content"]
