@@ -183,6 +183,10 @@ def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     assert source.tokenizer.fingerprint == config["fingerprints"]["tokenizer"]
     with pytest.raises(InputError, match="gone.* put it back"):
         source.saved  # noqa: B018
+    for file in (run / "tokenizer").iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(InputError, match="hf:gone: .* is no"):  # it is opened for its tokenizer
+        start.source_of(str(run), "hf:gone")
 
 
 def test_epochs_become_steps_of_the_store(stores, tmp_path):

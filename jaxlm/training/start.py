@@ -155,7 +155,8 @@ def source_of(run: str, start: str) -> Source:
     name = _pinned(start, saved.get("start"))
     # A pretraining of an earlier version does not say what it began from; it needs nothing of that any more.
     goes_on = name == saved.get("start") or (not started and bool(_own_steps(directory)))
-    if not goes_on or not directory.tokenizer.exists():
+    tokenizer = _own_tokenizer(directory, saved) if goes_on else None
+    if tokenizer is None:
         return open_source(name)
     fingerprint = saved.get("fingerprints", {}).get("start")
 
@@ -175,11 +176,20 @@ def source_of(run: str, start: str) -> Source:
         name=name,
         model=from_json(ModelConfig, saved.get("model"), "model"),
         fingerprint=fingerprint or "",
-        given_tokenizer=load_tokenizer(directory.tokenizer),
+        given_tokenizer=tokenizer,
         # Without the field the run is of an earlier version, and asks for nothing beyond what it has saved.
         trained_length=saved.get(OF_START) or saved.get("length") or 0,
         opened=functools.cache(opened),
     )
+
+
+def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | None:
+    """The run's copy of its tokenizer; None where it is not there yet, or damaged."""
+    try:
+        tokenizer = load_tokenizer(run.tokenizer)
+    except InputError:
+        return None
+    return tokenizer if tokenizer.fingerprint == saved.get("fingerprints", {}).get("tokenizer") else None
 
 
 def _own_steps(run: RunDirectory) -> list[int]:
