@@ -9,6 +9,7 @@ A few dozen faults are judged in every run of the tests; launch/faults.sh judges
 
 import collections
 import json
+import os
 import random
 import re
 import shutil
@@ -17,8 +18,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_campaign import COMMAND_EVERY, SOUND, Specimens, journal, write
-from faults import WEIGHTS, copied, damage
+from fault_campaign import COMMAND_EVERY, SOUND, Specimens, journal, judgement, write
+from faults import WEIGHTS, Fault, copied, damage
 
 from jaxlm.errors import InputError
 from jaxlm.training.loaded import load_run
@@ -40,11 +41,43 @@ def test_faults_are_found_or_do_no_harm(specimens, first):
         assert line["outcome"] in SOUND, line
 
 
-# What 2968321 met otherwise than by one line: the seeds are of the campaign in which each was found.
-@pytest.mark.parametrize("seed", [91, 681, 1446, 1579, 2142])
-def test_faults_that_were_met(specimens, seed):
-    line = specimens.judged(seed)
-    assert line["outcome"] in SOUND, line
+def replaced(file: Path, content: bytes | str) -> None:
+    """Put other bytes in a file's place, a pipe, or a link to a device."""
+    file.unlink()
+    if content == "pipe":
+        os.mkfifo(file)
+    elif isinstance(content, str):
+        file.symlink_to(content)
+    else:
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name, pattern, old, new",
+    [
+        ("run", "run/checkpoints/7/state/d/*", None, "pipe"),
+        ("run", "run/tokenizer/sentencepiece.model", None, "/dev/zero"),
+        ("run", "run/config.json", b'"num_layers": 2', b'"num_layers": ' + b"[" * 200_000),
+        ("fine-tuned run", "run/task.json", None, "pipe"),
+        ("fine-tuned run", "run/tokenizer/tokenizer_description.json", b'"fingerprint"', b'"fingerprins"'),
+        ("SQuAD", "dev-v1.1.json", b'"answer_start": ', b'"answer_start": Infinity, "was": '),
+        ("SQuAD", "train-v1.1.json", b'"context": ', b'"context": 0, "was": '),
+        ("CSV", "test.csv", None, "pipe"),
+        ("JSON lines", "train.jsonl", None, "/dev/zero"),
+        ("store of windows", "store/tokens.bin", None, "pipe"),
+        ("GPT-2 vocabulary", "vocab.bpe", None, "/dev/zero"),
+    ],
+)
+def test_what_the_campaign_met(specimens, tmp_path, name, pattern, old, new):
+    """Fails on 2968321, which waits for a pipe, reads a device until memory ends, or ends in a traceback."""
+    specimen, expected = specimens.of(name)
+    copy = copied(specimen, tmp_path / "copy")
+    file = sorted(copy.glob(pattern))[0]
+    content = file.read_bytes()
+    replaced(file, new if old is None else content.replace(old, new, 1))
+    assert old is None or old in content
+    outcome, said = judgement(specimens.subjects[name], copy, expected, Fault("replace", pattern))
+    assert outcome in ("refused", "recovered"), (outcome, said)
 
 
 def test_faults_are_what_they_are_called(tmp_path):

@@ -119,6 +119,8 @@ def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterato
         articles = parse_json(text)["data"]
         for article, paragraph in ((a, p) for a in articles for p in a["paragraphs"]):
             context = paragraph["context"]
+            if not isinstance(context, str):
+                raise TypeError(f"a context must be a string, got {context!r}")
             for qa in paragraph["qas"]:
                 where = f"{path}: question {qa['id']} of {article.get('title', 'an article')!r}"
                 impossible = bool(qa.get("is_impossible"))
