@@ -60,7 +60,7 @@ def not_a_file(directory: PathLike) -> str | None:
     """The first thing below a local directory that is neither a file nor a directory: whoever reads a pipe waits."""
     if "://" in str(directory):
         return None
-    for folder, _, names in os.walk(directory):
+    for folder, _, names in os.walk(str(directory)):
         for name in names:
             path = os.path.join(folder, name)
             if not os.path.isfile(path):
