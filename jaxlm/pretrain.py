@@ -4,6 +4,7 @@ The same command resumes a run that was stopped, and says so when the run is com
 """
 
 import logging
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +36,7 @@ from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.program import TrainingProgram, training_program
 from jaxlm.training.record import Recorder
+from jaxlm.training.remote import is_url
 from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import (
     Source,
@@ -181,8 +183,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         settings = replicated(settings_of(config.optimizer, num_steps, norms_every=config.log_every), mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
     run = RunDirectory(arguments.run)
-    if not first_process_decides(lambda: Path(run.name).exists() or run.exists()):
-        # What does not fit leaves no directory behind.
+    if first_process_decides(lambda: _will_be_made(run.name)):  # what does not fit leaves no directory behind
         _compile_ahead(step, program, rows, settings, mesh, _step_of(source, arguments))
     of_source = None if source is None else source.trained_length
     resolved = resolved_json(config, fingerprints(planned)) | {
@@ -311,6 +312,14 @@ def _compile_ahead(
                     step.prepare(program.abstract, abstract_rows(part.empty(1), rows.batch_size, mesh), settings)
                 except jax.errors.JaxRuntimeError as error:
                     raise InputError(str(explain_failure(error))) from error
+
+
+def _will_be_made(run: str) -> bool:
+    """Return whether a run is to be in a directory of this machine that is not there and can be made."""
+    if is_url(run) or Path(run).exists():
+        return False
+    there = next(parent for parent in Path(run).absolute().parents if parent.exists())
+    return there.is_dir() and os.access(there, os.W_OK)
 
 
 def _step_of(source: Source | None, arguments: Arguments) -> int:
