@@ -196,6 +196,14 @@ def test_seed_orders_within_lengths_that_the_data_decides(split):
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2]) and epochs[0] != epochs[1]
 
 
+def test_batches_are_those_that_are_written_down():
+    """A run that resumes under another order would see examples twice, and others never; these are 2968321's."""
+    counts = np.random.default_rng(11).integers(1, 60, 21).tolist()
+    batches = train_batches(made(counts), batch_size=4, num_steps=12, seed=3)
+    found = {step: (batches[step].index.tolist(), batches[step].ids.shape[-1]) for step in (0, 1, 6)}
+    assert found == {0: ([11, 17, 18, 2], 64), 1: ([14, 4, 1, 15], 40), 6: ([8, 12, 0, 7], 40)}
+
+
 def test_any_step_alone_is_the_step_of_the_whole(split):
     in_order = list(train_batches(split, batch_size=32, num_steps=30, seed=5))
     for step in np.random.default_rng(1).permutation(len(in_order)):
