@@ -24,6 +24,7 @@ from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.devices import prepare_process
 from jaxlm.errors import InputError, run_command
+from jaxlm.interop.sources import KINDS
 from jaxlm.logs import MetricsLog
 from jaxlm.sharding import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.training.abstract import abstract_batch, abstract_rows
@@ -102,6 +103,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         raise InputError("data.store is not given: name a token store, as python -m jaxlm.prepare makes it")
     stores = tuple(open_store(path) for path in config.data.store)
     validation = tuple(open_store(path) for path in config.data.validation)
+    if arguments.start_with == "state" and (arguments.start or "").startswith(KINDS):
+        raise InputError(f"--start-with state: {arguments.start} has parameters alone; leave --start-with out")
     source = None if arguments.start is None else source_of(arguments.run, arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     if source is not None:
