@@ -17,7 +17,7 @@ from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks.spans import windows
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.run import RunDirectory
+from jaxlm.training.run import ADDED_FIELDS, RunDirectory
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, trained_length
 
 MODEL = GPTConfig(num_positions=512)
@@ -39,6 +39,17 @@ def test_a_run_of_two_lengths_has_the_one_that_has_begun(tmp_path):
     config = PretrainConfig(model=BERT_BASE, data=data, length=512, num_steps=1000)
     run = run_of(tmp_path / "run", config, **{OF_START: None})
     assert [trained_length(run, step) for step in (0, 1, 899, 900, 901, 1000)] == [128, 128, 128, 128, 512, 512]
+
+
+def test_a_run_of_an_earlier_version_lacks_fields_that_were_added_since(tmp_path):
+    """Fails when what reads such a run, with its own config.json, demands a field that 2968321 did not write."""
+    run = run_of(tmp_path / "run", ROWS)
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    for name in ADDED_FIELDS:
+        place, _, field = name.rpartition(".")
+        (saved[place] if place else saved).pop(field, None)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
+    assert trained_length(run, 1) == 128
 
 
 def test_an_imported_model_has_all_its_positions(tmp_path):

@@ -14,7 +14,7 @@ from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
 from jaxlm.training.config import FINETUNING, kind_of_run
 from jaxlm.training.remote import is_url
-from jaxlm.training.run import RunDirectory, split_start
+from jaxlm.training.run import ADDED_FIELDS, RunDirectory, split_start
 
 # The field of config.json with the trained length of what a run started from; runs made by earlier versions lack it.
 OF_START = "start_trained_length"
@@ -69,7 +69,8 @@ def _own_length(saved: Mapping[str, Any], step: int, positions: int) -> int:
     length = saved.get("length") or positions
     if kind_of_run(saved) == FINETUNING or not saved.get("num_steps"):
         return length
-    data = from_json(DataConfig, saved["data"], "data")
+    added = {name.removeprefix("data."): value for name, value in ADDED_FIELDS.items() if name.startswith("data.")}
+    data = from_json(DataConfig, added | saved["data"], "data")
     return trained_phase(step, phases(data, length=length, num_steps=saved["num_steps"])).length
 
 
