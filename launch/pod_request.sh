@@ -17,7 +17,7 @@ fi
 
 mine=''  # the label of the run; without --run that of the request which was there
 held=''  # set while a request is known to be there and this launcher has not asked for its deletion
-ready='' # set once the pod was there with all its nodes
+ready='' # set once it is known that the pod was there with all its nodes
 made=''  # set once this launcher has made a request
 [ -z "$run" ] || mine=$(git hash-object --stdin <<<"$run")
 
@@ -164,11 +164,15 @@ obtain() {
             [ "$found" != NONE ] || [ -n "$made$ready" ] ||
               fail "pod $name is ACTIVE without its node ${nodes[0]}; see what it is, then launch/tpu_pod.sh delete"
             say "pod $name: $found, so it is given back"
+            ready=1
             drop ACTIVE || true # it is looked at again
             ;;
         esac
         ;;
-      SUSPENDED) drop SUSPENDED || true ;;
+      SUSPENDED)
+        ready=1
+        drop SUSPENDED || true
+        ;;
       FAILED)
         refused "the request failed" "gcloud compute tpus queued-resources describe $name ${place[*]} says why; delete it and try again"
         drop FAILED || true
