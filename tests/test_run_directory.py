@@ -142,6 +142,17 @@ def test_starts_are_remembered(tmp_path):
     assert set(first) >= {"time", "command", "commit", "versions", "devices", "started_from"}
 
 
+@pytest.mark.parametrize("name", ["lock", "config.json", "starts.jsonl", "metrics.jsonl"])
+def test_a_pipe_among_its_files_is_refused(tmp_path, name):
+    """Fails on 2968321: what reads or appends to it waits for ever."""
+    with RunDirectory(tmp_path) as run:
+        run.open(CONFIG)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name} must be a regular file"):
+        RunDirectory(tmp_path).open(CONFIG)
+
+
 def test_the_tokenizer_is_copied_whole_or_not_at_all(tmp_path):
     """And a copy that is damaged is written anew at the next start. Fails on 2968321: it stays, and nobody reads it."""
     sound, broken = (train_sentencepiece(["the cat sat on the mat"] * 9, 270) for _ in range(2))

@@ -254,6 +254,9 @@ class RunDirectory:
             if strange:
                 raise InputError(f"{self.name} holds something else ({min(strange)}) and no run; choose another --run")
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in (LOCK, "config.json", "starts.jsonl", "metrics.jsonl"):
+            if (self.path / name).exists() and not (self.path / name).is_file():
+                raise InputError(f"{self.path / name} must be a regular file; remove what is there")
         self._take_lock()
         if self._mirror is not None:
             self._mirror.fetch()
