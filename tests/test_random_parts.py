@@ -97,6 +97,16 @@ def test_candidates_are_drawn_uniformly(many):
     assert set(begun) == set(possible) and stats.chisquare(list(begun.values())).pvalue > 1e-6
 
 
+def test_books_are_drawn_uniformly(store):
+    """Also where the sentences of some are short, so that they have a stretch of any length."""
+    rng = np.random.default_rng(0)
+    books = with_lengths(store, [rng.integers(2, 6 if book < 10 else 40, size=100).tolist() for book in range(20)])
+    (source,) = rows_of(books, length=48, chunks="whole").sources
+    origins = [origin for epoch in range(8) for row in range(source.rows) for origin in source.origin(row, epoch)]
+    drawn = np.array([origin.second.document for origin in origins if not origin.is_next])
+    assert len(drawn) > 2_500 and abs(np.mean(drawn < 10) - 0.5) < 0.06
+
+
 @pytest.mark.parametrize("chunks", ["whole", "filled"])
 def test_the_end_of_a_long_sentence_does_not_tell_a_random_one(store, chunks):
     """Fails on 2968321: where a sentence was longer than its chunk a random part still ended with one, a true one not.

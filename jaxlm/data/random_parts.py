@@ -16,6 +16,9 @@ from jaxlm.data.store import Section, Store
 # sentence.
 TRIES = 8
 
+# A long document has so many sentences for each candidate.
+_LONG = 4
+
 _BLOCK = 1 << 20  # documents looked at in one go
 
 
@@ -67,13 +70,21 @@ class RandomParts:
         return int(begins[nearest]), int(ends[nearest])
 
     def _other_documents(self, own: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the tokens of each candidate's document begin and end, and a fraction that says where in it it is."""
+        """Where the tokens of each candidate's document begin and end, and a fraction that says where in it it is.
+
+        A long document gives all candidates, so that each book is drawn as often: else those whose sentences are such
+        that more lengths are at hand would be, and tell random pairs. Short documents give one each.
+        """
         which, where = draws.fractions(2 * self.candidates).reshape(2, -1)
         mine = self._document_of(own)
         inside = self._first <= mine < self._first + self.documents
         chosen = self._first + (which * (self.documents - inside)).astype(np.int64)
         if inside:
             chosen += chosen >= mine
+        one = slice(chosen[0], chosen[0] + 2)
+        border, last = np.searchsorted(self._sentences, self._documents[one]).tolist()
+        if last - border >= _LONG * self.candidates:
+            chosen[:] = chosen[0]
         return self._documents[chosen], self._documents[chosen + 1] - self._ending, where
 
     def _within(
