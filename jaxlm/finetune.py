@@ -122,8 +122,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         raise InputError("fine-tuning from scratch needs a tokenizer: give --tokenizer, or --start a pretrained run")
     else:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
-        for note in tokenizer.notes:
-            log.info("tokenizer %s: %s", arguments.tokenizer, note)
+    of_tokenizer = [f"tokenizer {arguments.tokenizer}: {note}" for note in tokenizer.notes if source is None]
     config.check()
     if source is None and (config.transfer_layers is not None or config.reinit_layers):
         name = "transfer_layers" if config.transfer_layers is not None else "reinit_layers"
@@ -160,7 +159,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates {' '.join(map(str, rates))}: one of them is given twice; leave it out")
     check_sizes(length, 1, config.model)
-    notes = _notes_on_length(config, length, source, paper, task)
+    notes = (*of_tokenizer, *_notes_on_length(config, length, source, paper, task))
     return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
 
 
