@@ -37,7 +37,20 @@ BEGINNINGS = (
     ("doctor", "debug/gpt"),
 )
 # The group of --mesh.data and its like, and flags of shell scripts, which tests/test_tpu_pod.py and test_launch.py run.
-OTHERS = {"--mesh", "--dry-run", "--spot", "--slices", "--name", "--zone", "--project", "--type", "--run", "--help"}
+OTHERS = {
+    "--mesh",
+    "--retries",
+    "--xla_gpu_deterministic_ops=true",
+    "--dry-run",
+    "--spot",
+    "--slices",
+    "--name",
+    "--zone",
+    "--project",
+    "--type",
+    "--run",
+    "--help",
+}
 CLI = tyro.cli
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
