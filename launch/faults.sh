@@ -8,9 +8,10 @@ usage() {
 usage: launch/faults.sh [N]
 
 Runs the long part of the tests: N random faults (1000 unless given), every tenth of them through a command, each to
-end in one line that refuses, in a recovery, or in an unaffected result. Two cores take about an hour for 1,000. What
-was judged is kept in runs/faults/journal.jsonl: stopped at any moment, the same command goes on, and a larger N adds
-to it. A seed brings its fault back; remove its line from the journal to judge it again.
+end in one line that refuses, in a recovery, or in an unaffected result; and N/10 random histories of a pod. Two cores
+take about an hour and a half for 1,000. The judged faults are kept in runs/faults/journal.jsonl: stopped at any moment,
+the same command goes on, and a larger N adds to them. A seed brings its fault back; remove its line from the journal to
+judge it again.
 TEXT
 }
 
