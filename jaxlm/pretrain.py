@@ -185,9 +185,10 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         program = training_program(pretraining, config, mesh)
         settings = replicated(settings_of(config.optimizer, num_steps, norms_every=config.log_every), mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
+    unigram_entropy = None if source is not None else _unigram_entropy(planned.stores)
     run = RunDirectory(arguments.run)
-    if first_process_decides(lambda: _will_be_made(run.name)):  # what does not fit leaves no directory behind
-        _compile_ahead(step, program, rows, settings, mesh, _step_of(source, arguments))
+    if source is None and first_process_decides(lambda: _will_be_made(run.name)):
+        _compile_ahead(step, program, rows, settings, mesh, 0)  # what does not fit leaves no directory behind
     of_source = None if source is None else source.trained_length
     resolved = resolved_json(config, fingerprints(planned)) | {
         "start": None if source is None else source.name,
@@ -207,7 +208,8 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         return
 
     with use_mesh(mesh), run, checkpoints:
-        _compile_ahead(step, program, rows, settings, mesh, steps[-1] if steps else _step_of(source, arguments))
+        if not steps and source is None:  # else what is read comes first: its damage is said before a long compilation
+            _compile_ahead(step, program, rows, settings, mesh, 0)
         abstract = program.abstract
         if steps:
             state, notes = resume(checkpoints, abstract, config.seed)
@@ -225,6 +227,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
         first_step = int(state.step)
         if first_step >= num_steps:
             raise InputError(f"num_steps {num_steps}: {origin} is at step {first_step} already; ask for more")
+        _compile_ahead(step, program, rows, settings, mesh, first_step)
         started_from = None if origin == "from scratch" else origin
         run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
 
@@ -238,7 +241,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             total=num_steps,
             work=pretraining.work(planned.phases, config.batch_size),
             log_every=config.log_every,
-            unigram_entropy=None if source is not None else _unigram_entropy(planned.stores),
+            unigram_entropy=unigram_entropy,
             gate_metric=pretraining.language_loss,
         )
         step.on_compile = lambda: recorder.meter.pause("compilation")
@@ -323,11 +326,6 @@ def _will_be_made(run: str) -> bool:
         return False
     there = next(parent for parent in Path(run).absolute().parents if parent.exists())
     return there.is_dir() and os.access(there, os.W_OK)
-
-
-def _step_of(source: Source | None, arguments: Arguments) -> int:
-    """Return the step at which a new run begins."""
-    return (source.opened().step or 0) if source is not None and arguments.start_with == "state" else 0
 
 
 def _length_of(planned: Plan) -> str:

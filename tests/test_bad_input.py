@@ -271,7 +271,7 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
         ("--tokenizer store:STORE --transfer-layers 1", ["transfer_layers", "--start"]),
         ("--start START --transfer-layers 3", ["transfer_layers 3", "2"]),
         ("--start START --batch-size 12", ["batch_size 12", "data 8"]),
-        ("--start START --length 513", ["length 513", "512"]),
+        ("--start START --length 513", ["length must be at most 32", "got 513", "--beyond-length"]),
         ("--start START --length 4", ["length 4", "5"]),
         ("--start START --seeds 0", ["seeds 0"]),
         ("--start START --seed 4294967295 --seeds 2", ["seeds", "4294967296"]),

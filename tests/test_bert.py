@@ -291,7 +291,7 @@ def test_flops_are_the_peers():
     [
         ({"num_heads": 5}, "model.width 32 .* model.num_heads 5"),
         ({"num_heads": 0}, "model.num_heads 0"),
-        ({"dropout_rate": 1.0}, "model.dropout_rate 1.0"),
+        ({"dropout_rate": 1.0}, "model.dropout_rate must be a number from 0 to 0.99998, got 1.0"),
         ({"num_types": 1}, "model.num_types 1"),
         ({"num_layers": 0}, "model.num_layers 0"),
     ],

@@ -305,7 +305,7 @@ def test_gpt1_is_gpt1():
     ("change", "said"),
     [
         ({"num_heads": 5}, "model.width 32 .* model.num_heads 5"),
-        ({"dropout_rate": 1.0}, "model.dropout_rate 1.0"),
+        ({"dropout_rate": 1.0}, "model.dropout_rate must be a number from 0 to 0.99998, got 1.0"),
         ({"attention_dropout_rate": -0.1}, "model.attention_dropout_rate"),
         ({"num_layers": 0}, "model.num_layers 0"),
     ],

@@ -142,9 +142,8 @@ def metrics(run: Path, name: str = "loss", **scope: Any) -> dict[int, Any]:
 
 def newest_step(run: Path) -> int:
     """The last step in metrics.jsonl of a run that may be writing; 0 where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return max((line["step"] for line in read_metrics(run / "metrics.jsonl")), default=0)
-    return 0
+    file = run / "metrics.jsonl"
+    return max((line["step"] for line in read_metrics(file)), default=0) if file.exists() else 0
 
 
 def checkpoints(run: Path) -> list[int]:
