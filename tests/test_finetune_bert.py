@@ -128,7 +128,8 @@ def test_the_start_and_the_config_must_be_of_one_kind(tmp_path, pretrained, file
                                             "--auxiliary-lm", 0.5))  # fmt: skip
     assert_one_line(ended, 2, "an encoder has no language-model loss")
     spans = make_files(tmp_path / "spans", "span")
-    ended = run_here("finetune", "finetune/gpt1", *arguments(tmp_path / "run", spans, "span", "--start", decoder)[1:])
+    command = arguments(tmp_path / "run", spans, "span", "--start", decoder, "--beyond-length")
+    ended = run_here("finetune", "finetune/gpt1", *command[1:])
     assert_one_line(ended, 2, "needs an encoder")
     assert not (tmp_path / "run").exists()
 
