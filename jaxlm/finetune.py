@@ -166,7 +166,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
 def _notes_on_length(
     config: FinetuneConfig, length: int, source: Source | None, paper: Mapping[str, float], task: Task
 ) -> tuple[str, ...]:
-    """What people should know of the length: that it is the trained one, that windows of a text do not overlap."""
+    """Return notes on the length: that it is the trained one, that windows of a text do not overlap."""
     notes, positions = [], config.model.num_positions
     if source is not None and length == source.trained_length < min(int(paper.get("length", positions)), positions):
         notes.append(f"length {length}: {limited(length, positions, source.name)}")
@@ -330,7 +330,7 @@ def _write_results(work: Work, summary: dict[str, Any]) -> None:
 
 
 def _summary(run: RunDirectory) -> dict[str, Any] | None:
-    """What results.json holds; None before the run is complete. InputError where it is damaged."""
+    """Return the content of results.json; None before the run is complete. InputError where it is damaged."""
     file = run.path / "results.json"
     try:
         return read_signed(file) if file.exists() else None

@@ -59,7 +59,7 @@ def perplexity(
 
 
 def text_notes(kind: str) -> list[str]:
-    """What to know before figures per word or per byte are compared, by the kind of the tokenizer."""
+    """Return notes on comparing figures per word or per byte, by the kind of the tokenizer."""
     if kind not in _LOST:
         return []
     return [

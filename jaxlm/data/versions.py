@@ -32,7 +32,7 @@ class DataVersions:
         return self.packed if layout == "packed" else self.order
 
     def begins_documents(self, end: int | None) -> bool:
-        """Whether a packed document begins with the id that ends documents; end: that id, None where there is none."""
+        """Return whether a packed document begins with `end`, the id that ends documents; None: there is no such id."""
         return self.packed >= 2 and end is not None
 
 

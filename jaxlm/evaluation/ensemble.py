@@ -152,7 +152,7 @@ def with_dev(parts: dict[str, Split], runs: Sequence[RunDirectory], task: Task) 
 
 
 def together(task: Task, opinions: Sequence[Opinion], part: str, threshold: float | None) -> Predicted:
-    """What the averaged outputs of a part come to."""
+    """Return the predictions and metrics of the averaged outputs of a split."""
     outputs = averaged(task.kind, [one.labelled[part].outputs for one in opinions])
     return predictions(task, opinions[0].encoded[part], outputs, threshold=threshold)
 

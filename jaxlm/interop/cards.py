@@ -82,7 +82,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int) -> list[str]:
-    """What the model reads, which the tokenizer builds."""
+    """The input of the model, which the tokenizer builds."""
     inputs = export.inputs(tokenizer)
     spelt = {role: tokenizer.pieces([i])[0] for role, i in tokenizer.specials.items()}
     lines = ["## Input", ""]

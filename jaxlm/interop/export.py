@@ -37,7 +37,7 @@ class Export:
     notes: tuple[str, ...] = ()
 
     def inputs(self, tokenizer: Tokenizer) -> Inputs:
-        """What surrounds the texts that the model reads."""
+        """The special tokens around the texts that the model reads."""
         roles = set(tokenizer.specials)
         if isinstance(self.model, BertConfig):
             return "encoder" if set(ENCODER_ROLES) <= roles else "plain"

@@ -61,7 +61,7 @@ def padding(tokenizer: Tokenizer, inputs: Inputs) -> int | None:
 
 
 def same_vocabulary(tokenizer: Tokenizer, content: bytes) -> bool:
-    """Whether a `tokenizer.json` gives plain text the ids that `published_files` of `tokenizer` gives it."""
+    """Return whether a `tokenizer.json` gives plain text the ids that `published_files` of `tokenizer` gives it."""
     from tokenizers import Tokenizer as Library
 
     try:

@@ -63,7 +63,7 @@ class Settings:
             raise InputError(f"{directory}: its added tokens are damaged ({error!r}); download it again") from error
 
     def fit(self, kind: str) -> bool:
-        """Whether the class that is named, if one is, treats text as `kind` does."""
+        """Return whether the class that is named, if one is, treats text as `kind` does."""
         name = self.values.get("tokenizer_class")
         return name is None or str(name).removesuffix("Fast") in CLASSES[kind]
 

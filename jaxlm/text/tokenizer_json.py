@@ -110,7 +110,7 @@ def _kinds(scheme: dict[str, Any]) -> list[str | None]:
 
 
 def _is_gpt2(scheme: dict[str, Any]) -> bool:
-    """Whether words are parted and merged as GPT-2 does it: white space stands only at the front of a word."""
+    """Return whether words are split and merged as in GPT-2: white space is only at the front of a word."""
     if _kinds(scheme) != [None, "ByteLevel", "BPE"]:
         return False
     words, dropout = scheme["pre_tokenizer"], scheme["model"].get("dropout")
@@ -118,7 +118,7 @@ def _is_gpt2(scheme: dict[str, Any]) -> bool:
 
 
 def _spans_white_space(token: dict[str, Any]) -> bool:
-    """Whether an added token that is looked for in texts may hold white space, or take what follows it."""
+    """Return whether an added token that is searched in texts may contain white space, or take what follows it."""
     return not token["special"] and (token["rstrip"] or any(map(str.isspace, token["content"])))
 
 

@@ -212,7 +212,7 @@ def _lines(vocabulary: bytes, name: str) -> list[str]:
 
 
 def _looks_lower(pieces: Iterable[str], *brackets: str) -> bool:
-    """Whether no piece has an upper-case letter, those left out that stand in one of these pairs of brackets."""
+    """Return whether no token outside these pairs of brackets has an upper-case letter."""
     special = lambda piece: any(piece.startswith(pair[0]) and piece.endswith(pair[1]) for pair in brackets)  # noqa: E731
     return not any(piece != piece.lower() and not special(piece) for piece in pieces)
 

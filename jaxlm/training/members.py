@@ -66,7 +66,7 @@ class Work:
         return result[self.task.selects][self.task.metric]
 
     def counts(self, step: int, figures: dict[str, float], before: dict[str, float]) -> bool:
-        """Whether the parameters of this evaluation replace those before: of `select last`, the last step's alone.
+        """Return whether these parameters replace the ones before: of `select last`, the last step's alone.
 
         Of `best`, strictly better ones: the first of equals stays, as in the original (train.py:286).
         """
@@ -273,7 +273,7 @@ def finish_member(work: Work, programs: Programs, best: Best, seed: int, rate: f
 
 
 def _is_kept(work: Work, best: Best, place: PurePath) -> bool:
-    """Whether these very parameters are kept already: an earlier start was stopped after that."""
+    """Return whether these very parameters are kept already: an earlier start was stopped after that."""
     kept = Checkpoints(work.run.root / place, read_only=True)
     if first_process_decides(kept.steps) != [best.step]:
         return False

@@ -89,7 +89,7 @@ def _of_earlier_start(run: RunDirectory, positions: int, chain: int) -> int | No
 
 
 def _started_from(run: RunDirectory) -> str | None:
-    """What a pretraining run took parameters or state from, as starts.jsonl has it."""
+    """Return the source of a pretraining run's parameters or state, as starts.jsonl has it."""
     for start in run.starts():
         kind, of, name = str(start.get("started_from")).partition(" of ")
         if of and kind in ("parameters", "state"):
