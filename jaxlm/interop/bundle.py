@@ -12,11 +12,11 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import google_crc32c
 import ml_dtypes
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.interop.crc32c import crc32c, masked
 from jaxlm.interop.files import files_fingerprint
 from jaxlm.interop.tensors import Info
 from jaxlm.reading import open_regular, read_regular
@@ -78,7 +78,7 @@ class Bundle:
                 content = file.read(size)
         except OSError as error:
             raise InputError(f"{info.file}: {error.strerror}; download it again") from error
-        if masked(crc32c(content)) != checksum:
+        if _masked_crc32c(content) != checksum:
             raise InputError(f"{info.file}: tensor {name} does not match its checksum; download it again")
         return np.frombuffer(content, _DTYPES[info.dtype]).reshape(info.shape)
 
@@ -107,7 +107,7 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
     if len(block) != size or table[offset + size] != 0:
         raise ValueError("a block is cut short, or compressed")
     (checksum,) = struct.unpack("<I", table[offset + size + 1 : offset + size + 5])
-    if masked(crc32c(table[offset : offset + size + 1])) != checksum:
+    if _masked_crc32c(table[offset : offset + size + 1]) != checksum:
         raise ValueError("a block does not match its checksum")
     (restarts,) = struct.unpack("<I", block[-4:])
     end, at, key = size - 4 * (restarts + 1), 0, b""
@@ -162,3 +162,9 @@ def _message(content: bytes) -> dict[int, list]:
 def _field(message: dict[int, list], number: int, default):
     """The last value of a field, or what it is where it is left out."""
     return message[number][-1] if number in message else default
+
+
+def _masked_crc32c(content: bytes) -> int:
+    """Return the CRC-32C of `content` as TensorFlow stores it (tensorflow/core/lib/hash/crc32c.h, `Mask`)."""
+    crc = google_crc32c.value(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
