@@ -24,13 +24,13 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
-from jaxlm.devices import peak_memory_gib, peak_tflops, prepare_process
+from jaxlm.distributed.devices import peak_memory_gib, peak_tflops, prepare_process
+from jaxlm.distributed.mesh import MeshConfig, check_batch, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, run_command
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig, check_batch, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program

@@ -31,19 +31,19 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from packaging.requirements import Requirement
 
-from jaxlm.agreement import of_every_process
 from jaxlm.config import command_line
 from jaxlm.data.store import open_store
-from jaxlm.devices import available_memory, peak_tflops, prepare_process
+from jaxlm.distributed.agreement import of_every_process
+from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
+from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
+from jaxlm.distributed.processes import DistributedConfig, start_processes
+from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.nn.attention import Backend, attend
-from jaxlm.sharding import AXES, make_mesh, use_mesh
 from jaxlm.training.abstract import with_vocabulary
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.processes import DistributedConfig, start_processes
 from jaxlm.training.program import training_program
-from jaxlm.training.watch import watching
 
 GIB = 2.0**30
 COPIES = 2  # of the state in host memory while a checkpoint is written: Orbax's, and what is compressed
@@ -115,7 +115,11 @@ def devices() -> Iterator[Found]:
         yield Found("devices", False, "they are of several kinds; the slowest decides: take machines of one kind")
     peak = peak_tflops()
     if platform != "cpu":
-        known = f"{peak:g} TFLOP/s bfloat16 a device" if peak else f"{kind} is not in jaxlm/devices.py: no MFU is shown"
+        known = (
+            f"{peak:g} TFLOP/s bfloat16 a device"
+            if peak
+            else f"{kind} is not in jaxlm/distributed/devices.py: no MFU is shown"
+        )
         yield Found("peak", True if peak else None, known)
 
 

@@ -13,14 +13,16 @@ import jax
 import numpy as np
 import tyro
 
-from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line, to_json
-from jaxlm.devices import prepare_process
+from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.devices import prepare_process
+from jaxlm.distributed.mesh import make_mesh, use_mesh
+from jaxlm.distributed.processes import DistributedConfig, StopSignal, start_processes
+from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.output import write_json, write_synced
 from jaxlm.reading import read_signed
-from jaxlm.sharding import make_mesh, use_mesh
 from jaxlm.tasks import (
     ROLES,
     CustomConfig,
@@ -50,11 +52,9 @@ from jaxlm.training.groups import run_members
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory, read_predictions
 from jaxlm.training.memory import check_batch_memory
-from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, limited
-from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.finetune")
 

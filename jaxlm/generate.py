@@ -17,7 +17,7 @@ import tyro
 from jaxlm.cloze import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.config import command_line
 from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream
-from jaxlm.devices import prepare_process
+from jaxlm.distributed.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.models.bert import Bert
 from jaxlm.tasks.files import numbered_lines

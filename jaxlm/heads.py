@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxlm.distributed.partition import with_axes
 from jaxlm.models.bert import BertConfig
 from jaxlm.nn.activation import activate
 from jaxlm.nn.dropout import dropout
 from jaxlm.nn.linear import gathered, linear
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.nn.norm import LayerNorm
-from jaxlm.nn.partition import with_axes
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:

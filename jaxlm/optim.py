@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxlm import devices
+from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
-from jaxlm.agreement import first_process_decides
 from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
@@ -22,11 +21,14 @@ from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases, steps_of_p
 from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
-from jaxlm.devices import prepare_process
+from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.devices import prepare_process
+from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
+from jaxlm.distributed.processes import DistributedConfig, StopSignal, start_processes
+from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, run_command
 from jaxlm.interop.sources import KINDS
 from jaxlm.logs import MetricsLog
-from jaxlm.sharding import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.training.abstract import abstract_batch, abstract_rows
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
@@ -34,7 +36,6 @@ from jaxlm.training.fit import fitted_to_devices
 from jaxlm.training.loop import Intervals, Profile, explain_failure, train
 from jaxlm.training.memory import check_batch_memory
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.training.program import TrainingProgram, training_program
 from jaxlm.training.record import Recorder
 from jaxlm.training.remote import is_url
@@ -55,7 +56,6 @@ from jaxlm.training.state import saved_part
 from jaxlm.training.step import Settings, settings_of
 from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import Validation, held_out_rows
-from jaxlm.training.watch import watching
 
 log = logging.getLogger("jaxlm.pretrain")
 

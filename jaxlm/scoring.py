@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.batch import Batch
 from jaxlm.decoding import length_bucket
+from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.models.gpt import GPT
-from jaxlm.sharding import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.text import Tokenizer
 
 SMALLEST_BUCKET = 16

@@ -27,12 +27,12 @@ from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.compiler.hlo import parse, shape_bytes
 from jaxlm.compiler.kernels import cycles_of_bundles
 from jaxlm.config import load_config
-from jaxlm.devices import peak_of_kind
+from jaxlm.distributed.devices import peak_of_kind
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig, make_mesh
 from jaxlm.training import fit
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining

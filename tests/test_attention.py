@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.devices import compiling_for
+from jaxlm.distributed.devices import compiling_for
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.nn import attention
 from jaxlm.nn.attention import attend
 from jaxlm.nn.dropout import dropout, random_halves
-from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 
 B, H, L, K = 2, 3, 7, 4
 

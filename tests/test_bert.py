@@ -12,11 +12,11 @@ from test_step import KEEP_GRADIENT, SETTINGS
 from toy import assert_trees_close
 from toy_pairs import LENGTH, PLAIN, STILL_BERT, TOY_BERT, bert_shapes, one_by_one, pair_rows, pretraining, random_bert
 
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, Bert, BertConfig, model_flops_per_token
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
-from jaxlm.sharding import MeshConfig, make_mesh, state_shardings, to_devices, use_mesh
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
 

@@ -73,7 +73,7 @@ from pathlib import Path
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxlm.checkpoints import Checkpoints, leaf_checksums
 from jaxlm.errors import InputError
-from jaxlm.agreement import first_process_decides
+from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.training.run import RunDirectory
 
 mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))

@@ -15,9 +15,9 @@ from toy_pairs import TOY_BERT
 from jaxlm.compiler.collectives import CHIPS, SLICES, Collective, collectives
 from jaxlm.compiler.hlo import parse
 from jaxlm.data.config import DataConfig
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig, make_mesh
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.fit import compile_training
 from jaxlm.training.pretraining import make_pretraining

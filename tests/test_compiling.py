@@ -10,8 +10,8 @@ from toy_runs import Process, make_stores, metrics, pretrain_arguments
 
 from jaxlm.batch import ExampleBatch
 from jaxlm.config import load_config
+from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
 from jaxlm.optim import OptimizerConfig, learning_rate, schedule_of
-from jaxlm.sharding import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
 from jaxlm.tasks import Task
 from jaxlm.training.abstract import abstract_batch, with_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig

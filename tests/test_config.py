@@ -12,12 +12,12 @@ import tyro
 from jaxlm import aot, finetune, pretrain, show
 from jaxlm.config import command_line, find_config, from_json, given_fields, load_config, to_json
 from jaxlm.data.config import DataConfig
+from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig
 from jaxlm.training.config import (
     RUN_FIELDS,
     FinetuneConfig,

@@ -13,9 +13,9 @@ from sklearn.metrics import accuracy_score
 
 from jaxlm import evaluate, generate, scoring
 from jaxlm.decoding import Decoder, left_context
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.scoring import Scored, sequence_log_probs, text_sequence
-from jaxlm.sharding import MeshConfig, make_mesh
 from jaxlm.tasks import CustomConfig, gpt1_sequences, read_labelled
 from jaxlm.text import train_sentencepiece
 from jaxlm.training.loaded import load_run

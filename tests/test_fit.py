@@ -8,10 +8,10 @@ import pytest
 from toy import TOY
 from toy_runs import make_stores, pretrain_arguments, run_here
 
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig, make_mesh
 from jaxlm.training import fit
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining

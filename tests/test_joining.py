@@ -14,14 +14,14 @@ import pytest
 from toy_processes import free_port
 from toy_runs import REPOSITORY
 
+from jaxlm.distributed import processes
 from jaxlm.errors import InputError
-from jaxlm.training import processes
 
 PROGRAM = """
 import json, os, sys
 import jax
 from jax._src import distributed
-from jaxlm.training.processes import DistributedConfig, start_processes
+from jaxlm.distributed.processes import DistributedConfig, start_processes
 
 for name in json.loads(sys.argv[1]):
     os.environ.pop(name, None)

@@ -21,13 +21,13 @@ FLOORS = {
         "jaxlm.config",
         "jaxlm.batch",
         "jaxlm.logs",
-        "jaxlm.devices",
+        "jaxlm.distributed",
         "jaxlm.output",
         "jaxlm.reading",
     ],
     1: ["jaxlm.nn", "jaxlm.text"],
     2: ["jaxlm.models"],
-    3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.sharding", "jaxlm.data"],
+    3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.data"],
     4: ["jaxlm.tasks"],
     5: ["jaxlm.checkpoints", "jaxlm.training", "jaxlm.interop", "jaxlm.evaluation", "jaxlm.views", "jaxlm.compiler"],
 }
@@ -48,10 +48,10 @@ STRANGERS = {
         "jaxlm.heads",
         "jaxlm.objectives",
         "jaxlm.optim",
-        "jaxlm.sharding",
+        "jaxlm.distributed",
         "jax",
     ],
-    "jaxlm.tasks": ["jaxlm.nn", "jaxlm.models", "jaxlm.optim", "jaxlm.sharding", "jax", "flax"],
+    "jaxlm.tasks": ["jaxlm.nn", "jaxlm.models", "jaxlm.optim", "jaxlm.distributed", "jax", "flax"],
 }
 # A library and the rooms that may import it.
 OWNERS = {

@@ -11,16 +11,9 @@ from jax.sharding import PartitionSpec as P
 from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, packed, random_params
 from toy_pairs import STILL_BERT, TOY_BERT, bert_shapes, init_bert, pair_rows, pretraining, random_bert
 
-from jaxlm import sharding
-from jaxlm.devices import compiling_for
-from jaxlm.errors import InputError
-from jaxlm.models.gpt import GPT
-from jaxlm.nn.execution import Execution
-from jaxlm.nn.linear import gathered
-from jaxlm.nn.partition import constrain, partition_spec
-from jaxlm.objectives import language_model
-from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
-from jaxlm.sharding import (
+from jaxlm.distributed import mesh as mesh_module
+from jaxlm.distributed.devices import compiling_for
+from jaxlm.distributed.mesh import (
     AXES,
     RULES,
     MeshConfig,
@@ -31,6 +24,13 @@ from jaxlm.sharding import (
     to_devices,
     use_mesh,
 )
+from jaxlm.distributed.partition import constrain, partition_spec
+from jaxlm.errors import InputError
+from jaxlm.models.gpt import GPT
+from jaxlm.nn.execution import Execution
+from jaxlm.nn.linear import gathered
+from jaxlm.objectives import language_model
+from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import abstract_state, fresh_state, new_state
 from jaxlm.training.step import make_eval_step, make_train_step, settings_of
 
@@ -207,7 +207,7 @@ def test_gradients_in_float32_travel_as_float32():
 def test_a_vocabulary_that_does_not_divide_stays_whole_and_is_logged(caplog):
     """Fails when 63 words are padded, cut unevenly or refused: rows that are not words would enter the softmax."""
     config = replace(CONFIG, vocab_size=63, num_layers=1, **NO_DROPOUT)
-    with caplog.at_level(logging.INFO, logger="jaxlm.sharding"):
+    with caplog.at_level(logging.INFO, logger="jaxlm.distributed.mesh"):
         losses, state, _ = run((2, 2, 2), config)
     assert "not divisible, so kept whole on every device: vocabulary (63) by tensor (2)" in caplog.text
     tokens = state.params["backbone"]["embeddings"]["tokens"]
@@ -391,7 +391,7 @@ def test_copies_of_the_model_lie_in_slices(monkeypatch):
 
     Fails when a slice's devices are dealt out to copies in turn, or fsdp is let across slices.
     """
-    monkeypatch.setattr(sharding, "slice_of", lambda device: device.id // 2 % 2)
+    monkeypatch.setattr(mesh_module, "slice_of", lambda device: device.id // 2 % 2)
     mesh = make_mesh(MeshConfig(data=-1, tensor=2))
     slices = [[device.id // 2 % 2 for device in copy.flat] for copy in mesh.devices]
     assert mesh.shape == {"data": 4, "fsdp": 1, "tensor": 2} and slices == [[0, 0], [0, 0], [1, 1], [1, 1]]

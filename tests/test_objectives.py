@@ -13,7 +13,7 @@ from flax import linen as nn
 from toy import LENGTH, STILL, examples, packed, random_params, windows
 
 from jaxlm.batch import ExampleBatch
-from jaxlm.devices import compiling_for
+from jaxlm.distributed.devices import compiling_for
 from jaxlm.heads import SequenceHead
 from jaxlm.models.gpt import GPT
 from jaxlm.objectives import language_model, mean, projected_cross_entropy, sequence_task

@@ -284,7 +284,7 @@ def test_sigterm_ends_only_a_process_that_has_nothing_to_save(saves, code):
     """Fails when an evaluation of several processes swallows SIGTERM, or training dies of it instead of being asked."""
     program = f"""
 import os, signal, time
-from jaxlm.training.processes import DistributedConfig, start_processes
+from jaxlm.distributed.processes import DistributedConfig, start_processes
 
 start_processes(DistributedConfig("localhost:{free_port()}", 1, 0), saves={saves})
 os.kill(os.getpid(), signal.SIGTERM)

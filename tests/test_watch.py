@@ -29,7 +29,7 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm.training.watch import GONE_AFTER, OWN_END
+from jaxlm.distributed.watchdog import GONE_AFTER, OWN_END
 
 pytestmark = pytest.mark.slow
 LOST = r"failed: worker {} was lost (\d+) s ago: killed, or its machine was taken away; all stop, .*"
@@ -39,8 +39,8 @@ import os, signal, sys, time
 import numpy as np
 from jax.experimental import multihost_utils
 from jaxlm.errors import RunError, run_command
-from jaxlm.training import watch
-from jaxlm.training.processes import DistributedConfig, start_processes
+from jaxlm.distributed import watchdog
+from jaxlm.distributed.processes import DistributedConfig, start_processes
 
 port, number, what, silence = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 watch.GONE_AFTER = silence
@@ -136,7 +136,7 @@ def test_four_workers_lose_the_coordinator_and_two_go_on(stores, tmp_path):
 def test_a_process_whose_neighbour_never_comes_says_so(number):
     """Fails when the runtime's abort, a signal and pages of C++, is all that a user sees."""
     program = f"""
-from jaxlm.training import processes
+from jaxlm.distributed import processes
 processes.JOIN_WITHIN = 3
 processes.start_processes(processes.DistributedConfig("localhost:{free_port()}", 2, {number}))"""
     ended = subprocess.run(

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxlm import devices, finetune
+from jaxlm import finetune
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.sharding import MeshConfig, make_mesh
+from jaxlm.distributed import devices
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.training import groups, members
 from jaxlm.training.record import Recorder
 from jaxlm.training.run import RunDirectory

@@ -29,11 +29,11 @@ from etils import epath
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from jaxlm.agreement import first_process_decides, of_every_process
 from jaxlm.checkpoints.checksums import leaf_checksums
 from jaxlm.checkpoints.storage import failure_reason, free_space, not_a_file, raise_unless_damage
 from jaxlm.checkpoints.trees import listed, named_leaves, nested_leaves, shape_and_type
-from jaxlm.devices import returning_memory
+from jaxlm.distributed.agreement import first_process_decides, of_every_process
+from jaxlm.distributed.devices import returning_memory
 from jaxlm.errors import InputError, RunError
 
 PyTree = Any

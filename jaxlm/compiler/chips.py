@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.devices import peak_of_kind
+from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError
 
 # Without these the library looks for a TPU, or for another process that holds one.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxlm.devices import RARELY
+from jaxlm.distributed.devices import RARELY
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -122,7 +122,7 @@ class Module:
         """Each operation that takes time, and how often it runs in one call of the module.
 
         Operations within a fusion are part of it. Of the branches of a condition the dearest counts, or the cheapest
-        where the program says that it is the usual one (`jaxlm.devices.RARELY`).
+        where the program says that it is the usual one (`jaxlm.distributed.devices.RARELY`).
         """
         yield from self._runs(self.entry, 1)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.interop.sources import KINDS, read_published
@@ -18,7 +19,6 @@ from jaxlm.nn.execution import Execution
 from jaxlm.output import whole_file
 from jaxlm.reading import parse_json, read_regular
 from jaxlm.training.loaded import load_run
-from jaxlm.training.processes import DistributedConfig
 
 ROWS = 8  # that run together
 

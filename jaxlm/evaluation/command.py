@@ -11,12 +11,12 @@ from typing import Any, TextIO
 
 import jax
 
+from jaxlm.distributed.mesh import MeshConfig, check_batch
+from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.logs import Progress
 from jaxlm.output import whole_file
-from jaxlm.sharding import MeshConfig, check_batch
 from jaxlm.training.labelling import default_batch_size
 from jaxlm.training.loaded import LoadedRun
-from jaxlm.training.processes import DistributedConfig
 
 DEFAULT_BATCH_SIZE = 32
 

@@ -17,9 +17,10 @@ import tyro
 from jax.sharding import Mesh
 
 from jaxlm.config import from_json
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
+from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import batch_size_for, output_file, say
-from jaxlm.sharding import MeshConfig, make_mesh, use_mesh
 from jaxlm.tasks import (
     CustomConfig,
     Encoded,
@@ -38,7 +39,6 @@ from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.labelling import Labelled, label_split, make_label_step
 from jaxlm.training.loaded import LoadedRun, load_run, split_run
 from jaxlm.training.members import write_files
-from jaxlm.training.processes import DistributedConfig
 from jaxlm.training.run import RunDirectory
 
 

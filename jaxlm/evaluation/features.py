@@ -18,11 +18,11 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.decoding import length_bucket
+from jaxlm.distributed.mesh import check_batch, host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, progress_of, say
 from jaxlm.models.bert import Bert
 from jaxlm.scoring import SMALLEST_BUCKET
-from jaxlm.sharding import check_batch, host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.tasks.encoder import arrange_segments
 from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer

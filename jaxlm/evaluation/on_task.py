@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
+from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
-from jaxlm.sharding import make_mesh, use_mesh
 from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, read_labelled
 from jaxlm.tasks.files import Errors
 from jaxlm.tasks.loading import standard_lengths

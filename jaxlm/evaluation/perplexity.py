@@ -8,11 +8,11 @@ import jax
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store, open_store
+from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, progress_of, say, write_figures
 from jaxlm.objectives import language_model
 from jaxlm.scoring import perplexity, text_notes
-from jaxlm.sharding import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import check_sizes
 from jaxlm.training.loaded import LoadedRun, load_run

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.errors import InputError
 from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
@@ -20,7 +21,6 @@ from jaxlm.nn.dropout import check_rate, dropout, fold
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
-from jaxlm.nn.partition import constrain, with_axes
 from jaxlm.nn.stack import stacked
 
 

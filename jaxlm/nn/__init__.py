@@ -5,7 +5,7 @@
     C choices   T tags                E examples         M masked places  Y segment types
     G gates of an LSTM
 
-Logical axis names, mapped to mesh axes in one table (`jaxlm/sharding.py`):
+Logical axis names, mapped to mesh axes in one table (`jaxlm/distributed/mesh.py`):
 `layers`, `vocabulary`, `positions`, `types`, `width`, `heads`, `head_width`, `feed_forward`, `classes`, `pooled`,
 `transform`, `gates`; activations use `batch` and `length`. `whole_width` is a width that fsdp does not cut;
 `head_width_in` and `feed_forward_in` are the inputs of a kernel that leads back to the width, which it does.

@@ -4,7 +4,7 @@ from typing import Literal
 
 import jax
 
-from jaxlm import devices
+from jaxlm.distributed import devices
 
 ActivationName = Literal["gelu_tanh", "gelu_erf"]
 

@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxlm import devices
+from jaxlm.distributed import devices
 from jaxlm.nn.attention_kernels import LANES, WIDEST_HEAD, cudnn, splash
 from jaxlm.nn.dropout import dropout
 

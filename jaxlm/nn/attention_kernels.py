@@ -12,8 +12,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     make_splash_mha,
 )
 
-from jaxlm import devices
-from jaxlm.nn.partition import current_spec
+from jaxlm.distributed import devices
+from jaxlm.distributed.partition import current_spec
 
 LANES = 128  # of a TPU's vector unit: splash's blocks of keys are multiples of it
 LARGEST_BLOCK = 512  # queries, or keys, at a time

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxlm import devices
+from jaxlm.distributed import devices
 from jaxlm.nn.linear import gathered, summed
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxlm import devices
+from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 from jaxlm.nn.attention import Backend
 

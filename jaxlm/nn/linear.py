@@ -14,9 +14,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxlm import devices
+from jaxlm.distributed import devices
+from jaxlm.distributed.partition import constrain
 from jaxlm.nn.execution import Execution
-from jaxlm.nn.partition import constrain
 
 Names = tuple[str | None, ...]
 # The axes that fsdp cuts, and what they are once put together.

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.linear import linear
-from jaxlm.nn.partition import with_axes
 
 
 class BiLSTM(nn.Module):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.nn.partition import with_axes
+from jaxlm.distributed.partition import with_axes
 
 
 class LayerNorm(nn.Module):

@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from jaxlm.data.pairs import chunk_options, empty_pairs
 from jaxlm.data.rows import empty_batch
+from jaxlm.distributed.mesh import batch_sharding
 from jaxlm.models.bert import BERT_BASE, BertConfig
 from jaxlm.models.gpt import GPT1
-from jaxlm.sharding import batch_sharding
 from jaxlm.training.config import PretrainConfig
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
+from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.heads import Features
 from jaxlm.masking import MaskingConfig
@@ -19,7 +20,6 @@ from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig
-from jaxlm.sharding import MeshConfig, check_batch
 
 # The config file decides which model it is; the command line offers that one's fields.
 ModelConfig = Annotated[GPTConfig | BertConfig, tyro.conf.AvoidSubcommands]

@@ -10,10 +10,10 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled
 
-from jaxlm.agreement import first_process_decides
 from jaxlm.compiler.estimate import memory_of
+from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.mesh import check_batch, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.sharding import check_batch, use_mesh
 from jaxlm.training.abstract import abstract_batch
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining

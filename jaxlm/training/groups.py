@@ -28,11 +28,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlm.checkpoints import Checkpoints
-from jaxlm.devices import peak_tflops, platform
+from jaxlm.distributed.devices import peak_tflops, platform
+from jaxlm.distributed.mesh import host_rows, to_devices
+from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
 from jaxlm.logs import MetricsLog
-from jaxlm.nn.partition import use_rules
-from jaxlm.sharding import host_rows, to_devices
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.members import (

@@ -13,8 +13,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.batch import ExampleBatch
+from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.objectives import task_loss
-from jaxlm.sharding import host_rows, to_devices
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
 from jaxlm.training.network import Network
 

@@ -15,12 +15,12 @@ from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.decoding import left_context
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.reading import read_signed
-from jaxlm.sharding import MeshConfig, make_mesh, state_shardings
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from jaxlm.data.arrays import DamagedStore
+from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import RunError, Stopped
-from jaxlm.training.processes import StopSignal
 from jaxlm.training.record import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
 

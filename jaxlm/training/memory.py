@@ -6,7 +6,7 @@ import jax
 from jax.stages import Compiled
 
 from jaxlm.compiler.estimate import memory_of
-from jaxlm.devices import available_memory
+from jaxlm.distributed.devices import available_memory
 from jaxlm.errors import InputError
 
 READ_AHEAD = 6  # batches in host memory at a time: four that are read ahead, and one in each of two threads

@@ -7,8 +7,8 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
+from jaxlm.distributed.mesh import abstract_replicated
 from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
-from jaxlm.sharding import abstract_replicated
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.state import TrainState, abstract_state, fresh_state
@@ -39,7 +39,7 @@ class TrainingProgram:
 
 
 def training_program(pretraining: Pretraining, config: PretrainConfig, mesh: Mesh) -> TrainingProgram:
-    """The program of `config` on `mesh`, which must be in use (`jaxlm.sharding.use_mesh`).
+    """The program of `config` on `mesh`, which must be in use (`jaxlm.distributed.mesh.use_mesh`).
 
     Learning rates, schedule, the number of steps and log_every are not in it: they are data, `Settings`. Nothing is
     allocated or compiled. micro_batches is a number (`jaxlm.training.fit` resolves auto).

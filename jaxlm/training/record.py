@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.devices import peak_tflops
+from jaxlm.distributed.devices import peak_tflops
 from jaxlm.errors import LOGGERS, RunError
 from jaxlm.logs import LiveLine, Meter, MetricsLog, Work
 from jaxlm.training.run import RunDirectory

@@ -13,7 +13,7 @@ from jaxlm.compiler.calibration import calibration
 from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.data.phases import Phase, phases
-from jaxlm.sharding import make_mesh
+from jaxlm.distributed.mesh import make_mesh
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.fit import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.training.pretraining import make_pretraining

@@ -19,7 +19,7 @@ from pathlib import Path
 from etils import epath
 
 from jaxlm.checkpoints.storage import failure_reason
-from jaxlm.devices import user_cache
+from jaxlm.distributed.devices import user_cache
 from jaxlm.errors import InputError, RunError
 
 LARGE = ("checkpoints", "kept")  # folders that Orbax alone reads and writes, where they lie

@@ -32,7 +32,7 @@ from typing import Any, TextIO
 import jax
 from etils import epath
 
-from jaxlm.agreement import first_process_decides
+from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
 from jaxlm.reading import parse_json, read_object, read_regular

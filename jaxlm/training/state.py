@@ -9,8 +9,8 @@ from flax import linen as nn
 from flax import struct
 from jax.sharding import Mesh
 
+from jaxlm.distributed.mesh import state_shardings
 from jaxlm.optim import Optimizer
-from jaxlm.sharding import state_shardings
 
 
 @struct.dataclass

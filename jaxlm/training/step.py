@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxlm.devices import RARELY
+from jaxlm.distributed.devices import RARELY
 from jaxlm.objectives import Objective, mean
 from jaxlm.optim import Optimizer, OptimizerConfig, Schedule, schedule_of
 from jaxlm.training.state import TrainState

@@ -12,9 +12,9 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.devices import compiling_for
+from jaxlm.distributed.devices import compiling_for
+from jaxlm.distributed.partition import partition_spec, use_rules
 from jaxlm.errors import InputError
-from jaxlm.nn.partition import partition_spec, use_rules
 
 AXES = ("data", "fsdp", "tensor")
 
