@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jaxlm.checkpoints import Checkpoints
-from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.config import command_line, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError, run_command
@@ -27,12 +25,14 @@ from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import transformers_installed, verify
 from jaxlm.models.bert import BertConfig
 from jaxlm.output import write_json
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import CustomConfig
 from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Case, Tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.loaded import LoadedRun, load_run
-from jaxlm.training.run import RunDirectory
 
 
 @dataclass(frozen=True)

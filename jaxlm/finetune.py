@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import tyro
 
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line, to_json
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.devices import prepare_process
@@ -23,6 +22,8 @@ from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.output import write_json, write_synced
 from jaxlm.reading import read_signed
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.tasks import (
     ROLES,
     CustomConfig,
@@ -52,7 +53,6 @@ from jaxlm.training.groups import run_members
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.members import Work, make_programs, member_directory, read_predictions
 from jaxlm.training.memory import check_batch_memory
-from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, limited
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batches, describe_rows
@@ -29,6 +28,10 @@ from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, run_command
 from jaxlm.interop.sources import KINDS
 from jaxlm.logs import MetricsLog
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory, saved_config
+from jaxlm.runs.recorder import Recorder
+from jaxlm.runs.remote import is_url
 from jaxlm.training.abstract import abstract_batch, abstract_rows
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
@@ -37,9 +40,6 @@ from jaxlm.training.loop import Intervals, Profile, explain_failure, train
 from jaxlm.training.memory import check_batch_memory
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import TrainingProgram, training_program
-from jaxlm.training.record import Recorder
-from jaxlm.training.remote import is_url
-from jaxlm.training.run import RunDirectory, saved_config
 from jaxlm.training.start import (
     Source,
     check_tokenizer,

@@ -14,10 +14,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line, load_config
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError, run_command
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.remote import is_url
 from jaxlm.tasks import (
     CustomConfig,
     read_task,
@@ -25,8 +27,6 @@ from jaxlm.tasks import (
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.loaded import run_config, split_run
-from jaxlm.training.remote import is_url
-from jaxlm.training.run import RunDirectory
 from jaxlm.training.trained_length import trained_length
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.run import run_lines

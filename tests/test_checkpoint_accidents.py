@@ -22,7 +22,7 @@ KILLED = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from pathlib import Path
-from jaxlm.checkpoints import Checkpoints
+from jaxlm.runs.checkpoints import Checkpoints
 
 state = {"x": jnp.zeros((400, 500)), "step": jnp.int32(0)}
 abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
@@ -46,7 +46,7 @@ FULL = """
 import sys, time
 import jax.numpy as jnp, numpy as np
 from pathlib import Path
-from jaxlm.checkpoints import Checkpoints
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.errors import run_command
 
 def main():
@@ -71,10 +71,11 @@ jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[3]))
 import numpy as np
 from pathlib import Path
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxlm.checkpoints import Checkpoints, leaf_checksums
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.errors import InputError
 from jaxlm.distributed.agreement import first_process_decides
-from jaxlm.training.run import RunDirectory
+from jaxlm.runs.directory import RunDirectory
 
 mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
 def put(array, *spec):

@@ -21,11 +21,11 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxlm.checkpoints import store
-from jaxlm.checkpoints.checksums import leaf_checksums
-from jaxlm.checkpoints.store import Checkpoints, DamagedCheckpoint, _hash
-from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.errors import InputError, RunError
+from jaxlm.runs import checkpoints as checkpoints_module
+from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, _hash
+from jaxlm.runs.checksums import leaf_checksums
+from jaxlm.runs.trees import named_leaves
 
 CONFIG = {"model": {"kind": "gpt", "width": 32}, "optimizer": {"peak_lr": 6.25e-5}}
 
@@ -145,7 +145,7 @@ def test_memory_freed_while_reading_goes_back_to_the_system(tmp_path, monkeypatc
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("the C library is not glibc")
     state = save_steps(tmp_path, 1)
-    read_arrays = store._read_arrays
+    read_arrays = checkpoints_module._read_arrays
     returned = []
 
     def resident() -> int:
@@ -160,7 +160,7 @@ def test_memory_freed_while_reading_goes_back_to_the_system(tmp_path, monkeypatc
         del last  # until here: memory at the end of the heap goes back anyway
         return read_arrays(*arguments)
 
-    monkeypatch.setattr(store, "_read_arrays", read_in_pieces)
+    monkeypatch.setattr(checkpoints_module, "_read_arrays", read_in_pieces)
     Checkpoints(tmp_path, read_only=True).restore(abstract(state))
     assert returned[0] > 0.7 * 40 * 2**22
 
@@ -403,7 +403,7 @@ def test_a_failed_save_of_many_arrays_says_nothing_but_its_error(tmp_path):
     code = """
 import gc, resource, signal, sys
 import jax.numpy as jnp, numpy as np
-from jaxlm.checkpoints import Checkpoints
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.errors import RunError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

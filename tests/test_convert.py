@@ -15,7 +15,6 @@ import toy_run
 from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, checksums, run_here
 
-from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.errors import InputError
 from jaxlm.evaluation.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.interop.export import planned_export, write_export
@@ -24,6 +23,7 @@ from jaxlm.interop.tensors import FILE
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.reading import read_signed
+from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
 from jaxlm.training.loaded import load_run

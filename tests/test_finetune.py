@@ -29,13 +29,13 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.config import command_line
 from jaxlm.errors import InputError
 from jaxlm.finetune import Arguments, plan
 from jaxlm.logs import read_metrics
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.run import RunDirectory
 from jaxlm.training.trained_length import OF_START, trained_length
 
 SEEDS = ("--seeds", 2, "--num-epochs", 4)

@@ -17,9 +17,9 @@ from toy_encoder import KINDS, arguments, lines, make_files
 from toy_runs import assert_one_line, checkpoints, metrics, run_here, starts
 
 from jaxlm import finetune, predict
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.logs import read_metrics
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training import groups
 
 toy_runs.COMMANDS["predict"] = predict.main

@@ -29,7 +29,7 @@ from toy_runs import (
 )
 from toy_stops import Killed, Moments, prepare, raise_killed
 
-from jaxlm.checkpoints import Checkpoints
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training import members
 
 SIZES = (

@@ -29,7 +29,7 @@ FLOORS = {
     2: ["jaxlm.models"],
     3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.data"],
     4: ["jaxlm.tasks"],
-    5: ["jaxlm.checkpoints", "jaxlm.training", "jaxlm.interop", "jaxlm.evaluation", "jaxlm.views", "jaxlm.compiler"],
+    5: ["jaxlm.runs", "jaxlm.training", "jaxlm.interop", "jaxlm.evaluation", "jaxlm.views", "jaxlm.compiler"],
 }
 # Modules beside these packages that are no command: decoding, scoring and the like.
 FLOOR_OF_ENGINE = 5
@@ -55,7 +55,7 @@ STRANGERS = {
 }
 # A library and the rooms that may import it.
 OWNERS = {
-    "orbax": ["jaxlm.checkpoints"],
+    "orbax": ["jaxlm.runs"],
     "sentencepiece": ["jaxlm.text"],
     "sentencex": ["jaxlm.data.sentences"],
     "tokenizers": ["jaxlm.text"],
@@ -65,8 +65,8 @@ OWNERS = {
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
     "tensorboardX": ["jaxlm.logs"],
-    "etils": ["jaxlm.checkpoints.store", "jaxlm.training.remote", "jaxlm.training.run"],
-    "fsspec": ["jaxlm.training.remote"],
+    "etils": ["jaxlm.runs.checkpoints", "jaxlm.runs.remote", "jaxlm.runs.directory"],
+    "fsspec": ["jaxlm.runs.remote"],
     "transformers": ["jaxlm.interop"],
     "torch": ["jaxlm.interop"],
     "pickle": [],
@@ -235,5 +235,5 @@ def test_map_catches_what_it_should():
     ]
     with pytest.raises(AssertionError, match="relative"):
         imports_of("from . import y\n", "x")
-    assert floor("jaxlm.training.loop") == 5 and floor("jaxlm.bench") == 6 and floor("jaxlm.checkpoints") == 5
+    assert floor("jaxlm.training.loop") == 5 and floor("jaxlm.bench") == 6 and floor("jaxlm.runs") == 5
     assert floor("jaxlm.optim") == 3 and floor("jaxlm.unheard_of.thing") is None

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxlm.checkpoints import merge_parameters
 from jaxlm.errors import InputError
+from jaxlm.runs.merge import merge_parameters
 
 
 def parameters(rows: int, layers: int = 4, *, head: int | None = None, value: float = 0.0) -> dict:

@@ -44,13 +44,13 @@ from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.logs import MetricsLog, read_metrics
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer
 from jaxlm.training import start
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.loaded import run_config
-from jaxlm.training.record import Recorder
-from jaxlm.training.run import RunDirectory
 
 STEPS, SWITCH, SAVES = 24, 12, 6
 # Without decay, runs of other lengths share the compiled programs of this one; it switches its length all the same.

@@ -16,7 +16,6 @@ import pytest
 from parity import published_case as case
 from safetensors.numpy import load_file, save_file
 
-from jaxlm.checkpoints.trees import named_leaves, nested_leaves
 from jaxlm.decoding import Decoder, Sampling
 from jaxlm.errors import InputError
 from jaxlm.evaluation.activations import IdRows, activations, model_outputs
@@ -30,6 +29,7 @@ from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
 from jaxlm.optim import OptimizerConfig, make_optimizer, schedule_of
+from jaxlm.runs.trees import named_leaves, nested_leaves
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LISTED = json.loads((GOLDEN / "published.json").read_text())

@@ -16,12 +16,12 @@ from jaxlm.evaluation.activations import read_ids
 from jaxlm.interop.files import read_object
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.reading import open_regular, parse_json, read_regular
+from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import TASKS
 from jaxlm.tasks.race import read_race
 from jaxlm.tasks.squad import read_questions
 from jaxlm.text.bpe import read_vocabulary
 from jaxlm.training.loaded import saved_task
-from jaxlm.training.run import RunDirectory
 from jaxlm.views.run import from_file
 
 NESTED = "[" * 1_000_000

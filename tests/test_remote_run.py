@@ -34,12 +34,12 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.errors import InputError, RunError
 from jaxlm.logs import MetricsLog, read_metrics
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory, split_start
+from jaxlm.runs.remote import Mirror, entries
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training.remote import Mirror, entries
-from jaxlm.training.run import RunDirectory, split_start
 
 STAND_IN = Path(__file__).resolve().parent / "stand_in" / "gcs.py"
 STEPS = 100

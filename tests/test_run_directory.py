@@ -14,8 +14,8 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.output import write_json
+from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training.run import RunDirectory, split_start
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIG = {"model": {"width": 32, "rates": (0.1, 0.2)}, "mesh": {"fsdp": 1}, "log_every": 10, "seed": 0}
@@ -101,7 +101,7 @@ def test_a_missing_or_damaged_config_is_one_line(tmp_path):
 
 def test_two_programs_cannot_train_one_run(tmp_path):
     program = (
-        "import sys\nfrom jaxlm.training.run import RunDirectory\n"
+        "import sys\nfrom jaxlm.runs.directory import RunDirectory\n"
         "RunDirectory(sys.argv[1]).open({'seed': 0})\nprint('open', flush=True)\nsys.stdin.read()"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}

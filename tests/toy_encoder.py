@@ -14,11 +14,11 @@ from toy_run import save
 from jaxlm.config import to_json
 from jaxlm.models.bert import BertConfig
 from jaxlm.output import write_json
+from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig, TaskOptions, read_task
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.network import make_network
-from jaxlm.training.run import RunDirectory
 
 WORDS = [first + second for first in "bdfgklmn" for second in ("a", "e", "i", "o")]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS), "?", "."]

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm import convert, doctor, evaluate, finetune, generate, predict, pretrain, show
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
 from jaxlm.logs import read_metrics
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.text import Tokenizer, train_sentencepiece, train_wordpiece
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -18,12 +18,12 @@ import jax
 import pytest
 
 from jaxlm import finetune
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.recorder import Recorder
 from jaxlm.training import groups, members
-from jaxlm.training.record import Recorder
-from jaxlm.training.run import RunDirectory
 
 
 class Killed(BaseException):

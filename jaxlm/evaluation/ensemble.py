@@ -21,6 +21,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import batch_size_for, output_file, say
+from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import (
     CustomConfig,
     Encoded,
@@ -39,7 +40,6 @@ from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.labelling import Labelled, label_split, make_label_step
 from jaxlm.training.loaded import LoadedRun, load_run, split_run
 from jaxlm.training.members import write_files
-from jaxlm.training.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.checkpoints.trees import nested_leaves
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.runs.trees import nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
 

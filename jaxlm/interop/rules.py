@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxlm.checkpoints.trees import listed
 from jaxlm.errors import InputError
 from jaxlm.interop.tensors import FLOATS, Info, Planned
+from jaxlm.runs.trees import listed
 
 Shape = tuple[int, ...]
 

@@ -27,12 +27,13 @@ from flax import struct
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlm.checkpoints import Checkpoints
 from jaxlm.distributed.devices import peak_tflops, platform
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
 from jaxlm.logs import MetricsLog
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.members import (
@@ -51,7 +52,6 @@ from jaxlm.training.members import (
     started_state,
     write_failure,
 )
-from jaxlm.training.record import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
 from jaxlm.training.step import Settings
 

@@ -12,7 +12,7 @@ import jax
 from jaxlm.data.arrays import DamagedStore
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import RunError, Stopped
-from jaxlm.training.record import Diverged, NotFinite, Recorder
+from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
 
 log = logging.getLogger(__name__)

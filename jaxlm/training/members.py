@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm.checkpoints import Checkpoints, DamagedCheckpoint, Metadata, leaf_checksums
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.distributed.processes import StopSignal
@@ -30,14 +29,16 @@ from jaxlm.errors import InputError
 from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json, write_synced
 from jaxlm.reading import read_regular, read_signed
+from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
+from jaxlm.runs.checksums import leaf_checksums
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.labelling import label_split, make_label_step
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.network import Network, make_network
-from jaxlm.training.record import Recorder
-from jaxlm.training.run import RunDirectory
 from jaxlm.training.start import Source, fresh_pooler, with_parameters
 from jaxlm.training.state import TrainState, abstract_state, fresh_state, from_saved, saved_part
 from jaxlm.training.step import Settings, make_train_step, settings_of

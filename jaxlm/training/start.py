@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxlm.checkpoints import Checkpoints, merge_parameters
 from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
@@ -19,9 +18,11 @@ from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory, saved_config, split_start
+from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import MAY_DIFFER, ModelConfig
-from jaxlm.training.run import RunDirectory, saved_config, split_start
 from jaxlm.training.state import TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
 

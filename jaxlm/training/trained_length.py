@@ -12,9 +12,9 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import phases, trained_phase
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
+from jaxlm.runs.directory import ADDED_FIELDS, RunDirectory, split_start
+from jaxlm.runs.remote import is_url
 from jaxlm.training.config import FINETUNING, kind_of_run
-from jaxlm.training.remote import is_url
-from jaxlm.training.run import ADDED_FIELDS, RunDirectory, split_start
 
 # The field of config.json with the trained length of what a run started from; runs made by earlier versions lack it.
 OF_START = "start_trained_length"

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.checkpoints import Checkpoints
-from jaxlm.checkpoints.trees import named_leaves
 from jaxlm.errors import InputError
 from jaxlm.logs import read_metrics
 from jaxlm.reading import read_signed
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.trees import named_leaves
 from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.loaded import run_config
-from jaxlm.training.run import RunDirectory
 from jaxlm.training.validation import figures_said
 from jaxlm.views.store import tokenizer_lines
 

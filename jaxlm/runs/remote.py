@@ -18,9 +18,9 @@ from pathlib import Path
 
 from etils import epath
 
-from jaxlm.checkpoints.storage import failure_reason
 from jaxlm.distributed.devices import user_cache
 from jaxlm.errors import InputError, RunError
+from jaxlm.runs.storage_errors import failure_reason
 
 LARGE = ("checkpoints", "kept")  # folders that Orbax alone reads and writes, where they lie
 LOCK = "lock"  # of the folder on this machine

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlm.checkpoints.trees import named_leaves
+from jaxlm.runs.trees import named_leaves
 
 PyTree = Any
 GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio, odd

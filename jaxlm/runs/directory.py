@@ -36,8 +36,8 @@ from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.output import sync_directory, write_json
 from jaxlm.reading import parse_json, read_object, read_regular
+from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.remote import LOCK, Mirror, entries, is_url
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.checkpoints.trees import listed, named_leaves, shape_and_type
 from jaxlm.errors import InputError
+from jaxlm.runs.trees import listed, named_leaves, shape_and_type
 
 PyTree = Any
 
