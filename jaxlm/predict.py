@@ -20,8 +20,8 @@ from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError, run_command
-from jaxlm.logs import Progress
 from jaxlm.output import whole_file
+from jaxlm.progress import Progress
 from jaxlm.tasks import encode_examples, read_rows
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep

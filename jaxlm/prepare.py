@@ -23,7 +23,7 @@ from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_unit
 from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
-from jaxlm.logs import Progress
+from jaxlm.progress import Progress
 from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
 
 # A tokenizer is trained on no more text than this, taken evenly from all of it.

@@ -27,9 +27,9 @@ from jaxlm.distributed.processes import DistributedConfig, StopSignal, start_pro
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, run_command
 from jaxlm.interop.sources import KINDS
-from jaxlm.logs import MetricsLog
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config
+from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
 from jaxlm.training.abstract import abstract_batch, abstract_rows

@@ -32,9 +32,9 @@ from toy_runs import (
 from jaxlm.config import command_line
 from jaxlm.errors import InputError
 from jaxlm.finetune import Arguments, plan
-from jaxlm.logs import read_metrics
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.trained_length import OF_START, trained_length
 

@@ -18,8 +18,8 @@ from toy_runs import assert_one_line, checkpoints, metrics, run_here, starts
 
 from jaxlm import finetune, predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.logs import read_metrics
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training import groups
 
 toy_runs.COMMANDS["predict"] = predict.main

@@ -35,8 +35,8 @@ from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
-from jaxlm.logs import read_metrics
 from jaxlm.objectives import language_model
+from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.scoring import Scored, sequence_log_probs
 from jaxlm.text import load_tokenizer, train_sentencepiece
 from jaxlm.training import compiled, memory, start

@@ -43,8 +43,8 @@ from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
-from jaxlm.logs import MetricsLog, read_metrics
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer
 from jaxlm.training import start

@@ -30,7 +30,7 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm.logs import read_metrics
+from jaxlm.runs.metrics_log import read_metrics
 
 pytestmark = pytest.mark.slow
 STEPS = ("--num-steps", 20, "--checkpoint-every", 10)

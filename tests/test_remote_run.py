@@ -35,9 +35,9 @@ from toy_runs import (
 )
 
 from jaxlm.errors import InputError, RunError
-from jaxlm.logs import MetricsLog, read_metrics
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
+from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.remote import Mirror, entries
 from jaxlm.text import load_tokenizer, train_sentencepiece
 

@@ -12,11 +12,11 @@ from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.data.store import Store
 from jaxlm.data.writer import write_store
-from jaxlm.logs import MetricsLog
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.output import write_json
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
 from jaxlm.text import Tokenizer, train_sentencepiece
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json

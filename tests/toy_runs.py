@@ -19,8 +19,8 @@ from typing import Any
 from jaxlm import convert, doctor, evaluate, finetune, generate, predict, pretrain, show
 from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
-from jaxlm.logs import read_metrics
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.text import Tokenizer, train_sentencepiece, train_wordpiece
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ import jax
 
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.distributed.processes import DistributedConfig
-from jaxlm.logs import Progress
 from jaxlm.output import whole_file
+from jaxlm.progress import Progress
 from jaxlm.training.labelling import default_batch_size
 from jaxlm.training.loaded import LoadedRun
 

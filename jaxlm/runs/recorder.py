@@ -9,8 +9,10 @@ import numpy as np
 
 from jaxlm.distributed.devices import peak_tflops
 from jaxlm.errors import LOGGERS, RunError
-from jaxlm.logs import LiveLine, Meter, MetricsLog, Work
+from jaxlm.progress import LiveLine
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.meter import Meter, Work
+from jaxlm.runs.metrics_log import MetricsLog
 
 GATE_SHARE = 0.25  # of the run, after which the loss should have left the unigram entropy
 GATE_STEPS = 2000  # and after which it should have at the latest

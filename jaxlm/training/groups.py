@@ -31,8 +31,8 @@ from jaxlm.distributed.devices import peak_tflops, platform
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
-from jaxlm.logs import MetricsLog
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.loop import Intervals, train

@@ -26,12 +26,13 @@ from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import InputError
-from jaxlm.logs import MetricsLog, even_work
 from jaxlm.output import write_json, write_synced
 from jaxlm.reading import read_regular, read_signed
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.meter import even_work
+from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep

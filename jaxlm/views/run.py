@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.logs import read_metrics
 from jaxlm.reading import read_signed
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.trees import named_leaves
 from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig

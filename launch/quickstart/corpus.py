@@ -30,7 +30,7 @@ from prose import paragraphs_of
 from sources import descriptions, installed_roots, python_files, texts_of_source
 
 from jaxlm.errors import InputError, RunError, run_command
-from jaxlm.logs import Progress
+from jaxlm.progress import Progress
 
 FORMAT = 1  # of the output and of the rules that decide it; a directory of another number is not reused
 LONGEST_FILE = 2_000_000  # bytes; what is longer was generated

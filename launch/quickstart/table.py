@@ -17,7 +17,8 @@ from typing import Any
 from baseline import read_pairs
 
 from jaxlm.errors import InputError, run_command
-from jaxlm.logs import duration, read_metrics
+from jaxlm.progress import duration
+from jaxlm.runs.metrics_log import read_metrics
 
 PRETRAINED, SCRATCH, LONG = "finetuned", "scratch", "scratch-long"  # directories of the three fine-tunings
 ARMS = {

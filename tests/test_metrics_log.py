@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import RunError
-from jaxlm.logs import LiveLine, Meter, MetricsLog, Progress, duration, even_work, read_metrics
+from jaxlm.progress import LiveLine, Progress, duration
+from jaxlm.runs.meter import Meter, even_work
+from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 
 
 def steps(directory) -> list[int]:
@@ -158,7 +160,7 @@ def screen(text: str) -> list[str]:
 
 
 def test_the_live_line_is_redrawn_and_notes_stand_above_it(monkeypatch):
-    monkeypatch.setattr("jaxlm.logs._REDRAW_SECONDS", 0)
+    monkeypatch.setattr("jaxlm.progress._REDRAW_SECONDS", 0)
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
     line = LiveLine(100, every=50, stream=stream)
@@ -181,7 +183,7 @@ def test_the_live_line_is_redrawn_and_notes_stand_above_it(monkeypatch):
 
 
 def test_the_live_line_never_wraps(monkeypatch):
-    monkeypatch.setattr("jaxlm.logs._REDRAW_SECONDS", 0)
+    monkeypatch.setattr("jaxlm.progress._REDRAW_SECONDS", 0)
     monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
     LiveLine(100, stream=stream).update(1, loss=5.25)

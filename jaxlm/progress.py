@@ -1,0 +1,200 @@
+"""Progress of work, as one line that is redrawn on a terminal and plain lines elsewhere."""
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+_REDRAW_SECONDS = 0.1  # the fastest a terminal line is redrawn
+
+
+_PLAIN_SECONDS = 10.0  # the time between two plain lines of a Progress
+
+
+class _Line:
+    """One line that is redrawn on a terminal, and plain lines elsewhere. Standard error unless told."""
+
+    def __init__(self, stream: TextIO | None, active: bool):
+        self._stream = stream if stream is not None else sys.stderr
+        self._active = active
+        self.on_terminal = active and self._stream.isatty()
+        self._drawn = ""
+
+    def redraw(self, text: str) -> None:
+        if self.on_terminal:
+            columns = shutil.get_terminal_size().columns
+            self._drawn = text[: columns - 1]
+            self._put(f"\r\x1b[2K{self._drawn}")
+
+    def print(self, text: str) -> None:
+        """A line of its own; the live line, if any, goes on below it."""
+        if not self._active:
+            return
+        self._put(f"\r\x1b[2K{text}\n{self._drawn}" if self._drawn else f"{text}\n")
+
+    def end(self) -> None:
+        if self._drawn:
+            self._put("\n")
+            self._drawn = ""
+
+    def _put(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class LiveLine:
+    """Training's line: step, loss, learning rate, gradient norm, tokens/s, MFU, waiting for data, time left.
+
+    total: the step at which training ends. every: plain lines come at multiples of it and at the end.
+    active: False on processes other than 0, where nothing is written.
+    """
+
+    def __init__(self, total: int, *, every: int = 1, stream: TextIO | None = None, active: bool = True):
+        self._total = total
+        self._every = max(every, 1)
+        self._line = _Line(stream, active)
+        self._active = active
+        self._last_drawn = -math.inf
+
+    def update(
+        self,
+        step: int,
+        *,
+        loss: float,
+        learning_rate: float | None = None,
+        grad_norm: float | None = None,
+        tokens_per_second: float | None = None,
+        mfu: float | None = None,
+        waiting: float | None = None,
+        eta: float | None = None,
+    ) -> None:
+        """Show the metrics of a step. mfu and waiting: fractions; eta: seconds; what is None shows as -."""
+        if not self._active:
+            return
+        is_last = step >= self._total
+        if self._line.on_terminal:
+            now = time.monotonic()
+            if now - self._last_drawn < _REDRAW_SECONDS and not is_last:
+                return
+            self._last_drawn = now
+        elif step % self._every and not is_last:
+            return
+        text = "  ".join(
+            (
+                f"step {step}/{self._total}",
+                f"loss {loss:.4f}",
+                f"lr {_number(learning_rate, '.3g')}",
+                f"grad {_number(grad_norm, '.3g')}",
+                f"{_rate(tokens_per_second)} tokens/s",
+                f"MFU {_percent(mfu)}",
+                f"waiting {_percent(waiting)}",
+                f"ETA {duration(eta)}",
+            )
+        )
+        if self._line.on_terminal:
+            self._line.redraw(text)
+        else:
+            self._line.print(text)
+
+    def note(self, text: str) -> None:
+        """A line of its own: a checkpoint was saved, a validation result."""
+        self._line.print(text)
+
+    def warn(self, text: str) -> None:
+        """A warning on a line of its own."""
+        self._line.print(f"warning: {text}")
+
+    def close(self) -> None:
+        self._line.end()
+
+
+class Progress:
+    """Progress of work with a known or unknown end: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`."""
+
+    def __init__(
+        self,
+        what: str,
+        total: float | None = None,
+        *,
+        stream: TextIO | None = None,
+        active: bool = True,
+        seconds: float = _PLAIN_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._what = what
+        self._total = total
+        self._line = _Line(stream, active)
+        self._clock = clock
+        self._seconds = _REDRAW_SECONDS if self._line.on_terminal else seconds
+        self._began = self._shown = clock()
+        self._done = 0.0
+        self._first: float | None = None  # work done before this start is not this start's speed
+
+    def update(self, done: float, note: str = "") -> None:
+        """`done` of `total` is done; shown at most every tenth of a second, or ten seconds off a terminal."""
+        self._done = done
+        if self._first is None:
+            self._first = done
+        now = self._clock()
+        if now - self._shown >= self._seconds:
+            self._shown = now
+            self._show(now, note)
+
+    def note(self, text: str) -> None:
+        self._line.print(text)
+
+    def close(self) -> None:
+        """Show where it ended."""
+        self._show(self._clock(), "", is_end=True)
+        self._line.end()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _show(self, now: float, note: str, *, is_end: bool = False) -> None:
+        seconds = now - self._began
+        speed = (self._done - (self._first or 0.0)) / seconds if seconds > 0 else 0.0
+        share = f"/{self._total:,.0f} ({self._done / self._total:.0%})" if self._total else ""
+        left = (self._total - self._done) / speed if self._total and speed > 0 else None
+        end = f"in {duration(seconds)}" if is_end else f"ETA {duration(left)}"
+        text = "  ".join(
+            part for part in (self._what, f"{self._done:,.0f}{share}", f"{_rate(speed)}/s", end, note) if part
+        )
+        if self._line.on_terminal:
+            self._line.redraw(text)
+        else:
+            self._line.print(text)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 0:07, 12:05, 3:02:01 or 2d 03:00; - for None or what is not finite."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _rate(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.1f}{letter}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

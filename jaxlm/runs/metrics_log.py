@@ -1,0 +1,191 @@
+"""metrics.jsonl and the TensorBoard files of a run directory.
+
+tensorboardX and the number of this process are looked up only when a MetricsLog opens.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxlm.errors import InputError, RunError
+from jaxlm.output import sync_directory
+from jaxlm.reading import open_regular, parse_json
+
+
+class MetricsLog:
+    """metrics.jsonl and tensorboard/ of a run directory; on processes other than 0 everything here does nothing.
+
+    One JSON object a line, `step` first, flushed when written. Floats are written in the shortest form that reads
+    back to the same bits (as a Python float; a float32 is widened first). JSON has no nan and no infinity: they are
+    written as the strings "NaN", "Infinity" and "-Infinity", which `float` and `read_metrics` understand.
+
+    resume_step: the step of the checkpoint that training goes on from; lines beyond it and a torn last line are
+    dropped (written anew, synced, renamed), and TensorBoard is told to purge from resume_step + 1. None: from
+    scratch, nothing is kept. scope: values that stand in every line ({"seed": 1}); lines of another scope are kept as
+    they are, and TensorBoard shows each scope as a run of its own. `notes` holds a sentence when lines were dropped.
+
+    scope: JSON values that name one of several trainings in the same file ({"seed": 3}): each line carries them, only
+    lines of the same scope are dropped, and TensorBoard shows each scope as a run of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        resume_step: int | None,
+        *,
+        scope: Mapping[str, Any] | None = None,
+        process: int | None = None,
+    ):
+        if process is None:
+            import jax  # only a run logs metrics, and it has imported jax by now
+
+            process = jax.process_index()
+        self.path = Path(directory) / "metrics.jsonl"
+        self.notes: list[str] = []
+        self._scope = dict(scope or {})
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if process != 0:
+            return
+        with _disk_errors(self.path):
+            self._trim(resume_step)
+            self._file = self.path.open("a", encoding="utf-8")
+            from tensorboardX import SummaryWriter  # half a second; other programs use this file's progress lines
+
+            # From scratch it purges too: an earlier start may have been killed before its first checkpoint.
+            purge_step = 0 if resume_step is None else resume_step + 1
+            board = Path(directory) / "tensorboard" / ",".join(f"{name}={value}" for name, value in self._scope.items())
+            suffix = f".{time.time_ns()}"  # two starts within a second would write over each other's file
+            self._board = SummaryWriter(str(board), purge_step=purge_step, flush_secs=30, filename_suffix=suffix)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append a line. Values: numbers (0-d arrays too), strings, booleans, None, lists and dictionaries of them.
+
+        TensorBoard gets the finite numbers. RunError when the disk is full.
+        """
+        if self._file is None:
+            return
+        plain = {name: _plain(value) for name, value in values.items()}
+        finite = {name: _finite(value) for name, value in plain.items()}
+        line = json.dumps({"step": step} | self._scope | finite, allow_nan=False)
+        with _disk_errors(self.path):
+            self._file.write(line + "\n")
+            self._file.flush()
+            for name, value in plain.items():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    self._board.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Bring every line to the disk itself; to be called before the save of a step counts."""
+        if self._file is not None:
+            with _disk_errors(self.path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._board.flush()
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        self.sync()
+        self._file.close()
+        self._board.close()
+        self._file = None
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _trim(self, resume_step: int | None) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            return
+        kept, beyond, torn = [], 0, 0
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            step = _step_of(line)
+            if step is None:
+                torn += 1
+            elif not self._scope.items() <= parse_json(line).items():
+                kept.append(line)
+            elif resume_step is None or step > resume_step:
+                beyond += 1
+            else:
+                kept.append(line)
+        if not beyond and not torn:
+            return
+        fresh = self.path.with_name(self.path.name + ".tmp")
+        with fresh.open("wb") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.path)
+        sync_directory(self.path.parent)
+        start = "from the start" if resume_step is None else f"beyond step {resume_step}"
+        self.notes.append(f"{self.path.name}: dropped {beyond} lines {start} and {torn} torn ones")
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl, floats to the bit; a torn last line (a run that is writing) is left out."""
+    try:
+        with open_regular(Path(path)) as file:
+            for line in file:
+                if _step_of(line) is not None:
+                    yield {name: _restored(value) for name, value in parse_json(line).items()}
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; put it back from a copy, or remove it") from error
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror or error}; make room and run it again") from error
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a whole line; None for a torn or damaged one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        step = parse_json(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and NumPy numbers as Python's; containers throughout."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return float(value) if isinstance(value, float) else value
+    return _plain(value.tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: _restored(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return value
