@@ -17,7 +17,8 @@ import tyro
 from jaxlm.config import command_line, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError, run_command
-from jaxlm.evaluation.activations import IdRows, activations
+from jaxlm.inference.activations import IdRows, activations
+from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.interop.cards import model_card
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published
@@ -32,7 +33,6 @@ from jaxlm.tasks import CustomConfig
 from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Case, Tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.loaded import LoadedRun, load_run
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from jaxlm.distributed.devices import prepare_process
 from jaxlm.distributed.processes import start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
-from jaxlm.evaluation.activations import Activations, evaluate_activations
 from jaxlm.evaluation.command import figures_json, say
 from jaxlm.evaluation.ensemble import Ensemble, evaluate_ensemble
 from jaxlm.evaluation.features import FeaturesOf, evaluate_features
 from jaxlm.evaluation.on_task import OnTask, evaluate_task
 from jaxlm.evaluation.perplexity import Perplexity, evaluate_perplexity
 from jaxlm.evaluation.score import Scoring, evaluate_score
+from jaxlm.inference.activations import Activations, evaluate_activations
 
 Command = (
     Annotated[Perplexity, tyro.conf.subcommand("perplexity")]

@@ -14,16 +14,16 @@ from typing import Annotated, Any, TextIO
 
 import tyro
 
-from jaxlm.cloze import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.config import command_line
-from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
+from jaxlm.inference.decoding import ENDED, Decoder, Sampling, TextStream
+from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.inference.masked_lm_scoring import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
+from jaxlm.inference.prediction import default_batch_size
 from jaxlm.models.bert import Bert
 from jaxlm.tasks.files import numbered_lines
 from jaxlm.training.config import check_seed
-from jaxlm.training.labelling import default_batch_size
-from jaxlm.training.loaded import LoadedRun, load_run
 
 DEFAULT_LENGTH = 100
 

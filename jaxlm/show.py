@@ -17,6 +17,7 @@ import tyro
 from jaxlm.config import command_line, load_config
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError, run_command
+from jaxlm.inference.loaded_run import run_config, split_run
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.remote import is_url
@@ -26,7 +27,6 @@ from jaxlm.tasks import (
 )
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
-from jaxlm.training.loaded import run_config, split_run
 from jaxlm.training.trained_length import trained_length
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.run import run_lines

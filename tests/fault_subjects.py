@@ -27,13 +27,13 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
+from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.openai import LAYER
 from jaxlm.interop.sources import read_published
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves
 from jaxlm.tasks import CustomConfig, read_task
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
-from jaxlm.training.loaded import load_run
 from jaxlm.training.start import open_source
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines

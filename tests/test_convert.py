@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, checksums, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.evaluation.activations import Activations, IdRows, activations, evaluate_activations, read_ids
+from jaxlm.inference.activations import Activations, IdRows, activations, evaluate_activations, read_ids
+from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.sources import read_published
 from jaxlm.interop.tensors import FILE
@@ -26,7 +27,6 @@ from jaxlm.reading import read_signed
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
-from jaxlm.training.loaded import load_run
 
 ODD = ("", " ", "  two  blanks ", "a\tb\n\nc", "naïve café — “x”", "日本語 😀 a\u0301", "w" * 230, "\x00\x07")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxlm.decoding import ENDED, Decoder, Sampling, TextStream, candidates, draw, length_bucket
 from jaxlm.errors import InputError
+from jaxlm.inference.decoding import ENDED, Decoder, Sampling, TextStream, candidates, draw, length_bucket
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 

@@ -11,14 +11,15 @@ import toy
 import toy_run
 from sklearn.metrics import accuracy_score
 
-from jaxlm import evaluate, generate, scoring
-from jaxlm.decoding import Decoder, left_context
+from jaxlm import evaluate, generate
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.scoring import Scored, sequence_log_probs, text_sequence
+from jaxlm.inference import scoring
+from jaxlm.inference.decoding import Decoder, left_context
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 from jaxlm.tasks import CustomConfig, gpt1_sequences, read_labelled
 from jaxlm.text import train_sentencepiece
-from jaxlm.training.loaded import load_run
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,15 @@ import toy_encoder
 from sklearn.metrics import accuracy_score
 from toy_encoder import lines, make_files, softmax, write_lines
 
-import jaxlm.cloze as cloze_module
+import jaxlm.inference.masked_lm_scoring as cloze_module
 from jaxlm import evaluate, generate
-from jaxlm.cloze import Cloze, answers, named_fillings, text_cloze
 from jaxlm.errors import InputError
 from jaxlm.heads import MaskedLMHead
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.masked_lm_scoring import Cloze, answers, named_fillings, text_cloze
 from jaxlm.models.bert import Bert
 from jaxlm.output import write_json
 from jaxlm.reading import read_signed
-from jaxlm.training.loaded import load_run
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from fault_campaign import COMMAND_EVERY, SOUND, Specimens, journal, judgement, 
 from faults import WEIGHTS, Fault, copied, damage
 
 from jaxlm.errors import InputError
-from jaxlm.training.loaded import load_run
+from jaxlm.inference.loaded_run import load_run
 from jaxlm.training.start import open_source
 
 QUICK = 60

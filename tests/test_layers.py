@@ -29,7 +29,15 @@ FLOORS = {
     2: ["jaxlm.models"],
     3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.data"],
     4: ["jaxlm.tasks"],
-    5: ["jaxlm.runs", "jaxlm.training", "jaxlm.interop", "jaxlm.evaluation", "jaxlm.views", "jaxlm.compiler"],
+    5: [
+        "jaxlm.inference",
+        "jaxlm.runs",
+        "jaxlm.training",
+        "jaxlm.interop",
+        "jaxlm.evaluation",
+        "jaxlm.views",
+        "jaxlm.compiler",
+    ],
 }
 # Modules beside these packages that are no command: decoding, scoring and the like.
 FLOOR_OF_ENGINE = 5

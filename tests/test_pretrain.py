@@ -29,18 +29,18 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm import scoring
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
+from jaxlm.inference import scoring
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.objectives import language_model
 from jaxlm.runs.metrics_log import read_metrics
-from jaxlm.scoring import Scored, sequence_log_probs
 from jaxlm.text import load_tokenizer, train_sentencepiece
 from jaxlm.training import compiled, memory, start
-from jaxlm.training.loaded import load_run
 from jaxlm.training.step import make_eval_step
 
 STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", 5)

@@ -43,6 +43,7 @@ from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
+from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.recorder import Recorder
@@ -50,7 +51,6 @@ from jaxlm.text import load_tokenizer
 from jaxlm.training import start
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.loaded import run_config
 
 STEPS, SWITCH, SAVES = 24, 12, 6
 # Without decay, runs of other lengths share the compiled programs of this one; it switches its length all the same.

@@ -16,9 +16,9 @@ import pytest
 from parity import published_case as case
 from safetensors.numpy import load_file, save_file
 
-from jaxlm.decoding import Decoder, Sampling
 from jaxlm.errors import InputError
-from jaxlm.evaluation.activations import IdRows, activations, model_outputs
+from jaxlm.inference.activations import IdRows, activations, model_outputs
+from jaxlm.inference.decoding import Decoder, Sampling
 from jaxlm.interop.configs import model_type_of
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.names import rules_for

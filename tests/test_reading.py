@@ -12,7 +12,8 @@ import pytest
 from jaxlm.data.files import read_jsonl
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
-from jaxlm.evaluation.activations import read_ids
+from jaxlm.inference.activations import read_ids
+from jaxlm.inference.loaded_run import saved_task
 from jaxlm.interop.files import read_object
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.reading import open_regular, parse_json, read_regular
@@ -21,7 +22,6 @@ from jaxlm.tasks import TASKS
 from jaxlm.tasks.race import read_race
 from jaxlm.tasks.squad import read_questions
 from jaxlm.text.bpe import read_vocabulary
-from jaxlm.training.loaded import saved_task
 from jaxlm.views.run import from_file
 
 NESTED = "[" * 1_000_000

@@ -9,12 +9,12 @@ import pytest
 import toy
 
 from jaxlm.batch import Batch
-from jaxlm.decoding import left_context
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
+from jaxlm.inference.decoding import left_context
+from jaxlm.inference.scoring import Scored, _pieces, perplexity, sequence_log_probs, text_sequence
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives import language_model
-from jaxlm.scoring import Scored, _pieces, perplexity, sequence_log_probs, text_sequence
 from jaxlm.training.step import make_eval_step
 
 MODEL = GPT(toy.STILL, Execution(dtype="float32"))

@@ -13,10 +13,10 @@ from jaxlm.data.phases import phased_rows, steps_of_passes
 from jaxlm.data.rows import training_rows
 from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig
 from jaxlm.text import train_sentencepiece
-from jaxlm.training.loaded import run_config
 from jaxlm.views.batch import run_batch_lines
 from jaxlm.views.run import run_lines
 from jaxlm.views.text import ends

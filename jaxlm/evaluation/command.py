@@ -13,10 +13,10 @@ import jax
 
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.inference.prediction import default_batch_size
 from jaxlm.output import whole_file
 from jaxlm.progress import Progress
-from jaxlm.training.labelling import default_batch_size
-from jaxlm.training.loaded import LoadedRun
 
 DEFAULT_BATCH_SIZE = 32
 

@@ -21,6 +21,8 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import batch_size_for, output_file, say
+from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
+from jaxlm.inference.prediction import Labelled, label_split, make_label_step
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import (
     CustomConfig,
@@ -37,8 +39,6 @@ from jaxlm.tasks import (
 from jaxlm.tasks.files import Errors
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.labelling import Labelled, label_split, make_label_step
-from jaxlm.training.loaded import LoadedRun, load_run, split_run
 from jaxlm.training.members import write_files
 
 

@@ -17,17 +17,17 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.decoding import length_bucket
 from jaxlm.distributed.mesh import check_batch, host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, progress_of, say
+from jaxlm.inference.decoding import length_bucket
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.scoring import SMALLEST_BUCKET
 from jaxlm.models.bert import Bert
-from jaxlm.scoring import SMALLEST_BUCKET
 from jaxlm.tasks.encoder import arrange_segments
 from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
-from jaxlm.training.loaded import load_run
 from jaxlm.training.trained_length import check_trained
 
 PARTED = " ||| "  # between the two texts of a line; its last one, as the original's greedy pattern has it

@@ -10,12 +10,12 @@ import jax
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.prediction import label_split, make_label_step
 from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, read_labelled
 from jaxlm.tasks.files import Errors
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.labelling import label_split, make_label_step
-from jaxlm.training.loaded import load_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,22 @@ from typing import Any
 
 import jax
 
-from jaxlm.cloze import Answered, Cloze, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, finite, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
+from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.inference.masked_lm_scoring import (
+    Answered,
+    Cloze,
+    answers,
+    check_cloze,
+    fillings_text,
+    named_fillings,
+    text_cloze,
+)
+from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 from jaxlm.models.bert import Bert
-from jaxlm.scoring import Scored, sequence_log_probs, text_sequence
-from jaxlm.training.loaded import LoadedRun, load_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.scoring import Score
+from jaxlm.inference.scoring import Score
 from jaxlm.tasks import Columns
 from jaxlm.tasks.files import Errors, numbered_lines, open_input
 from jaxlm.tasks.rows import JSON_SUFFIXES, RowReader

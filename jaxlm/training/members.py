@@ -26,6 +26,7 @@ from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import InputError
+from jaxlm.inference.prediction import label_split, make_label_step
 from jaxlm.output import write_json, write_synced
 from jaxlm.reading import read_regular, read_signed
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
@@ -37,7 +38,6 @@ from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.labelling import label_split, make_label_step
 from jaxlm.training.loop import Intervals, train
 from jaxlm.training.network import Network, make_network
 from jaxlm.training.start import Source, fresh_pooler, with_parameters

@@ -20,13 +20,13 @@ from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import Phase
 from jaxlm.data.store import Store
 from jaxlm.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.inference.scoring import perplexity, totals
 from jaxlm.masking import Specials
 from jaxlm.models import bert, gpt
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT
 from jaxlm.objectives import Objective, language_model, left_to_right_language_model, masked_language_model
 from jaxlm.runs.meter import Work
-from jaxlm.scoring import perplexity, totals
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 

@@ -14,6 +14,7 @@ from jaxlm.data.phases import phase_at, phased_rows, steps_of_passes
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import (
     ROLES,
@@ -31,7 +32,6 @@ from jaxlm.tasks import (
 from jaxlm.tasks.spans import SpanSplit
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
-from jaxlm.training.loaded import run_config
 from jaxlm.views.text import cut, ends, indented
 
 

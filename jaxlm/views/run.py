@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import run_config
 from jaxlm.reading import read_signed
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
@@ -14,7 +15,6 @@ from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.trees import named_leaves
 from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.loaded import run_config
 from jaxlm.training.validation import figures_said
 from jaxlm.views.store import tokenizer_lines
 

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
-from jaxlm.decoding import left_context
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
+from jaxlm.inference.decoding import left_context
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution

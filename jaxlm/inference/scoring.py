@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.batch import Batch
-from jaxlm.decoding import length_bucket
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
+from jaxlm.inference.decoding import length_bucket
 from jaxlm.models.gpt import GPT
 from jaxlm.text import Tokenizer
 

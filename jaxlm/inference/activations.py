@@ -12,13 +12,13 @@ import numpy as np
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.output import whole_file
 from jaxlm.reading import parse_json, read_regular
-from jaxlm.training.loaded import load_run
 
 ROWS = 8  # that run together
 

@@ -1,0 +1,1 @@
+"""Trained models at work: predictions, generated text, scores and activations."""
