@@ -19,13 +19,13 @@ from typing import Annotated, Any
 import jax
 import tyro
 
+from jaxlm.atomic_write import check_output, write_json
 from jaxlm.compiler.chips import topology
 from jaxlm.config import command_line, given_fields
 from jaxlm.errors import InputError, RunError, one_line, run_command
-from jaxlm.output import check_output, write_json
-from jaxlm.training.abstract import with_vocabulary
+from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig, one_duration
-from jaxlm.training.rehearsal import advice, check, report
+from jaxlm.views.aot_report import advice, check, report
 
 
 @dataclass(frozen=True)

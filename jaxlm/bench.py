@@ -18,8 +18,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxlm.batch import Batch, PairBatch
 from jaxlm.config import command_line
+from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
@@ -30,8 +30,8 @@ from jaxlm.errors import InputError, run_command
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program
 from jaxlm.training.step import settings_of

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
+from jaxlm.atomic_write import write_json
 from jaxlm.config import command_line, to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.errors import InputError, run_command
@@ -25,7 +26,6 @@ from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import transformers_installed, verify
 from jaxlm.models.bert import BertConfig
-from jaxlm.output import write_json
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves, nested_leaves

@@ -40,7 +40,7 @@ from jaxlm.distributed.processes import DistributedConfig, start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.nn.attention import Backend, attend
-from jaxlm.training.abstract import with_vocabulary
+from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program

@@ -13,6 +13,9 @@ import jax
 import numpy as np
 import tyro
 
+from jaxlm.atomic_write import write_json, write_synced
+from jaxlm.bounded_read import read_signed
+from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import command_line, to_json
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.devices import prepare_process
@@ -20,8 +23,8 @@ from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.distributed.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, RunError, run_command
-from jaxlm.output import write_json, write_synced
-from jaxlm.reading import read_signed
+from jaxlm.finetuning.trial import Work, make_programs, member_directory, read_predictions
+from jaxlm.finetuning.vectorized import run_members
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.tasks import (
@@ -49,11 +52,8 @@ from jaxlm.training.config import (
     resolved_json,
     run_fields,
 )
-from jaxlm.training.groups import run_members
+from jaxlm.training.initialization import Source, dropout_said, model_of_source, source_of
 from jaxlm.training.loop import explain_failure
-from jaxlm.training.members import Work, make_programs, member_directory, read_predictions
-from jaxlm.training.memory import check_batch_memory
-from jaxlm.training.start import Source, dropout_said, model_of_source, source_of
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, limited
 
 log = logging.getLogger("jaxlm.finetune")

@@ -16,13 +16,13 @@ from typing import Literal
 
 import jax
 
+from jaxlm.atomic_write import whole_file
 from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError, run_command
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import default_batch_size, in_pieces, label_split, make_label_step
-from jaxlm.output import whole_file
 from jaxlm.progress import Progress
 from jaxlm.tasks import encode_examples, read_rows
 from jaxlm.tasks.loading import standard_lengths

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
+from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig
 from jaxlm.data.loader import batches, describe_rows
@@ -32,15 +33,10 @@ from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
-from jaxlm.training.abstract import abstract_batch, abstract_rows
+from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
-from jaxlm.training.fit import fitted_to_devices
-from jaxlm.training.loop import Intervals, Profile, explain_failure, train
-from jaxlm.training.memory import check_batch_memory
-from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import TrainingProgram, training_program
-from jaxlm.training.start import (
+from jaxlm.training.initialization import (
     Source,
     check_tokenizer,
     continue_state,
@@ -52,6 +48,10 @@ from jaxlm.training.start import (
     source_of,
     with_parameters,
 )
+from jaxlm.training.loop import Intervals, Profile, explain_failure, train
+from jaxlm.training.memory_fit import fitted_to_devices
+from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.program import TrainingProgram, training_program
 from jaxlm.training.state import saved_part
 from jaxlm.training.step import Settings, settings_of
 from jaxlm.training.trained_length import OF_START, kept_start_length

@@ -21,8 +21,8 @@ from faults import Fault, copied, damage
 from fork_server import Request, Server
 from toy_runs import checkpoints, checksums, finetune_arguments, make_task, metrics, sentences
 
+from jaxlm.atomic_write import write_json
 from jaxlm.data.writer import write_store
-from jaxlm.output import write_json
 from jaxlm.text import train_sentencepiece
 
 SECONDS = 60  # that a command may take longer than the undamaged one

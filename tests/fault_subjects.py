@@ -34,7 +34,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves
 from jaxlm.tasks import CustomConfig, read_task
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
-from jaxlm.training.start import open_source
+from jaxlm.training.initialization import open_source
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxlm.batch import PairBatch
+from jaxlm.data.batch import PairBatch
 from jaxlm.data.config import DataConfig
 from jaxlm.data.pairs import empty_pairs
 from jaxlm.data.rows import training_rows

@@ -32,11 +32,11 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
-from jaxlm.training import fit
+from jaxlm.training import memory_fit
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.rehearsal import _changed, _changes, report
+from jaxlm.views.aot_report import _changed, _changes, report
 
 # Written by hand in the compiler's form: a loop of 3 with a loop of 5 in it, a condition, both kinds of collectives.
 MODULE = """HloModule jit_step, is_scheduled=true
@@ -446,9 +446,9 @@ def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1:\nRan out of memory in memory space vmem: 16.9M")
 
     step = Step()
-    monkeypatch.setattr(fit, "training_program", lambda *_, **__: step)
+    monkeypatch.setattr(memory_fit, "training_program", lambda *_, **__: step)
     with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
-        fit.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
+        memory_fit.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
     monkeypatch.setattr(aot, "aot", lambda _: step.compile())
     monkeypatch.setattr("sys.argv", ["aot", "debug/gpt"])
     with pytest.raises(RunError, match="refuses the step.*RESOURCE_EXHAUSTED: E1: Ran out"):
@@ -478,4 +478,4 @@ def test_a_step_that_overflows_the_compilers_small_threads():
     model = replace(tiny().model, dropout_rate=0.1, embedding_dropout_rate=0.1, **sizes)
     config = replace(tiny(batch_size=128, length=64), model=model, execution=Execution(remat="dots", unroll=1))
     mesh = make_mesh(config.mesh, where.devices())
-    assert fit.compile_training(make_pretraining(config, None), config, 64, mesh).step is not None
+    assert memory_fit.compile_training(make_pretraining(config, None), config, 64, mesh).step is not None

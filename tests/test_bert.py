@@ -16,7 +16,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings, to_de
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, Bert, BertConfig, model_flops_per_token
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
 

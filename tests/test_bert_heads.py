@@ -10,12 +10,13 @@ import pytest
 from flax import linen as nn
 from toy_pairs import STILL_BERT, TOY_BERT, make_pair, random_bert, random_tree
 
-from jaxlm.batch import ExampleBatch
-from jaxlm.heads import ChosenLayers, LSTMHead, MaskedLMHead, NextSentenceHead, PooledHead, SpanHead, TaggingHead
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.models.bert import Bert
+from jaxlm.models.heads import ChosenLayers, LSTMHead, MaskedLMHead, NextSentenceHead, PooledHead, SpanHead, TaggingHead
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.lstm import BiLSTM
-from jaxlm.objectives import encoder_outputs, encoder_task, mean
+from jaxlm.objectives.objective import mean
+from jaxlm.objectives.task import encoder_outputs, encoder_task
 
 KINDS = ["classification", "regression", "choice", "span", "tagging"]
 CAUSAL = replace(STILL_BERT, attention="causal")

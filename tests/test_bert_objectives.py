@@ -21,12 +21,13 @@ from toy_pairs import (
     random_bert,
 )
 
-from jaxlm.heads import MaskedLMHead
-from jaxlm.masking import MaskingConfig
 from jaxlm.models.bert import Bert
+from jaxlm.models.heads import MaskedLMHead
 from jaxlm.nn.cross_entropy import projected_cross_entropy
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import left_to_right_language_model, mean
+from jaxlm.objectives.masked_lm import left_to_right_language_model
+from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.objective import mean
 
 NAMES = {"masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy"}
 

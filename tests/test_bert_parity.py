@@ -17,14 +17,16 @@ from parity import bert_masks
 from toy import assert_trees_close
 from toy_pairs import CONTINUES, SPECIALS, bert_shapes, pair_rows
 
-from jaxlm.batch import ExampleBatch, PairBatch
-from jaxlm.heads import MaskedLMHead, NextSentenceHead, PooledHead, SpanHead, TaggingHead
-from jaxlm.masking import MaskingConfig, Specials, mask_tokens
+from jaxlm.data.batch import ExampleBatch, PairBatch
 from jaxlm.models.bert import Bert, BertConfig
+from jaxlm.models.heads import MaskedLMHead, NextSentenceHead, PooledHead, SpanHead, TaggingHead
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.lstm import BiLSTM
-from jaxlm.objectives import encoder_outputs, encoder_task, masked_language_model, mean
-from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.objectives.masked_lm import masked_language_model
+from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
+from jaxlm.objectives.objective import mean
+from jaxlm.objectives.task import encoder_outputs, encoder_task
+from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
 

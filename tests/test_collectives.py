@@ -17,9 +17,9 @@ from jaxlm.compiler.hlo import parse
 from jaxlm.data.config import DataConfig
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.fit import compile_training
+from jaxlm.training.memory_fit import compile_training
+from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.txt"

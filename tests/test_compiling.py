@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from toy_runs import Process, make_stores, metrics, pretrain_arguments
 
-from jaxlm.batch import ExampleBatch
 from jaxlm.config import load_config
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
-from jaxlm.optim import OptimizerConfig, learning_rate, schedule_of
+from jaxlm.finetuning.trial import make_programs, member_settings
 from jaxlm.tasks import Task
-from jaxlm.training.abstract import abstract_batch, with_vocabulary
+from jaxlm.training.abstract_inputs import abstract_batch, with_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.members import make_programs, member_settings
+from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program
 from jaxlm.training.step import settings_of

@@ -17,7 +17,6 @@ from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import (
     RUN_FIELDS,
     FinetuneConfig,
@@ -29,6 +28,7 @@ from jaxlm.training.config import (
     resolved_json,
     run_fields,
 )
+from jaxlm.training.optimizer import OptimizerConfig
 
 CONFIG = PretrainConfig(
     model=GPTConfig(vocab_size=100, num_layers=2, tables="one"),

@@ -25,7 +25,7 @@ from jaxlm.config import find_config, from_json, load_config, to_json
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.network import empty_model
+from jaxlm.training.task_model import empty_model
 
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]

@@ -15,6 +15,7 @@ import toy_run
 from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, checksums, run_here
 
+from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
 from jaxlm.inference.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.inference.loaded_run import load_run
@@ -23,7 +24,6 @@ from jaxlm.interop.sources import read_published
 from jaxlm.interop.tensors import FILE
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.reading import read_signed
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece

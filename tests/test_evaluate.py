@@ -14,12 +14,12 @@ from sklearn.metrics import accuracy_score
 from jaxlm import evaluate, generate
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference import scoring
 from jaxlm.inference.decoding import Decoder, left_context
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 from jaxlm.tasks import CustomConfig, gpt1_sequences, read_labelled
 from jaxlm.text import train_sentencepiece
+from jaxlm.training import perplexity as perplexity_module
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_figures_of_a_text_that_was_made_easier_say_so(run, store, monkeypatch, 
     """Fails on 2968321: bits per byte of GPT-1's vocabulary stood beside others without a word."""
     words = ["perplexity", "--run", run, "--data.store", store.path]
     assert "do not compare" not in command(evaluate.main, monkeypatch, capsys, *words)[0]
-    monkeypatch.setitem(scoring._LOST, "sentencepiece", scoring._LOST["gpt1"])
+    monkeypatch.setitem(perplexity_module._LOST, "sentencepiece", perplexity_module._LOST["gpt1"])
     text, _ = command(evaluate.main, monkeypatch, capsys, *words)
     assert "lower case" in text and "do not compare with those of a tokenizer that keeps the text" in text
 

@@ -17,13 +17,13 @@ from toy_encoder import lines, make_files, softmax, write_lines
 
 import jaxlm.inference.masked_lm_scoring as cloze_module
 from jaxlm import evaluate, generate
+from jaxlm.atomic_write import write_json
+from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
-from jaxlm.heads import MaskedLMHead
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.masked_lm_scoring import Cloze, answers, named_fillings, text_cloze
 from jaxlm.models.bert import Bert
-from jaxlm.output import write_json
-from jaxlm.reading import read_signed
+from jaxlm.models.heads import MaskedLMHead
 
 
 @pytest.fixture(scope="module")

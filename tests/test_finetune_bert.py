@@ -18,9 +18,9 @@ from toy_runs import assert_one_line, checkpoints, metrics, run_here, starts
 
 from jaxlm import finetune, predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
+from jaxlm.finetuning import vectorized
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
-from jaxlm.training import groups
 
 toy_runs.COMMANDS["predict"] = predict.main
 
@@ -213,7 +213,7 @@ def assert_same_members(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(("mapped", "devices"), [pytest.param("lax.map", 2, marks=pytest.mark.slow), ("vmap", 1)])
 def test_members_together_are_as_members_alone(tmp_path, pretrained, files, one_by_one, monkeypatch, mapped, devices):
     """Three of four in the first group, several to a device, with filler; then the one that is left."""
-    monkeypatch.setattr(groups, "one_at_a_time", lambda: mapped == "lax.map")
+    monkeypatch.setattr(vectorized, "one_at_a_time", lambda: mapped == "lax.map")
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     monkeypatch.setattr(finetune, "make_mesh", lambda config: mesh)
     run = tune(tmp_path / "run", files, "classification", "--start", pretrained, *MEMBERS, "--members-per-group", 3)
@@ -227,7 +227,7 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
     command = arguments(tmp_path / "run", files, "classification", "--start", pretrained, *MEMBERS,
                         "--members-per-group", 4, "--eval-every", 2)  # fmt: skip
     calls = 0
-    original = groups._Group.batch
+    original = vectorized._Group.batch
 
     def stops(self, number):
         nonlocal calls
@@ -236,10 +236,10 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
             self.work.stop.received = True
         return original(self, number)
 
-    monkeypatch.setattr(groups._Group, "batch", stops)
+    monkeypatch.setattr(vectorized._Group, "batch", stops)
     ended = run_here("finetune", *command)
     assert ended.code == 75, ended.errors
-    monkeypatch.setattr(groups._Group, "batch", original)
+    monkeypatch.setattr(vectorized._Group, "batch", original)
     ended = run_here("finetune", *command)
     assert ended.code == 0 and "resumed at step 6" in ended.errors, ended.errors
     whole = tune(tmp_path / "whole", files, "classification", "--start", pretrained, *MEMBERS, "--eval-every", 2)

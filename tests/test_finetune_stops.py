@@ -29,8 +29,8 @@ from toy_runs import (
 )
 from toy_stops import Killed, Moments, prepare, raise_killed
 
+from jaxlm.finetuning import trial
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.training import members
 
 SIZES = (
     "--model.num-layers 1 --model.width 16 --model.num-heads 2 --model.feed-forward-width 32 --model.num-positions 32"
@@ -138,13 +138,13 @@ def test_a_group_stopped_while_its_results_are_written_is_finished_by_the_next_s
 
 def dev_accuracy(monkeypatch, figures: dict[int, float]) -> None:
     """Make the accuracy that selects that of the step, whatever the parameters are."""
-    original = members.Work.counts
+    original = trial.Work.counts
 
     def counts(work, step, found, before):
         found["accuracy"] = figures[step]
         return original(work, step, found, before)
 
-    monkeypatch.setattr(members.Work, "counts", counts)
+    monkeypatch.setattr(trial.Work, "counts", counts)
 
 
 def test_the_best_is_of_the_history_that_goes_on(tune, monkeypatch):

@@ -15,10 +15,10 @@ from flax import linen as nn
 from toy import boxed_shapes, init_params
 from toy_pairs import bert_shapes, init_bert
 
-from jaxlm.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1, GPT2
-from jaxlm.optim import decay_mask
+from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
+from jaxlm.training.optimizer import decay_mask
 
 GOLDEN = Path(__file__).parent / "golden"
 CUT = 0.8796  # the deviation of a standard normal that is cut at two deviations

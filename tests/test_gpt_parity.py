@@ -13,11 +13,11 @@ import pytest
 from parity import gpt_case as case
 from toy import NO_DROPOUT, boxed_shapes
 
-from jaxlm.batch import Batch
+from jaxlm.data.batch import Batch
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import language_model
-from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.objectives.language_model import language_model
+from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxlm.heads import SequenceHead, take_states
+from jaxlm.models.heads import SequenceHead, take_states
 
 E, C, L, D = 4, 3, 5, 6
 

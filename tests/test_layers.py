@@ -13,53 +13,37 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
 
-# The floors of the house, by the longest name that matches. A module imports from its own floor or from below.
-FLOORS = {
-    0: [
-        "jaxlm",
-        "jaxlm.errors",
-        "jaxlm.config",
-        "jaxlm.batch",
-        "jaxlm.progress",
-        "jaxlm.distributed",
-        "jaxlm.output",
-        "jaxlm.reading",
-    ],
-    1: ["jaxlm.nn", "jaxlm.text"],
-    2: ["jaxlm.models"],
-    3: ["jaxlm.heads", "jaxlm.masking", "jaxlm.objectives", "jaxlm.optim", "jaxlm.data"],
-    4: ["jaxlm.tasks"],
-    5: [
-        "jaxlm.inference",
-        "jaxlm.runs",
-        "jaxlm.training",
-        "jaxlm.interop",
-        "jaxlm.evaluation",
-        "jaxlm.views",
-        "jaxlm.compiler",
-    ],
-}
-# Modules beside these packages that are no command: decoding, scoring and the like.
-FLOOR_OF_ENGINE = 5
+# The packages from the ground up. A module imports from its own package or from those before it.
+FLOORS = (
+    "leaves",
+    "jaxlm.distributed",
+    "jaxlm.text",
+    "jaxlm.data",
+    "jaxlm.tasks",
+    "jaxlm.nn",
+    "jaxlm.models",
+    "jaxlm.objectives",
+    "jaxlm.compiler",
+    "jaxlm.runs",
+    "jaxlm.interop",
+    "jaxlm.training",
+    "jaxlm.inference",
+    "jaxlm.finetuning",
+    "jaxlm.evaluation",
+    "jaxlm.views",
+    "commands",
+)
+LEAVES = {"errors", "config", "atomic_write", "bounded_read", "progress"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor"}
-FLOOR_OF_COMMANDS = 6
 
 # Rooms that know nothing of their neighbours on the same floor or of some below.
 STRANGERS = {
-    "jaxlm.text": ["jaxlm.nn", "jax", "flax"],
-    "jaxlm.nn": ["jaxlm.text", "jaxlm.data"],
-    "jaxlm.models": ["jaxlm.text"],
-    "jaxlm.data": [
-        "jaxlm.nn",
-        "jaxlm.models",
-        "jaxlm.heads",
-        "jaxlm.objectives",
-        "jaxlm.optim",
-        "jaxlm.distributed",
-        "jax",
-    ],
-    "jaxlm.tasks": ["jaxlm.nn", "jaxlm.models", "jaxlm.optim", "jaxlm.distributed", "jax", "flax"],
+    "jaxlm.text": ["jax", "flax"],
+    "jaxlm.nn": ["jaxlm.text", "jaxlm.data", "jaxlm.tasks"],
+    "jaxlm.models": ["jaxlm.text", "jaxlm.tasks"],
+    "jaxlm.data": ["jaxlm.distributed", "jax"],
+    "jaxlm.tasks": ["jaxlm.distributed", "jax", "flax"],
 }
 # A library and the rooms that may import it.
 OWNERS = {
@@ -111,7 +95,7 @@ def imports_of(source: str, module: str) -> list[tuple[str, int, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} line {node.lineno}: a relative import; write the whole name"
             for alias in node.names:
-                # `from jaxlm.data import rows` imports a module, `from jaxlm.batch import Batch` a name of one.
+                # `from jaxlm.data import rows` imports a module, `from jaxlm.data.batch import Batch` a name of one.
                 whole = f"{node.module}.{alias.name}"
                 found.append((whole if whole in FILES else str(node.module), node.lineno, id(node) not in lazy))
     return found
@@ -121,18 +105,14 @@ IMPORTS = {module: imports_of(path.read_text(encoding="utf-8"), module) for modu
 
 
 def floor(module: str) -> int | None:
-    """The floor of a module; None where the map does not know it."""
+    """Return the index of a module's floor; None where the map does not know it."""
     parts = module.split(".")
+    if parts == ["jaxlm"] or (len(parts) == 2 and parts[1] in LEAVES):
+        return FLOORS.index("leaves")
     if len(parts) == 2 and parts[1] in COMMANDS:
-        return FLOOR_OF_COMMANDS
-    engine = FLOOR_OF_ENGINE if len(parts) == 2 and FILES.get(module, Path()).name != "__init__.py" else None
-    matches = [
-        (len(room), level)
-        for level, rooms in FLOORS.items()
-        for room in rooms
-        if module == room or (room != "jaxlm" and within(module, room))
-    ]
-    return max(matches)[1] if matches else engine
+        return FLOORS.index("commands")
+    room = ".".join(parts[:2])
+    return FLOORS.index(room) if room in FLOORS else None
 
 
 def test_every_module_has_a_floor():
@@ -234,14 +214,15 @@ def test_setup_cfg_lists_every_package():
 def test_map_catches_what_it_should():
     """The reader of imports sees lazy ones, modules behind `from`, and relative ones."""
     lazy = "def f():\n    import orbax.checkpoint\n"
-    source = "import a.b\nfrom jaxlm.data import config\nfrom jaxlm.batch import Batch\n" + lazy
+    source = "import a.b\nfrom jaxlm.data import config\nfrom jaxlm.data.batch import Batch\n" + lazy
     assert imports_of(source, "x") == [
         ("a.b", 1, True),
         ("jaxlm.data.config", 2, True),
-        ("jaxlm.batch", 3, True),
+        ("jaxlm.data.batch", 3, True),
         ("orbax.checkpoint", 5, False),
     ]
     with pytest.raises(AssertionError, match="relative"):
         imports_of("from . import y\n", "x")
-    assert floor("jaxlm.training.loop") == 5 and floor("jaxlm.bench") == 6 and floor("jaxlm.runs") == 5
-    assert floor("jaxlm.optim") == 3 and floor("jaxlm.unheard_of.thing") is None
+    assert floor("jaxlm.errors") == floor("jaxlm") == 0 and floor("jaxlm.bench") == len(FLOORS) - 1
+    assert floor("jaxlm.runs") < floor("jaxlm.training.loop") < floor("jaxlm.inference.decoding")
+    assert floor("jaxlm.unheard_of.thing") is None and floor("jaxlm.unheard_of") is None

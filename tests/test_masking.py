@@ -14,10 +14,10 @@ import pytest
 from scipy import stats
 from toy_pairs import CONTINUES, FIRST_WORD, LENGTH, SPECIALS, make_pair, one_by_one, pair_rows
 
-from jaxlm.batch import PairBatch
+from jaxlm.data.batch import PairBatch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.masking import Masked, MaskingConfig, mask_tokens, predictions_of
+from jaxlm.objectives.masking import Masked, MaskingConfig, mask_tokens, predictions_of
 
 ALARM = 6e-7  # two-sided five deviations
 WHOLE = MaskingConfig(whole_word=True)

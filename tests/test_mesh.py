@@ -29,8 +29,8 @@ from jaxlm.errors import InputError
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered
-from jaxlm.objectives import language_model
-from jaxlm.optim import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.objectives.language_model import language_model
+from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import abstract_state, fresh_state, new_state
 from jaxlm.training.step import make_eval_step, make_train_step, settings_of
 

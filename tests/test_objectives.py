@@ -12,11 +12,14 @@ import pytest
 from flax import linen as nn
 from toy import LENGTH, STILL, examples, packed, random_params, windows
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.devices import compiling_for
-from jaxlm.heads import SequenceHead
 from jaxlm.models.gpt import GPT
-from jaxlm.objectives import language_model, mean, projected_cross_entropy, sequence_task
+from jaxlm.models.heads import SequenceHead
+from jaxlm.nn.cross_entropy import projected_cross_entropy
+from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.objective import mean
+from jaxlm.objectives.task import sequence_task
 
 B, L, D, V = 3, 12, 8, 50
 

@@ -12,7 +12,7 @@ from parity import openai_adam
 from toy import TOY, boxed_shapes
 
 from jaxlm.errors import InputError
-from jaxlm.optim import OptimizerConfig, decay_mask, learning_rate, make_optimizer, schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer, schedule_of
 
 
 def rates(num_steps: int, **fields) -> np.ndarray:

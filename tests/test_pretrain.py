@@ -29,18 +29,19 @@ from toy_runs import (
     starts,
 )
 
+from jaxlm.compiler import memory
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
-from jaxlm.inference import scoring
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs
-from jaxlm.objectives import language_model
+from jaxlm.objectives.language_model import language_model
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training import compiled, memory, start
+from jaxlm.training import compiled, initialization
+from jaxlm.training import perplexity as perplexity_module
 from jaxlm.training.step import make_eval_step
 
 STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", 5)
@@ -178,7 +179,7 @@ def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     config = json.loads((base / "config.json").read_text())
     config |= {"start": "hf:gone", "fingerprints": config["fingerprints"] | {"start": "abc"}}
     (run / "config.json").write_text(json.dumps(config))
-    source = start.source_of(str(run), "hf:gone")
+    source = initialization.source_of(str(run), "hf:gone")
     assert source.model.vocab_size == config["model"]["vocab_size"] and source.fingerprint == "abc"
     assert source.tokenizer.fingerprint == config["fingerprints"]["tokenizer"]
     with pytest.raises(InputError, match="gone.* put it back"):
@@ -186,7 +187,7 @@ def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     for file in (run / "tokenizer").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(InputError, match="hf:gone: .* is no"):  # it is opened for its tokenizer
-        start.source_of(str(run), "hf:gone")
+        initialization.source_of(str(run), "hf:gone")
 
 
 def test_epochs_become_steps_of_the_store(stores, tmp_path):
@@ -204,7 +205,7 @@ def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp
     flags = ("--data.layout", "packed", "--data.weights", 3, 1, "--num-steps", 5, "--data.store", *stores)
     arguments = pretrain_arguments(tmp_path / "run", stores, *STEADY, *flags, "--checkpoint-every", 3)
     with monkeypatch.context() as patch:
-        patch.setattr(start, "CURRENT", DataVersions(packed=1))
+        patch.setattr(initialization, "CURRENT", DataVersions(packed=1))
         assert run_here("pretrain", *arguments).code == 0
     run, fork = copy_at(tmp_path / "run", 3, tmp_path / "copy"), tmp_path / "fork"
     ended = run_here("pretrain", *arguments, "--run", run)
@@ -214,7 +215,7 @@ def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp
     whole = metrics(tmp_path / "run")
     assert metrics(run) == whole and metrics(fork) == {step: whole[step] for step in (4, 5)}
     assert "do not compare" not in ended.errors
-    monkeypatch.setitem(scoring._LOST, "sentencepiece", scoring._LOST["gpt1"])
+    monkeypatch.setitem(perplexity_module._LOST, "sentencepiece", perplexity_module._LOST["gpt1"])
     ended = run_here("pretrain", *arguments, "--run", tmp_path / "new", "--num-steps", 1)
     assert ended.code == 0 and "figures a word and a byte are of what" in ended.errors, ended.errors
     assert metrics(tmp_path / "new")[1] != whole[1]

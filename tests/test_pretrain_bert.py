@@ -34,7 +34,7 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm import objectives, pretrain
+from jaxlm import pretrain
 from jaxlm.config import load_config
 from jaxlm.data.loader import batch_at, validation_pairs
 from jaxlm.data.pairs import mask_slots
@@ -44,11 +44,12 @@ from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.data.writer import write_store
 from jaxlm.inference.loaded_run import run_config
+from jaxlm.objectives import masked_lm
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer
-from jaxlm.training import start
+from jaxlm.training import initialization
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
 
@@ -160,7 +161,7 @@ def test_a_run_on_pairs_goes_on_with_the_pairs_it_was_made_with(stores, tmp_path
     """One that 2968321 made, pairs of version 1 and no data.random_candidates in its config; a new one has others."""
     flags = (*NO_VALIDATION, "--num-steps", 4, "--checkpoint-every", 2, "--eval-every", 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "CURRENT", DataVersions(pairs=1))
+        patch.setattr(initialization, "CURRENT", DataVersions(pairs=1))
         train(tmp_path / "run", stores, *flags)
     run = copy_at(tmp_path / "run", 2, tmp_path / "copy")
     config = json.loads((run / "config.json").read_text())
@@ -436,12 +437,12 @@ def test_whole_words_and_static_masks(stores, data, tmp_path):
     assert rows_per_epoch([store], data, 64) == [8]
     calls, losses, said = [], {}, {}
 
-    def spied(batch, masking, specials, vocab_size, continues, slots, original=objectives.mask_tokens):
+    def spied(batch, masking, specials, vocab_size, continues, slots, original=masked_lm.mask_tokens):
         calls.append((masking.whole_word, continues, slots, batch.ids.shape[1], batch.firsts.shape[1]))
         return original(batch, masking, specials, vocab_size, continues, slots)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objectives, "mask_tokens", spied)
+        patch.setattr(masked_lm, "mask_tokens", spied)
         for kind in ("static", "dynamic"):
             flags = ("--masking.whole-word", "--data.masks", kind, "--data.mask-copies", 1, "--num-steps", 2)
             stores = (store.path, store.path)

@@ -28,8 +28,8 @@ from jaxlm.interop.sources import read_published
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig, make_optimizer, schedule_of
 from jaxlm.runs.trees import named_leaves, nested_leaves
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer, schedule_of
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LISTED = json.loads((GOLDEN / "published.json").read_text())

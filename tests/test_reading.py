@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlm.bounded_read import open_regular, parse_json, read_regular
 from jaxlm.data.files import read_jsonl
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
@@ -16,7 +17,6 @@ from jaxlm.inference.activations import read_ids
 from jaxlm.inference.loaded_run import saved_task
 from jaxlm.interop.files import read_object
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.reading import open_regular, parse_json, read_regular
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import TASKS
 from jaxlm.tasks.race import read_race

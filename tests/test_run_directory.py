@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError
-from jaxlm.output import write_json
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import load_tokenizer, train_sentencepiece
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import toy
 
-from jaxlm.batch import Batch
+from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.scoring import Scored, _pieces, perplexity, sequence_log_probs, text_sequence
+from jaxlm.inference.scoring import Scored, _pieces, sequence_log_probs, text_sequence
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import language_model
+from jaxlm.objectives.language_model import language_model
+from jaxlm.training.perplexity import perplexity
 from jaxlm.training.step import make_eval_step
 
 MODEL = GPT(toy.STILL, Execution(dtype="float32"))

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from toy import STILL, TOY, assert_trees_close, assert_trees_same, boxed_shapes, examples, packed, random_params
 
-from jaxlm.heads import SequenceHead
 from jaxlm.models.gpt import GPT
+from jaxlm.models.heads import SequenceHead
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import Objective, language_model, sequence_task
-from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.objective import Objective
+from jaxlm.objectives.task import sequence_task
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.state import TrainState, new_state, saved_part
 from jaxlm.training.step import layer_norms, make_eval_step, make_train_step, settings_of
 

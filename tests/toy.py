@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxlm.batch import Batch, ExampleBatch
+from jaxlm.data.batch import Batch, ExampleBatch
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 

@@ -11,14 +11,14 @@ import numpy as np
 from toy_pairs import random_bert, random_tree
 from toy_run import save
 
+from jaxlm.atomic_write import write_json
 from jaxlm.config import to_json
 from jaxlm.models.bert import BertConfig
-from jaxlm.output import write_json
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig, TaskOptions, read_task
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.network import make_network
+from jaxlm.training.task_model import make_network
 
 WORDS = [first + second for first in "bdfgklmn" for second in ("a", "e", "i", "o")]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS), "?", "."]

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxlm.batch import PairBatch
-from jaxlm.heads import MaskedLMHead, NextSentenceHead
-from jaxlm.masking import MaskingConfig, Specials
+from jaxlm.data.batch import PairBatch
 from jaxlm.models.bert import Bert, BertConfig
+from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import masked_language_model
+from jaxlm.objectives.masked_lm import masked_language_model
+from jaxlm.objectives.masking import MaskingConfig, Specials
 
 # Weights wide enough that attention is far from uniform and every parameter matters.
 TOY_BERT = BertConfig(

@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import toy
 
+from jaxlm.atomic_write import write_json
 from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.data.store import Store
 from jaxlm.data.writer import write_store
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.output import write_json
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
 from jaxlm.text import Tokenizer, train_sentencepiece
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.network import make_head
+from jaxlm.training.task_model import make_head
 
 DOCUMENTS = [
     "The cat sat on the mat. The dog lay on the rug, and the bird sang in the tree.",

@@ -20,10 +20,10 @@ import pytest
 from jaxlm import finetune
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
+from jaxlm.finetuning import trial, vectorized
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Recorder
-from jaxlm.training import groups, members
 
 
 class Killed(BaseException):
@@ -55,13 +55,13 @@ class Moments:
             changed.append((owner, name, original))
             setattr(owner, name, made(original))
 
-        for owner in (members, groups):
+        for owner in (trial, vectorized):
             put(owner, "label_part", self._before("labelling"))
-        for owner in (members, finetune):
+        for owner in (trial, finetune):
             put(owner, "write_json", self._before("JSON"))
             put(owner, "write_synced", self._writing)
         put(Recorder, "training", self._before("a step"))
-        put(groups.GroupRecorder, "training", self._before("a step"))
+        put(vectorized.GroupRecorder, "training", self._before("a step"))
         put(Checkpoints, "save", self._before("a save"))
         put(RunDirectory, "remove", self._removing)
         try:
@@ -115,13 +115,13 @@ def prepare(patch: pytest.MonkeyPatch, cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     patch.setattr(finetune, "make_mesh", lambda config: mesh)
-    original = members.label_part
+    original = trial.label_part
 
     def label_part(*arguments: Any) -> Any:
         predicted, figures = original(*arguments)
         return predicted, figures | {"accuracy": figures["loss"] * 1e3 % 1}
 
-    for owner in (members, groups):
+    for owner in (trial, vectorized):
         patch.setattr(owner, "label_part", label_part)
 
 

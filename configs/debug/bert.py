@@ -2,8 +2,8 @@
 
 from jaxlm.data.config import DataConfig
 from jaxlm.models.bert import BertConfig
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> PretrainConfig:

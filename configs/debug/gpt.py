@@ -1,8 +1,8 @@
 """A toy GPT whose runs take seconds on a CPU, for trying things and for scripts."""
 
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> PretrainConfig:

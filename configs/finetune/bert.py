@@ -5,8 +5,8 @@ The optimizer corrects Adam's bias, without which small sets often fail (Mosbach
 """
 
 from jaxlm.models.bert import BERT_BASE
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import FinetuneConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> FinetuneConfig:

@@ -7,11 +7,11 @@ Nine tenths of the steps at 128 tokens, the rest at 512. Rows hold as many pairs
 from dataclasses import replace
 
 from jaxlm.data.config import DataConfig
-from jaxlm.masking import MaskingConfig
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
+from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> PretrainConfig:

@@ -10,8 +10,8 @@ paper's 0.02 so narrow a post-norm model stays at the unigram entropy.
 
 from jaxlm.data.config import DataConfig
 from jaxlm.models.bert import BertConfig
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> PretrainConfig:

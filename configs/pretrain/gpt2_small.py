@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from jaxlm.models.gpt import GPT2
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> PretrainConfig:

@@ -6,8 +6,8 @@ entropy.
 """
 
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 
 def config() -> PretrainConfig:

@@ -5,8 +5,8 @@ entropy. There is no dropout: the model sees its text about once.
 """
 
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.optim import OptimizerConfig
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 MODEL = GPTConfig(
     num_positions=64,

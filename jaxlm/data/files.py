@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import open_regular, parse_json
 
 Errors = Literal["strict", "replace"]
 Fragments = Iterator[tuple[str, bool]]

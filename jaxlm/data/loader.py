@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import grain
 import numpy as np
 
-from jaxlm.batch import Batch, PairBatch
+from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.pairs import Pairs, empty_pairs

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxlm.batch import PairBatch
+from jaxlm.data.batch import PairBatch
 from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan
 from jaxlm.data.config import DataConfig
 from jaxlm.data.draws import Draws

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grain
 import numpy as np
 
-from jaxlm.batch import Batch, PairBatch
+from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows, rows_per_epoch, training_rows

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path, write_atomic
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.text import Case, tokenizer_from_spec
 
 # What the arguments were before they could be given.

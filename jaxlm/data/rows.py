@@ -17,7 +17,7 @@ import grain
 import numpy as np
 from grain.experimental import index_shuffle
 
-from jaxlm.batch import Batch, PairBatch
+from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.config import DataConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.packing import PackingPlan

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.data.files import Errors, Fragments
 from jaxlm.data.sentences import Borders, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Source, Unit, read_unit
 from jaxlm.data.store import token_dtype, write_atomic
 from jaxlm.errors import InputError, RunError
-from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer, load_tokenizer
 
 # Texts are encoded in blocks of about this many characters where the tokenizer allows it: libraries slow down on longer

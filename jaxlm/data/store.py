@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.data.arrays import CheckedArray, check_old, check_whole, read_checksums
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.text import Tokenizer, load_tokenizer
 
 FORMAT = "jaxlm token store"

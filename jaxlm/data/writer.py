@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxlm.bounded_read import read_object
 from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
 from jaxlm.data.sentences import Sentences, borders_by, resolved
 from jaxlm.data.shards import blocks, encode_documents
@@ -27,7 +28,6 @@ from jaxlm.data.store import (
     write_atomic,
 )
 from jaxlm.errors import InputError
-from jaxlm.reading import read_object
 from jaxlm.text import Tokenizer
 
 # Items copied at a time from a mapped shard.

@@ -11,11 +11,11 @@ from typing import Any, TextIO
 
 import jax
 
+from jaxlm.atomic_write import whole_file
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.output import whole_file
 from jaxlm.progress import Progress
 
 DEFAULT_BATCH_SIZE = 32

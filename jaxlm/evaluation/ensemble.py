@@ -21,6 +21,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import batch_size_for, output_file, say
+from jaxlm.finetuning.trial import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
 from jaxlm.inference.prediction import Labelled, label_split, make_label_step
 from jaxlm.runs.directory import RunDirectory
@@ -39,7 +40,6 @@ from jaxlm.tasks import (
 from jaxlm.tasks.files import Errors
 from jaxlm.tasks.loading import standard_lengths
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.members import write_files
 
 
 @dataclass(frozen=True, kw_only=True)

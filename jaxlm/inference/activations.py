@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm.atomic_write import whole_file
+from jaxlm.bounded_read import parse_json, read_regular
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
-from jaxlm.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.nn.execution import Execution
-from jaxlm.output import whole_file
-from jaxlm.reading import parse_json, read_regular
 
 ROWS = 8  # that run together
 

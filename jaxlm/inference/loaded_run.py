@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxlm.bounded_read import read_signed
 from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
@@ -19,13 +20,12 @@ from jaxlm.inference.decoding import left_context
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.reading import read_signed
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import ADDED_FIELDS, RunDirectory, split_start
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
-from jaxlm.training.network import Network, empty_model, make_network
+from jaxlm.training.task_model import Network, empty_model, make_network
 from jaxlm.training.trained_length import limited, trained_length
 
 log = logging.getLogger(__name__)

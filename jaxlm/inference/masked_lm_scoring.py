@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.heads import MaskedLMHead
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score
 from jaxlm.models.bert import Bert
+from jaxlm.models.heads import MaskedLMHead
 from jaxlm.text import Tokenizer
 
 BLANK = "[MASK]"  # how a text spells one, whatever the vocabulary does

@@ -12,11 +12,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import host_rows, to_devices
-from jaxlm.objectives import task_loss
+from jaxlm.objectives.task import task_loss
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
-from jaxlm.training.network import Network
+from jaxlm.training.task_model import Network
 
 DOCUMENT_SHARE = 8  # a document of tagged sentences is read on to its end, up to so many times what is read at a time
 

@@ -4,8 +4,7 @@ Sums over tokens are taken in float32 on the devices, a batch at a time, and in 
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,80 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.batch import Batch
+from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.models.gpt import GPT
 from jaxlm.text import Tokenizer
+from jaxlm.training.perplexity import divide
 
 SMALLEST_BUCKET = 16
 BATCHES_SORTED = 64  # batches' worth of sequences that are sorted by length together
-# What kinds of tokenizers lose of a text, which makes it easier to predict.
-_LOST = {
-    "gpt1": "lower case, one kind of spacing, unknown characters as one id",
-    "wordpiece": "no spacing, unknown words as one id, and of an uncased one lower case without accents",
-}
 _LOGITS = 1 << 26  # scores that exist at a time
-
-
-def perplexity(
-    eval_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]],
-    params: Any,
-    batches: Iterable[Any],
-    *,
-    words: int,
-    bytes: int,
-) -> dict[str, float]:
-    """How well the tokens of `batches` are predicted; no batch, padding or division of them changes the figures.
-
-    eval_step: (params, batch) -> {"nll": (sum, weight), "accuracy": (sum, weight)}. batches: on the devices, every
-    token once. words, bytes: of the text that the tokens are.
-    Returns validation_loss (nats a token), perplexity (its exponential), word_perplexity (the exponential of nats a
-    word), bits_per_byte, accuracy (share of tokens that had the highest score), tokens. Tokens that end documents are
-    predicted and count like others. A figure over nothing is nan, one over the range of a float inf.
-    """
-    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches)
-    nll, tokens = sums["nll"]
-    return {
-        "validation_loss": _divide(nll, tokens),
-        "perplexity": _exp(_divide(nll, tokens)),
-        "word_perplexity": _exp(_divide(nll, words)),
-        "bits_per_byte": _divide(nll, bytes * math.log(2)),
-        "accuracy": _divide(*sums["accuracy"]),
-        "tokens": int(tokens),
-    }
-
-
-def text_notes(kind: str) -> list[str]:
-    """Return notes on comparing figures per word or per byte, by the kind of the tokenizer."""
-    if kind not in _LOST:
-        return []
-    return [
-        f"figures a word and a byte are of what a {kind} vocabulary keeps of the text ({_LOST[kind]}): they do not "
-        "compare with those of a tokenizer that keeps the text"
-    ]
-
-
-def totals(
-    eval_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]], params: Any, batches: Iterable[Any]
-) -> dict[str, tuple[float, float]]:
-    """name -> (sum, weight) over all batches, of what eval_step gives for each."""
-    found: dict[str, tuple[float, float]] = {}
-
-    def add(sums: dict[str, tuple[Any, Any]]) -> None:
-        for name, (total, weight) in sums.items():
-            before = found.get(name, (0.0, 0.0))
-            found[name] = before[0] + float(total), before[1] + float(weight)
-
-    late = None
-    for batch in batches:
-        sums = eval_step(params, batch)
-        if late is not None:  # fetched a batch late, so that the devices never wait
-            add(late)
-        late = sums
-    if late is not None:
-        add(late)
-    return found
 
 
 class Scored(NamedTuple):
@@ -106,7 +41,7 @@ class Score(NamedTuple):
     @property
     def per_token(self) -> float:
         """The mean; nan where nothing was scored."""
-        return _divide(self.log_probability, self.tokens)
+        return divide(self.log_probability, self.tokens)
 
 
 def text_sequence(
@@ -212,14 +147,3 @@ def _add(pieces: list, found: Any, totals: np.ndarray, counts: np.ndarray) -> No
     for (number, ids, first), log_probability in zip(pieces, np.asarray(found), strict=False):
         totals[number] += log_probability
         counts[number] += len(ids) - first
-
-
-def _divide(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan
-
-
-def _exp(value: float) -> float:
-    try:
-        return math.exp(value)
-    except OverflowError:  # words of several hundred nats: a script without blanks between words
-        return math.inf

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import parse_json, read_regular, read_signed
 from jaxlm.errors import InputError
 from jaxlm.interop.export import Export
-from jaxlm.reading import parse_json, read_regular, read_signed
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import open_regular, parse_json, read_regular
 from jaxlm.errors import InputError
-from jaxlm.reading import open_regular, parse_json, read_regular
 
 DEEPEST = 100  # Python's writer of JSON, which keeps a config.json with the run, follows some hundreds
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxlm.bounded_read import open_regular
 from jaxlm.errors import InputError
 from jaxlm.interop.bundle import Bundle
 from jaxlm.interop.files import files_fingerprint, read_json, read_object
@@ -19,7 +20,6 @@ from jaxlm.interop.rules import read_leaves
 from jaxlm.interop.shapes import backbone_shapes, check_sizes
 from jaxlm.interop.tensors import Info
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
-from jaxlm.reading import open_regular
 from jaxlm.text import Case, Tokenizer
 from jaxlm.text.bpe import GPT2Tokenizer
 from jaxlm.text.gpt1 import GPT1Tokenizer

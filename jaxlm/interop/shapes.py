@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.errors import InputError
-from jaxlm.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.interop.rules import Shape
 from jaxlm.interop.tensors import Info
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
 from jaxlm.runs.trees import named_leaves
 
 _LAYER = re.compile(r"\.(?:layer|h)\.(\d+)\.")  # in the names of all three kinds of models

@@ -10,8 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxlm.bounded_read import open_regular, parse_json, read_regular
 from jaxlm.errors import InputError
-from jaxlm.reading import open_regular, parse_json, read_regular
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

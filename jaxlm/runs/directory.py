@@ -32,10 +32,10 @@ from typing import Any, TextIO
 import jax
 from etils import epath
 
+from jaxlm.atomic_write import sync_directory, write_json
+from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
-from jaxlm.output import sync_directory, write_json
-from jaxlm.reading import parse_json, read_object, read_regular
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxlm.atomic_write import sync_directory
+from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError, RunError
-from jaxlm.output import sync_directory
-from jaxlm.reading import open_regular, parse_json
 
 
 class MetricsLog:

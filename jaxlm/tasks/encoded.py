@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 
 
 class Encoded(Protocol):

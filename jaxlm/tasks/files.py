@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import open_regular, parse_json
 
 Errors = Literal["strict", "replace"]
 

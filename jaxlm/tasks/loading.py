@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.tasks.encoded import Encoded, EncodedSplit
 from jaxlm.tasks.encoding import encode_examples, encode_split
 

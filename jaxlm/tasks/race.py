@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
 from jaxlm.tasks.files import numbered_lines, open_input
 from jaxlm.tasks.task import Columns, Example, Split, Task

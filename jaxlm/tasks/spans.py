@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.tasks.encoded import filled_rows
 from jaxlm.tasks.encoder import special_ids

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.examples import SpanExample, Split
 from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input

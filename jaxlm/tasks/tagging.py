@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.tasks.encoded import filled_rows
 from jaxlm.tasks.encoder import special_ids
 from jaxlm.tasks.entities import entities, entity_figures, spell, token_accuracy

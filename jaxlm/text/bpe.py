@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.text.tokenizer import Tokenizer, cut_before_white_space, library_offsets, read_file
 
 VOCABULARY_FILE = "encoder.json"

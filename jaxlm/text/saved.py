@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json, wordpiece
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
 

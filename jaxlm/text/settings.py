@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.text.tokenizer import SPELLINGS, Tokenizer, read_file
 
 FILE = "tokenizer_config.json"

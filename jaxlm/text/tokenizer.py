@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxlm.bounded_read import read_regular
 from jaxlm.errors import InputError
-from jaxlm.reading import read_regular
 
 # The roles in the order in which a trained vocabulary holds them.
 ROLES = ("pad", "unknown", "start", "end", "delimiter", "extract", "mask", "cls", "sep")

@@ -22,8 +22,8 @@ from typing import Literal
 
 import numpy as np
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.reading import parse_json
 from jaxlm.text.piece_models import split_sentence
 from jaxlm.text.tokenizer import (
     SPELLINGS,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.stages import Compiled, Wrapped
 
-from jaxlm.training.memory import check_program_memory
+from jaxlm.compiler.memory import check_program_memory
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from jaxlm.config import to_json
 from jaxlm.data.config import DataConfig
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.errors import InputError
-from jaxlm.heads import Features
-from jaxlm.masking import MaskingConfig
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.heads import Features
 from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
-from jaxlm.optim import OptimizerConfig
+from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.training.optimizer import OptimizerConfig
 
 # The config file decides which model it is; the command line offers that one's fields.
 ModelConfig = Annotated[GPTConfig | BertConfig, tyro.conf.AvoidSubcommands]

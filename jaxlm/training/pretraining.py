@@ -15,20 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.batch import PairBatch
+from jaxlm.data.batch import PairBatch
 from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import Phase
 from jaxlm.data.store import Store
-from jaxlm.heads import MaskedLMHead, NextSentenceHead
-from jaxlm.inference.scoring import perplexity, totals
-from jaxlm.masking import Specials
 from jaxlm.models import bert, gpt
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT
-from jaxlm.objectives import Objective, language_model, left_to_right_language_model, masked_language_model
+from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
+from jaxlm.objectives.masking import Specials
+from jaxlm.objectives.objective import Objective
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.perplexity import perplexity, totals
 
 EvalStep = Callable[[Any, Any], dict[str, tuple[Any, Any]]]
 

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
 from jaxlm.distributed.mesh import abstract_replicated
-from jaxlm.optim import Optimizer, OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, decay_mask, make_optimizer
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.state import TrainState, abstract_state, fresh_state
 from jaxlm.training.step import make_train_step, settings_of
@@ -42,7 +42,7 @@ def training_program(pretraining: Pretraining, config: PretrainConfig, mesh: Mes
     """The program of `config` on `mesh`, which must be in use (`jaxlm.distributed.mesh.use_mesh`).
 
     Learning rates, schedule, the number of steps and log_every are not in it: they are data, `Settings`. Nothing is
-    allocated or compiled. micro_batches is a number (`jaxlm.training.fit` resolves auto).
+    allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
     """
     assert config.micro_batches != "auto"
     mask = decay_mask(jax.eval_shape(lambda: pretraining.init_params(jax.random.key(0))))

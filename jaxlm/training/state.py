@@ -10,7 +10,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from jaxlm.distributed.mesh import state_shardings
-from jaxlm.optim import Optimizer
+from jaxlm.training.optimizer import Optimizer
 
 
 @struct.dataclass

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from jaxlm.distributed.devices import RARELY
-from jaxlm.objectives import Objective, mean
-from jaxlm.optim import Optimizer, OptimizerConfig, Schedule, schedule_of
+from jaxlm.objectives.objective import Objective, mean
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
 from jaxlm.training.state import TrainState
 
 Metrics = dict[str, jax.Array]

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.config import from_json
+from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.pairs import pair_figures

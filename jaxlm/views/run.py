@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config
-from jaxlm.reading import read_signed
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics

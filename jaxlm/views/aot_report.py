@@ -15,7 +15,7 @@ from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
 from jaxlm.data.phases import Phase, phases
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.training.config import PretrainConfig, check_batches
-from jaxlm.training.fit import compile_training, micro_batch_counts, smallest_that_fits
+from jaxlm.training.memory_fit import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.training.pretraining import make_pretraining
 
 STEPS = 1_000_000  # of a run that is given in epochs, whose number only its store knows

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.batch import PairBatch
+from jaxlm.data.batch import PairBatch
 from jaxlm.errors import InputError
 
 

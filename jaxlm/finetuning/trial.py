@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxlm.atomic_write import write_json, write_synced
+from jaxlm.bounded_read import read_regular, read_signed
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import InputError
 from jaxlm.inference.prediction import label_split, make_label_step
-from jaxlm.output import write_json, write_synced
-from jaxlm.reading import read_regular, read_signed
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
@@ -38,11 +38,11 @@ from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
+from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.loop import Intervals, train
-from jaxlm.training.network import Network, make_network
-from jaxlm.training.start import Source, fresh_pooler, with_parameters
 from jaxlm.training.state import TrainState, abstract_state, fresh_state, from_saved, saved_part
 from jaxlm.training.step import Settings, make_train_step, settings_of
+from jaxlm.training.task_model import Network, make_network
 
 log = logging.getLogger(__name__)
 

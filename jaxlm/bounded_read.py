@@ -34,7 +34,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_signed(path: Path) -> dict[str, Any]:
-    """Return the JSON object that `jaxlm.output.write_json` signed, or that was written before there were signatures.
+    """Return the JSON object that `jaxlm.atomic_write.write_json` signed, or one written before signatures existed.
 
     ValueError or OSError for anything else, for a file that was altered too.
     """

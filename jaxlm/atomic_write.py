@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxlm.bounded_read import SIGNATURE, signature
 from jaxlm.errors import InputError
-from jaxlm.reading import SIGNATURE, signature
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def check_output(path: Path) -> None:
 def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
     """Write a JSON file that is there whole or not at all, also after a power cut.
 
-    signed: add the field SIGNATURE to an object, so that `jaxlm.reading.read_signed` finds what alters it.
+    signed: add the field SIGNATURE to an object, so that `jaxlm.bounded_read.read_signed` finds what alters it.
     """
     if signed:
         value = value | {SIGNATURE: signature(json.loads(json.dumps(value)))}

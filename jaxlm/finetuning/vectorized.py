@@ -31,12 +31,7 @@ from jaxlm.distributed.devices import peak_tflops, platform
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
-from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.runs.metrics_log import MetricsLog
-from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
-from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.loop import Intervals, train
-from jaxlm.training.members import (
+from jaxlm.finetuning.trial import (
     Best,
     Programs,
     Work,
@@ -52,6 +47,11 @@ from jaxlm.training.members import (
     started_state,
     write_failure,
 )
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.metrics_log import MetricsLog
+from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
+from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.loop import Intervals, train
 from jaxlm.training.state import TrainState
 from jaxlm.training.step import Settings
 

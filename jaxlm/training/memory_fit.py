@@ -14,7 +14,7 @@ from jaxlm.compiler.estimate import memory_of
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import check_batch, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.training.abstract import abstract_batch
+from jaxlm.training.abstract_inputs import abstract_batch
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.program import training_program

@@ -13,17 +13,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlm.batch import ExampleBatch
+from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
-from jaxlm.heads import EncoderHead, LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models import bert, gpt
 from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models.heads import EncoderHead, LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives import Objective, encoder_outputs, encoder_task, sequence_outputs, sequence_task, tag_weights
-from jaxlm.optim import Optimizer, OptimizerConfig, Schedule, decay_mask, make_optimizer
+from jaxlm.objectives.objective import Objective
+from jaxlm.objectives.task import encoder_outputs, encoder_task, sequence_outputs, sequence_task, tag_weights
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, decay_mask, make_optimizer
 
 NO_DROPOUT = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 

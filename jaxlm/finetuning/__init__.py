@@ -1,0 +1,1 @@
+"""Fine-tuning trials: one seed at one learning rate, alone or several in one program."""

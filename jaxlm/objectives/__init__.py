@@ -1,0 +1,1 @@
+"""Training objectives: losses and metrics as pairs of a sum and a weight."""
