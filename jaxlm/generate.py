@@ -22,7 +22,7 @@ from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.masked_lm_scoring import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.models.bert import Bert
-from jaxlm.tasks.files import numbered_lines
+from jaxlm.tasks.reading.files import numbered_lines
 from jaxlm.training.config import check_seed
 
 DEFAULT_LENGTH = 100

@@ -25,7 +25,7 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import default_batch_size, in_pieces, label_split, make_label_step
 from jaxlm.progress import Progress
 from jaxlm.tasks import encode_examples, read_rows
-from jaxlm.tasks.loading import standard_lengths
+from jaxlm.tasks.batching.batches import standard_lengths
 from jaxlm.training.compiled import CompiledStep
 
 log = logging.getLogger("jaxlm.predict")

@@ -21,8 +21,8 @@ from jaxlm.tasks import (
     read_rows,
     read_task,
 )
+from jaxlm.tasks.batching.tagged_rows import first_pieces, surroundings
 from jaxlm.tasks.entities import entities, entity_figures, scheme_of, spell
-from jaxlm.tasks.tagging import first_pieces, surroundings
 
 CLS, SEP = 1, 2
 

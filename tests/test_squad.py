@@ -25,8 +25,8 @@ from jaxlm.tasks import (
     steps_of_epochs,
     train_batches,
 )
-from jaxlm.tasks.span_scores import answer_scores, best_threshold, normalised, token_f1
-from jaxlm.tasks.spans import most_context, windows
+from jaxlm.tasks.batching.span_windows import most_context, windows
+from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold, normalised, token_f1
 
 CLS, SEP = 1, 2
 

@@ -7,8 +7,8 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import TASKS, Example, encode_examples, eval_batches, predictions
-from jaxlm.tasks.encoder import arrange_segments, cut_pair
-from jaxlm.tasks.encoding import read_as
+from jaxlm.tasks.batching.bert_inputs import arrange_segments, cut_pair
+from jaxlm.tasks.batching.encoding import read_as
 
 CLS, SEP = 1, 2
 

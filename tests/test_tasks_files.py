@@ -9,7 +9,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import Columns, Example, Task, read_labelled, read_rows, read_task
-from jaxlm.tasks.rows import RowReader
+from jaxlm.tasks.reading.rows import RowReader
 
 PAIR = Task(
     name="custom",

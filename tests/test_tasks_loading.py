@@ -23,7 +23,7 @@ from jaxlm.tasks import (
     steps_of_epochs,
     train_batches,
 )
-from jaxlm.tasks.inputs import share
+from jaxlm.tasks.batching.gpt1_inputs import share
 
 START, DELIMITER, EXTRACT = 1, 2, 3
 

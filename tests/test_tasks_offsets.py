@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.tagging import first_pieces
+from jaxlm.tasks.batching.tagged_rows import first_pieces
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 from jaxlm.text.wordpiece import WordPieceTokenizer
 

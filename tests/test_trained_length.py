@@ -16,7 +16,7 @@ from jaxlm.finetune import _notes_on_length
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.directory import ADDED_FIELDS, RunDirectory
-from jaxlm.tasks.spans import windows
+from jaxlm.tasks.batching.span_windows import windows
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, trained_length
 

@@ -37,8 +37,8 @@ from jaxlm.tasks import (
     read_labelled,
     read_task,
 )
-from jaxlm.tasks.files import Errors
-from jaxlm.tasks.loading import standard_lengths
+from jaxlm.tasks.batching.batches import standard_lengths
+from jaxlm.tasks.reading.files import Errors
 from jaxlm.training.compiled import CompiledStep
 
 

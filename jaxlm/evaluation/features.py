@@ -24,8 +24,8 @@ from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import SMALLEST_BUCKET
 from jaxlm.models.bert import Bert
-from jaxlm.tasks.encoder import arrange_segments
-from jaxlm.tasks.files import Errors, numbered_lines, open_input
+from jaxlm.tasks.batching.bert_inputs import arrange_segments
+from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained

@@ -13,8 +13,8 @@ from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, sa
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import label_split, make_label_step
 from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, read_labelled
-from jaxlm.tasks.files import Errors
-from jaxlm.tasks.loading import standard_lengths
+from jaxlm.tasks.batching.batches import standard_lengths
+from jaxlm.tasks.reading.files import Errors
 from jaxlm.training.compiled import CompiledStep
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import Score
 from jaxlm.tasks import Columns
-from jaxlm.tasks.files import Errors, numbered_lines, open_input
-from jaxlm.tasks.rows import JSON_SUFFIXES, RowReader
+from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
+from jaxlm.tasks.reading.rows import JSON_SUFFIXES, RowReader
 from jaxlm.tasks.task import Quoting
 
 

@@ -1,6 +1,6 @@
 """Labelling examples with a fine-tuned model: outputs in the order of the rows, for any number of them.
 
-How a model's numbers become predictions and figures is the task's business (`jaxlm.tasks.predictions`).
+How a model's numbers become predictions and figures is the task's business (`jaxlm.tasks.metrics.predictions`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +44,7 @@ class Labelled:
     def predicted(self, task: Task, encoded: Encoded, threshold: float | None = None) -> tuple[Predicted, dict]:
         """What they come to, and the task's figures with `loss`; no figures without labels.
 
-        threshold: as in `jaxlm.tasks.predictions`.
+        threshold: as in `jaxlm.tasks.metrics.predictions`.
         """
         found = predictions(task, encoded, self.outputs, threshold=threshold)
         return found, found.figures | {"loss": float(self.loss or 0.0)} if encoded.labelled else {}

@@ -18,8 +18,8 @@ from jaxlm.interop.tensors import FILE, FLOATS, write_tensors
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
-from jaxlm.tasks.encoder import ENCODER_ROLES
-from jaxlm.tasks.inputs import ROLES
+from jaxlm.tasks.batching.bert_inputs import ENCODER_ROLES
+from jaxlm.tasks.batching.gpt1_inputs import ROLES
 from jaxlm.text import OWN, Inputs, Tokenizer, padding, published_files
 
 _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

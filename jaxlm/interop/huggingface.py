@@ -18,7 +18,8 @@ from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
 from jaxlm.interop.tensors import TensorFiles
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.tasks import Task, ner, squad
+from jaxlm.tasks import Task
+from jaxlm.tasks.datasets import ner, squad
 from jaxlm.tasks.entities import judged_by
 from jaxlm.tasks.task import Columns
 from jaxlm.text import Case, Tokenizer, published_tokenizer

@@ -3,13 +3,7 @@
 NumPy only; no model is known here. A task names the form of its input and the kind of its head.
 """
 
-from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.encoded import Encoded, EncodedSplit
-from jaxlm.tasks.encoder import ENCODER_ROLES
-from jaxlm.tasks.encoding import encode_examples, encode_split
-from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
-from jaxlm.tasks.inputs import ROLES, gpt1_sequences
-from jaxlm.tasks.loading import (
+from jaxlm.tasks.batching.batches import (
     TrainBatches,
     choose_lengths,
     eval_batches,
@@ -18,10 +12,16 @@ from jaxlm.tasks.loading import (
     steps_of_epochs,
     train_batches,
 )
-from jaxlm.tasks.metrics import compute_metrics
+from jaxlm.tasks.batching.bert_inputs import ENCODER_ROLES
+from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
+from jaxlm.tasks.batching.encoding import encode_examples, encode_split
+from jaxlm.tasks.batching.gpt1_inputs import ROLES, gpt1_sequences
+from jaxlm.tasks.custom import CustomConfig
+from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
+from jaxlm.tasks.metrics.classification import compute_metrics
+from jaxlm.tasks.metrics.predicted import Predicted
+from jaxlm.tasks.metrics.predictions import predictions
 from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.outcome import Predicted
-from jaxlm.tasks.predictions import predictions
 from jaxlm.tasks.registry import TASKS, read_labelled, read_rows, read_task, task_names
 from jaxlm.tasks.task import Columns, ModelKind, Task
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxlm.tasks.rows import LabelRule, RowReader, collect
+from jaxlm.tasks.reading.rows import LabelRule, RowReader, collect
 from jaxlm.tasks.task import Split, Task
 
 # GPT-1's fine-tuning settings "for most tasks" (Radford et al. 2018, section 4.1); the length is its position table.

@@ -21,10 +21,10 @@ from typing import Literal
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import PAPERS
-from jaxlm.tasks.files import Errors
-from jaxlm.tasks.ner import NER, read_sentences
-from jaxlm.tasks.rows import RowReader, collect
-from jaxlm.tasks.squad import SQUAD, SQUAD2, read_questions
+from jaxlm.tasks.datasets.ner import NER, read_sentences
+from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, read_questions
+from jaxlm.tasks.reading.files import Errors
+from jaxlm.tasks.reading.rows import RowReader, collect
 from jaxlm.tasks.task import Columns, Example, Form, Kind, Quoting, Split, Task
 
 METRICS: dict[str, tuple[str, ...]] = {

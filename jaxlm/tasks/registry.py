@@ -9,22 +9,22 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn
-from jaxlm.tasks.catalogue import is_catalogue, read_catalogue
-from jaxlm.tasks.codah import CODAH
 from jaxlm.tasks.custom import CustomConfig, read_custom
+from jaxlm.tasks.datasets.codah import CODAH
+from jaxlm.tasks.datasets.glue import COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB, WNLI
+from jaxlm.tasks.datasets.ner import NER, read_sentences, stream_sentences, with_tags
+from jaxlm.tasks.datasets.nli import SCITAIL, SNLI
+from jaxlm.tasks.datasets.race import RACE
+from jaxlm.tasks.datasets.snli_counterfactual import SNLI_COUNTERFACTUAL
+from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, check_answers, read_questions, stream_questions
+from jaxlm.tasks.datasets.stories import STORY_CLOZE, SWAG
+from jaxlm.tasks.datasets.trec import TREC
 from jaxlm.tasks.examples import SpanExample, TaggedSentence
-from jaxlm.tasks.files import Errors
-from jaxlm.tasks.glue import COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB, WNLI
-from jaxlm.tasks.inference import SCITAIL, SNLI
-from jaxlm.tasks.ner import NER, read_sentences, stream_sentences, with_tags
 from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.race import RACE
-from jaxlm.tasks.rows import JSON_SUFFIXES, RowReader, check_choices, collect
-from jaxlm.tasks.snli_counterfactual import SNLI_COUNTERFACTUAL
-from jaxlm.tasks.squad import SQUAD, SQUAD2, check_answers, read_questions, stream_questions
-from jaxlm.tasks.stories import STORY_CLOZE, SWAG
+from jaxlm.tasks.reading.catalogue import is_catalogue, read_catalogue
+from jaxlm.tasks.reading.files import Errors
+from jaxlm.tasks.reading.rows import JSON_SUFFIXES, RowReader, check_choices, collect
 from jaxlm.tasks.task import Split, Task, TaskData, with_scale
-from jaxlm.tasks.trec import TREC
 
 _GLUE = (COLA, SST2, MRPC, STSB, QQP, MNLI, QNLI, RTE, WNLI)
 _INFERENCE = (SNLI, SCITAIL, SNLI_COUNTERFACTUAL)

@@ -29,7 +29,7 @@ from jaxlm.tasks import (
     steps_of_epochs,
     train_batches,
 )
-from jaxlm.tasks.spans import SpanSplit
+from jaxlm.tasks.batching.span_windows import SpanSplit
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
 from jaxlm.views.text import cut, ends, indented

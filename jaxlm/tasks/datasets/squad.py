@@ -16,8 +16,8 @@ from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.examples import SpanExample, Split
-from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input
-from jaxlm.tasks.rows import LabelRule, RowReader
+from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
+from jaxlm.tasks.reading.rows import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))

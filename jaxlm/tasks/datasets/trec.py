@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
-from jaxlm.tasks.files import numbered_lines, open_input
-from jaxlm.tasks.rows import parse
+from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.tasks.reading.rows import parse
 from jaxlm.tasks.task import Columns, Example, Split, Task
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
-from jaxlm.tasks.files import numbered_lines, open_input
+from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.task import Columns, Example, Split, Task
 
 SCHOOLS = ("middle", "high")

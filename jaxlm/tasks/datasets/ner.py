@@ -18,8 +18,8 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
 from jaxlm.tasks.examples import Split, TaggedSentence
-from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input
-from jaxlm.tasks.rows import JSON_SUFFIXES, LabelRule, RowReader
+from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
+from jaxlm.tasks.reading.rows import JSON_SUFFIXES, LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label"))

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.tasks.outcome import Predicted
-from jaxlm.tasks.span_scores import answer_scores, best_threshold
-from jaxlm.tasks.spans import SpanSplit, most_context
+from jaxlm.tasks.batching.span_windows import SpanSplit, most_context
+from jaxlm.tasks.metrics.predicted import Predicted
+from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold
 from jaxlm.tasks.task import Task
 
 PLACEHOLDER = "empty"  # the original's text where there is none to give
@@ -41,7 +41,7 @@ class Answer:
 def predict_answers(
     task: Task, encoded: SpanSplit, outputs: Sequence[np.ndarray] | np.ndarray, threshold: float | None
 ) -> Predicted:
-    """Answers, exact match and F1, and the original's three files. See `jaxlm.tasks.predictions.predictions`."""
+    """Answers, exact match and F1, and the original's three files. See `predictions`."""
     listed, nulls = [], []
     for question in range(encoded.num_examples):
         answers, null = best_answers(task, encoded, outputs, question)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.encoded import Encoded, EncodedSplit
-from jaxlm.tasks.encoder import arrange_segments
+from jaxlm.tasks.batching.bert_inputs import arrange_segments
+from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
+from jaxlm.tasks.batching.gpt1_inputs import arrange
+from jaxlm.tasks.batching.span_windows import encode_questions
+from jaxlm.tasks.batching.tagged_rows import encode_sentences
 from jaxlm.tasks.examples import Example, TaskData
-from jaxlm.tasks.inputs import arrange
-from jaxlm.tasks.spans import encode_questions
-from jaxlm.tasks.tagging import encode_sentences
 from jaxlm.tasks.task import ModelKind, Task
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.files import Errors, json_rows, numbered_lines, open_input, table_rows
+from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input, table_rows
 from jaxlm.tasks.task import Columns, Example, Quoting, Split, Task
 
 LabelRule = Literal["required", "optional", "ignored"]

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
-from jaxlm.tasks.rows import RowReader, collect
+from jaxlm.tasks.reading.rows import RowReader, collect
 from jaxlm.tasks.task import Columns, Split, Task
 
 _PAIR = (("sentence1", "premise"), ("sentence2", "hypothesis"))

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
-from jaxlm.tasks.encoded import filled_rows
-from jaxlm.tasks.encoder import special_ids
+from jaxlm.tasks.batching.bert_inputs import special_ids
+from jaxlm.tasks.batching.encoded_split import filled_rows
 from jaxlm.tasks.examples import SpanExample
 from jaxlm.tasks.task import Task
 

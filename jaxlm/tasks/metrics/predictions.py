@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxlm.tasks.answers import predict_answers
-from jaxlm.tasks.encoded import Encoded, EncodedSplit
-from jaxlm.tasks.metrics import compute_metrics
-from jaxlm.tasks.outcome import Predicted
-from jaxlm.tasks.spans import SpanSplit
-from jaxlm.tasks.submission import submission
-from jaxlm.tasks.tagging import TaggedSplit, predict_tags
+from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
+from jaxlm.tasks.batching.span_windows import SpanSplit
+from jaxlm.tasks.batching.tagged_rows import TaggedSplit
+from jaxlm.tasks.metrics.answers import predict_answers
+from jaxlm.tasks.metrics.classification import compute_metrics
+from jaxlm.tasks.metrics.predicted import Predicted
+from jaxlm.tasks.metrics.submission import submission
+from jaxlm.tasks.metrics.tags import predict_tags
 from jaxlm.tasks.task import Task
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.tasks.encoded import Encoded, EncodedSplit
-from jaxlm.tasks.encoding import encode_examples, encode_split
+from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
+from jaxlm.tasks.batching.encoding import encode_examples, encode_split
 
 __all__ = [
     "Encoded",

@@ -1,0 +1,1 @@
+"""Examples as token sequences, and these as batches."""

@@ -1,0 +1,1 @@
+"""The built-in labelled data sets, one file each."""
