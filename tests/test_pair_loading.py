@@ -83,7 +83,7 @@ def test_a_run_of_two_lengths_reads_on_across_the_switch(store):
         for step in range(first, 8):
             assert same(next(stream), expected[step]), step
     assert [batch.ids.shape[1] for batch in expected] == [16] * 6 + [64] * 2
-    assert same(rows[24], long[0]) and rows.origin(25) == long.origin(1)
+    assert same(rows.read([24]), long.read([0])) and rows.origin(25) == long.origin(1)
     assert describe_rows(rows, 6, 4).startswith("rows 24 to 27: ")
 
 

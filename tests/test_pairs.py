@@ -151,7 +151,7 @@ def test_a_row_is_a_function_of_seed_epoch_and_index(store):
     again = rows_of(store, seed=7)
     for b, index in reversed(list(enumerate(wanted))):
         assert same(again.read([index]), type(found)(*(x[b : b + 1] for x in dataclasses.astuple(found))))
-    assert same(rows[5], again[5]) and rows[5].ids.shape == (64,)
+    assert found.ids.shape == (len(wanted), 64)
     seeds = {tuple(rows_of(store, seed=seed).read([0]).mask_seeds[0]) for seed in (0, 1, 2, -1, 2**63)}
     assert len(seeds) == 5
     one, other = epoch_of(rows, 0)[0], epoch_of(rows, 1)[0]

@@ -32,7 +32,7 @@ class _Batches(grain.MapDataset):
     """Element s is this process's rows of step first_step + s."""
 
     def __init__(self, rows: Rows, batch_size: int, host_rows: np.ndarray, first_step: int):
-        super().__init__(rows)
+        super().__init__()
         self._rows, self._batch_size, self._host_rows, self._first_step = rows, batch_size, host_rows, first_step
 
     def __len__(self) -> int:

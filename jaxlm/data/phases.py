@@ -6,11 +6,9 @@ orders of its own, from its own epoch 0 on.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grain
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch
@@ -76,24 +74,14 @@ def steps_of_passes(
     return max(1, math.ceil(num_epochs / passes - 1e-9))
 
 
-class PhasedRows(grain.MapDataset):
+class PhasedRows:
     """The rows of all phases of a run, for the loader: row r belongs to step r // batch_size.
 
     phases: one or two. rows: of each.
     """
 
     def __init__(self, all_phases: Sequence[Phase], rows: Sequence[TrainingRows], batch_size: int):
-        super().__init__()
         self.phases, self.rows, self.batch_size = tuple(all_phases), tuple(rows), batch_size
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return self.slice(index)
-        number, first = self._phase(index)
-        return self.rows[number][index - first]
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
         """The rows of these indices, all of one step, as one batch."""

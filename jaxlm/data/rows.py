@@ -8,12 +8,10 @@ row can be had at once: resuming costs nothing, and any number of processes shar
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import grain
 import numpy as np
 from grain.experimental import index_shuffle
 
@@ -126,8 +124,8 @@ class _Part:
     number: int
 
 
-class TrainingRows(grain.MapDataset):
-    """All rows of a run, without end. Element r is a batch whose arrays have no batch axis: (L,) and (P,).
+class TrainingRows:
+    """All rows of a run, without end.
 
     sources: of each section. pairs_per_row: P of a PairBatch; 0 where rows are no pairs. order: its version.
     """
@@ -135,7 +133,6 @@ class TrainingRows(grain.MapDataset):
     def __init__(
         self, sources: Sequence[Source], shares: Sequence[int], length: int, seed: int, order: int = CURRENT.order
     ):
-        super().__init__()
         self.length, self._order = length, order
         self.sources = tuple(sources)
         self.pairs_per_row = max((source.most for source in sources if isinstance(source, Pairs)), default=0)
@@ -149,15 +146,6 @@ class TrainingRows(grain.MapDataset):
                 self._parts.append(_Part(source, first, end - first, len(self._parts)))
                 self._shares.append(share * math.lcm(*counts) // count)
         self._total = sum(self._shares)
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return self.slice(index)
-        batch = self.read([index])
-        return type(batch)(*(getattr(batch, field.name)[0] for field in fields(batch)))
 
     def empty(self, rows: int) -> Batch | PairBatch:
         """Return a batch of padding, (rows, L)."""
