@@ -1,4 +1,9 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file appears under its name complete and on disk, or not at all.
+
+`atomic_file` is the one primitive. It writes to a hidden file in the same directory, syncs it, renames it and syncs the
+directory. If the block fails, the hidden file is removed and the previous file keeps its content. A killed process may
+leave its hidden file, whose name holds the process id, so that no other process writes to it.
+"""
 
 import contextlib
 import errno
@@ -13,25 +18,50 @@ from jaxlm.errors import InputError
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
-    """A file to write, text or bytes, which has its name once it is whole, also after a power cut; `path` was an
-    --output."""
-    check_output(path)
-    partial = path.with_name(path.name + ".partial")
+def atomic_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
+    """Open a file for writing, UTF-8 text or bytes, that replaces `path` when the block ends without an error."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        file = partial.open(mode, encoding="utf-8" if mode == "w" else None)
-    except OSError as error:
-        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
-    with file:
+        with partial.open(mode, encoding="utf-8" if mode == "w" else None) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        rename_synced(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file atomically; text is encoded as UTF-8."""
+    with atomic_file(path, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
+    """Write a JSON file atomically.
+
+    signed: add the field SIGNATURE to an object, so that `jaxlm.bounded_read.read_signed` detects changes.
+    """
+    if signed:
+        value = value | {SIGNATURE: signature(json.loads(json.dumps(value)))}
+    write_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
+    """Open the file of an --output as `atomic_file` does. InputError if it cannot be written."""
+    check_output(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(atomic_file(path, mode))
+        except OSError as error:
+            raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
         yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
 
 
 def check_output(path: Path) -> None:
-    """InputError where `path`, an --output, cannot become a file: said before the work, not after it."""
+    """Raise InputError if the --output `path` cannot become a file, before any work is done for it."""
     reason = None
     if path.is_dir():
         reason = os.strerror(errno.EISDIR)
@@ -45,33 +75,14 @@ def check_output(path: Path) -> None:
         raise InputError(f"--output {path}: {reason}; name a file that can be written")
 
 
-def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
-    """Write a JSON file that is there whole or not at all, also after a power cut.
-
-    signed: add the field SIGNATURE to an object, so that `jaxlm.bounded_read.read_signed` finds what alters it.
-    """
-    if signed:
-        value = value | {SIGNATURE: signature(json.loads(json.dumps(value)))}
-    fresh = path.with_name(path.name + ".tmp")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_directory(path.parent)
-
-
-def write_synced(path: Path, content: str | bytes) -> None:
-    """Write a file, UTF-8 where it is text, and bring it to the disk: a file that says it is there comes after it."""
-    with path.open("wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-        file.flush()
-        os.fsync(file.fileno())
+def rename_synced(source: Path, target: Path) -> None:
+    """Rename a file or a directory whose content is on disk, and sync the directory that holds it."""
+    os.replace(source, target)
+    sync_directory(target.parent)
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring a rename in `directory` to the disk."""
+    """Flush the entries of `directory`, such as a rename, to disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import tyro
 
-from jaxlm.atomic_write import write_json, write_synced
+from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_signed
 from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import command_line, to_json
@@ -314,13 +314,13 @@ def _write_results(work: Work, summary: dict[str, Any]) -> None:
     directory_of = lambda run: work.run.path / member_directory(run["seed"], run["learning_rate"])  # noqa: E731
     finished = [run for run in summary["runs"] if "failed" not in run]
     predictions = b"".join(read_predictions(work.run, run) for run in finished)
-    write_synced(work.run.path / "predictions.jsonl", predictions)
+    write_file(work.run.path / "predictions.jsonl", predictions)
     best = summary["best"]
     files = directory_of(best) / "files"
     for file in sorted(path for path in files.rglob("*") if path.is_file()):
         target = work.run.path / file.relative_to(files)
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(target, file.read_bytes())
+        write_file(target, file.read_bytes())
     (chosen,) = (run for run in finished if all(run[name] == best[name] for name in ("seed", "learning_rate")))
     if "threshold" in chosen[work.task.selects]:
         task = replace(work.task, threshold=chosen[work.task.selects]["threshold"])

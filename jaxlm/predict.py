@@ -16,7 +16,7 @@ from typing import Literal
 
 import jax
 
-from jaxlm.atomic_write import whole_file
+from jaxlm.atomic_write import atomic_output
 from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
@@ -71,7 +71,7 @@ def predict(arguments: Arguments) -> int:
     rows, done, cut = read_rows(arguments.input, task, errors=arguments.errors), 0, 0
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
-    with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else whole_file(path) as out:
+    with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
         for examples in in_pieces(rows, at_a_time):
             encoded = encode_examples(task, examples, run.tokenizer, limit, config.model.kind)
             labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import tyro
 
+from jaxlm.atomic_write import rename_synced
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
@@ -218,7 +219,7 @@ def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[U
     fresh = partial / "tokenizer.new"
     shutil.rmtree(fresh, ignore_errors=True)
     tokenizer.save(fresh)
-    os.replace(fresh, directory)
+    rename_synced(fresh, directory)
     return tokenizer
 
 

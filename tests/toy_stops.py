@@ -59,7 +59,7 @@ class Moments:
             put(owner, "label_part", self._before("labelling"))
         for owner in (trial, finetune):
             put(owner, "write_json", self._before("JSON"))
-            put(owner, "write_synced", self._writing)
+            put(owner, "write_file", self._writing)
         put(Recorder, "training", self._before("a step"))
         put(vectorized.GroupRecorder, "training", self._before("a step"))
         put(Checkpoints, "save", self._before("a save"))

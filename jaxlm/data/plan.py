@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxlm.atomic_write import write_file
 from jaxlm.bounded_read import parse_json
 from jaxlm.data.sources import Source, Unit, list_units
-from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path, write_atomic
+from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path
 from jaxlm.errors import InputError
 from jaxlm.text import Case, tokenizer_from_spec
 
@@ -69,7 +70,7 @@ def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
     try:
         begun = parse_json(file.read_bytes())
     except (FileNotFoundError, ValueError):
-        write_atomic(file, json.dumps(plan).encode())
+        write_file(file, json.dumps(plan).encode())
         return False
     remedy = f"name another --output, or delete {partial} to begin again"
     for field, value in plan["arguments"].items():
@@ -85,7 +86,7 @@ def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
         raise InputError(f"{partial} was begun with --unit-bytes {begun['unit_bytes']}: {remedy}")
     if begun["units"] != plan["units"]:
         raise InputError(f"the sources have changed since {partial} was begun: {remedy}")
-    write_atomic(file, json.dumps(plan).encode())
+    write_file(file, json.dumps(plan).encode())
     return True
 
 

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxlm.atomic_write import atomic_file, write_file
 from jaxlm.bounded_read import parse_json
 from jaxlm.data.files import Errors, Fragments
 from jaxlm.data.sentences import Borders, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Source, Unit, read_unit
-from jaxlm.data.store import token_dtype, write_atomic
+from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
 from jaxlm.text import Tokenizer, load_tokenizer
 
@@ -104,12 +105,10 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     """Encode a unit and write its shard; a shard that is there already is taken as it is."""
     if (shard := find_shard(job, number)) is not None:
         return shard
-    prefix = job.shards / str(number)
-    temporary = {name: job.shards / f".{number}.{name}.{os.getpid()}" for name in job.files}
     dtype = token_dtype(tokenizer.size)
     tokens = documents = text_bytes = words = sentences = 0
     with ExitStack() as stack:
-        files = {name: stack.enter_context(path.open("wb")) for name, path in temporary.items()}
+        files = {name: stack.enter_context(atomic_file(job.shards / f"{number}.{name}", "wb")) for name in job.files}
         for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
             files["tokens"].write(part.ids.astype(dtype, copy=False).data)
             files["lengths"].write(part.lengths.data)
@@ -120,11 +119,9 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
             sentences += len(part.sentences)
             text_bytes += part.bytes
             words += part.words
-    for name, path in temporary.items():
-        os.replace(path, f"{prefix}.{name}")
     kept = sentences if "sentences" in job.files else None
     shard = Shard(number, tokens, documents, text_bytes, words, kept)
-    write_atomic(prefix.with_name(f"{number}.json"), json.dumps(vars(shard)).encode())
+    write_file(job.shards / f"{number}.json", json.dumps(vars(shard)).encode())
     return shard
 
 

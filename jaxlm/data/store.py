@@ -15,7 +15,6 @@ Integers are little-endian. The description's `arrays` lists every array; reader
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -189,13 +188,3 @@ def description_fingerprint(description: dict[str, Any]) -> str:
     """SHA-256 over the description without its own `fingerprint`."""
     rest = {key: value for key, value in description.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file that is either there, whole and on disk, or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxlm.atomic_write import rename_synced, write_file
 from jaxlm.bounded_read import read_object
 from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
 from jaxlm.data.sentences import Sentences, borders_by, resolved
@@ -25,7 +26,6 @@ from jaxlm.data.store import (
     open_store,
     partial_path,
     token_dtype,
-    write_atomic,
 )
 from jaxlm.errors import InputError
 from jaxlm.text import Tokenizer
@@ -146,8 +146,8 @@ class StoreWriter:
             os.fsync(file.fileno())
         # The counts of this part have a name of their own, so that the state's rename switches both.
         previous = self._counts_file(self.state["parts"] - 1)
-        write_atomic(self._counts_file(), self._counts.astype("<i8").tobytes())
-        write_atomic(self._state_file, json.dumps(self.state).encode())
+        write_file(self._counts_file(), self._counts.astype("<i8").tobytes())
+        write_file(self._state_file, json.dumps(self.state).encode())
         previous.unlink(missing_ok=True)
 
     def finish(self, output: Path, *, arguments: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
@@ -161,7 +161,7 @@ class StoreWriter:
             file.close()
         store = self._store
         self.tokenizer.save(store / TOKENIZER)
-        write_atomic(store / "token_counts.bin", self._counts.astype("<i8").tobytes())
+        write_file(store / "token_counts.bin", self._counts.astype("<i8").tobytes())
         shapes = {
             "tokens": (self.dtype, state["tokens"]),
             "document_starts": (np.dtype("<i8"), state["documents"] + 1),
@@ -199,8 +199,8 @@ class StoreWriter:
         if self._sentences is not None:
             description["sentences"] = state["sentences"]
         description["fingerprint"] = description_fingerprint(description)
-        write_atomic(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
-        write_atomic(store / CHECKSUMS, chunk_checksums(store, description))
+        write_file(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
+        write_file(store / CHECKSUMS, chunk_checksums(store, description))
         publish(self.directory, store, output)
 
     @property
@@ -214,7 +214,7 @@ class StoreWriter:
 
 def publish(directory: Path, store: Path, output: Path) -> None:
     """Give the finished `store` its name, then remove the directory it was made in."""
-    os.rename(store, output)
+    rename_synced(store, output)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import jax
 
-from jaxlm.atomic_write import whole_file
+from jaxlm.atomic_write import atomic_output
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.inference.loaded_run import LoadedRun
@@ -69,7 +69,7 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             yield nowhere
         return
-    with whole_file(path) as file:
+    with atomic_output(path) as file:
         yield file
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm.atomic_write import write_json, write_synced
+from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_regular, read_signed
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
@@ -361,7 +361,7 @@ def write_result(work: Work, programs: Programs, params: Any, step: int, seed: i
     def write() -> None:
         directory = work.run.path / member_directory(seed, rate)
         directory.mkdir(parents=True, exist_ok=True)
-        write_synced(directory / "predictions.jsonl", text)
+        write_file(directory / "predictions.jsonl", text)
         for part in parts:
             write_files(directory / "files", found[part][0])
         write_json(directory / "result.json", result, signed=True)
@@ -423,4 +423,4 @@ def write_files(directory: Path, predicted: Predicted) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         text = content if isinstance(content, str) else json.dumps(content, indent=4, ensure_ascii=False) + "\n"
-        write_synced(path, text)
+        write_file(path, text)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.atomic_write import whole_file
+from jaxlm.atomic_write import atomic_output
 from jaxlm.bounded_read import parse_json, read_regular
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
@@ -145,6 +145,6 @@ def evaluate_activations(arguments: Activations) -> dict[str, Any]:
         run = load_run(arguments.start)
         name, model, params, task = run.name, run.model.config, run.params, run.task
     found = activations(model, params, None if task is None else task.kind, read_ids(arguments.ids, model))
-    with whole_file(arguments.output, "wb") as file:
+    with atomic_output(arguments.output, "wb") as file:
         np.savez(file, **found)  # type: ignore[arg-type]  # its stub has flags among the names
     return {"start": name, "output": str(arguments.output), "arrays": {key: list(x.shape) for key, x in found.items()}}

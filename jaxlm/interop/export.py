@@ -1,6 +1,5 @@
 """Writing a model as a directory that Hugging Face's `from_pretrained` loads: nothing missing, nothing unexpected."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.atomic_write import rename_synced, write_file, write_json
 from jaxlm.errors import InputError
 from jaxlm.interop.configs import ACTIVATIONS, config_from_model, left_out, model_type_of
 from jaxlm.interop.huggingface import CLASSES
@@ -176,17 +176,17 @@ def write_export(
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         fresh.mkdir(parents=True)
-        (fresh / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_json(fresh / "config.json", values)
         if tokenizer is not None:
             files = published_files(tokenizer, longest or export.model.num_positions, inputs)
             for name, content in files.items():
-                (fresh / name).write_bytes(content)
+                write_file(fresh / name, content)
             tokenizer.save(fresh / OWN)
-        (fresh / "README.md").write_text(card, encoding="utf-8")
+        write_file(fresh / "README.md", card)
         write_tensors(fresh / FILE, planned, FLOATS[dtype])
         if directory.exists():
             directory.rmdir()
-        fresh.rename(directory)
+        rename_synced(fresh, directory)
     except OSError as error:
         raise InputError(
             f"{directory} cannot be written: {error.strerror or error}; make room, or choose another"

@@ -1,7 +1,6 @@
 """Tensors in safetensors files, one file or several with an index, read and written one at a time."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxlm.atomic_write import atomic_file
 from jaxlm.bounded_read import open_regular, parse_json, read_regular
 from jaxlm.errors import InputError
 
@@ -128,17 +128,10 @@ def write_tensors(path: Path, tensors: Iterable[Planned], dtype: np.dtype) -> No
         end += size
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for planned in ordered:
-                values = planned.values()
-                if values.shape != planned.shape:
-                    raise ValueError(f"{planned.name}: {values.shape} where {planned.shape} was announced")
-                file.write(np.ascontiguousarray(values.astype(dtype, copy=False)).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_file(path, "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for planned in ordered:
+            values = planned.values()
+            if values.shape != planned.shape:
+                raise ValueError(f"{planned.name}: {values.shape} where {planned.shape} was announced")
+            file.write(np.ascontiguousarray(values.astype(dtype, copy=False)).tobytes())

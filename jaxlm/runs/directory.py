@@ -32,7 +32,7 @@ from typing import Any, TextIO
 import jax
 from etils import epath
 
-from jaxlm.atomic_write import sync_directory, write_json
+from jaxlm.atomic_write import rename_synced, write_json
 from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
@@ -195,8 +195,7 @@ class RunDirectory:
             tokenizer.save(fresh)
             if self.tokenizer.exists():
                 shutil.rmtree(self.tokenizer)
-            fresh.rename(self.tokenizer)
-            sync_directory(self.path)
+            rename_synced(fresh, self.tokenizer)
 
         first_process_decides(save)
 

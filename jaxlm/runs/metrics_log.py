@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxlm.atomic_write import sync_directory
+from jaxlm.atomic_write import write_file
 from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError, RunError
 
@@ -119,13 +119,7 @@ class MetricsLog:
                 kept.append(line)
         if not beyond and not torn:
             return
-        fresh = self.path.with_name(self.path.name + ".tmp")
-        with fresh.open("wb") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.path)
-        sync_directory(self.path.parent)
+        write_file(self.path, b"".join(kept))
         start = "from the start" if resume_step is None else f"beyond step {resume_step}"
         self.notes.append(f"{self.path.name}: dropped {beyond} lines {start} and {torn} torn ones")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from etils import epath
 
+from jaxlm.atomic_write import atomic_file
 from jaxlm.distributed.devices import user_cache
 from jaxlm.errors import InputError, RunError
 from jaxlm.runs.storage_errors import failure_reason
@@ -137,9 +138,8 @@ def _upload(file: Path, target: epath.Path) -> None:
         epath.Path(file).copy(target, overwrite=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(target.name + ".partial")
-    epath.Path(file).copy(fresh, overwrite=True)
-    fresh.replace(target)
+    with file.open("rb") as source, atomic_file(Path(target), "wb") as copy:
+        shutil.copyfileobj(source, copy)
 
 
 def _version(file: Path) -> tuple[int, int]:

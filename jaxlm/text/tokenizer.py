@@ -8,13 +8,13 @@ Special tokens go by role, never by spelling: text that spells "<pad>" is text, 
 import copy
 import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_regular
 from jaxlm.errors import InputError
 
@@ -150,7 +150,7 @@ class Tokenizer(ABC):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            _write(directory / name, content)
+            write_file(directory / name, content)
         description = {
             "kind": self.kind,
             "size": self.size,
@@ -159,7 +159,7 @@ class Tokenizer(ABC):
             "files": sorted(self.files),
             "fingerprint": self.fingerprint,
         }
-        _write(directory / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+        write_json(directory / DESCRIPTION, description)
 
     @abstractmethod
     def _decode(self, ids: list[int]) -> str:
@@ -213,9 +213,3 @@ def cut_before_white_space(text: str, limit: int) -> int:
             return place
         place -= 1
     return 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
