@@ -5,7 +5,6 @@ OUTPUT when it is whole. Killed at any moment it loses no finished shard, and th
 gives the same bytes for any number of workers.
 """
 
-import os
 import shutil
 import signal
 import time
@@ -24,6 +23,7 @@ from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_unit
 from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, Stopped, run_command
+from jaxlm.host import cpu_cores
 from jaxlm.progress import Progress
 from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
 
@@ -154,7 +154,7 @@ def _make(
         if not continues and not any(True for unit in own for _ in read_unit(source, unit, config.errors)):
             raise _no_documents(source.spec)
     tokenizer = _tokenizer(config, sources, units, partial)
-    workers = config.workers or _cores()
+    workers = config.workers or cpu_cores()
     sentences = resolved(config.sentences, tokenizer)
     job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language)
     job.shards.mkdir(exist_ok=True)
@@ -347,10 +347,6 @@ def _check(config: PrepareConfig) -> None:
 
 def _no_documents(spec: str) -> InputError:
     return InputError(f"source {spec!r} has no document: all it holds is blank; mend it or leave it out")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _duration(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Whether a preparation may begin, go on or is complete already: arguments and inputs, then and now."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from jaxlm.bounded_read import parse_json
 from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path
 from jaxlm.errors import InputError
+from jaxlm.host import LockHeld, lock_file
 from jaxlm.text import Case, tokenizer_from_spec
 
 # What the arguments were before they could be given.
@@ -97,15 +97,14 @@ class locked:
         self._partial = partial
 
     def __enter__(self) -> None:
-        self._file = (self._partial / "lock").open("w")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            raise InputError(f"another process is preparing {self._partial} now: wait for it or stop it") from error
+            self._file = lock_file(self._partial / "lock")
+        except LockHeld as holder:
+            raise InputError(f"{self._partial} is in use by {holder}; wait for it or stop it") from None
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def digest_of(units: list[Unit]) -> str:

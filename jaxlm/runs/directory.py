@@ -13,7 +13,6 @@ checkpoints on its machine, and `upload` brings them there.
 
 import contextlib
 import datetime
-import fcntl
 import fnmatch
 import functools
 import importlib.metadata
@@ -22,7 +21,6 @@ import logging
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,6 +34,7 @@ from jaxlm.atomic_write import rename_synced, write_json
 from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
+from jaxlm.host import LockHeld, cpu_cores, lock_file
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 
@@ -145,7 +144,7 @@ class RunDirectory:
                 "kind": devices[0].device_kind,
                 "platform": devices[0].platform,
                 "processes": jax.process_count(),
-                "cpu_cores": _cpu_cores(),  # another number changes the last bits on the CPU
+                "cpu_cores": cpu_cores(),  # another number changes the last bits on the CPU
             },
             "started_from": started_from,
         } | more
@@ -298,24 +297,14 @@ class RunDirectory:
     def _take_lock(self) -> None:
         if self._lock is not None:
             return
-        lock = (self.path / LOCK).open("a+", encoding="utf-8")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
+            self._lock = lock_file(self.path / LOCK)
+        except LockHeld as holder:
             raise InputError(
                 f"{self.name} is in use by {holder}; wait for it, stop it, or choose another --run"
             ) from None
-        except OSError:  # a file system without locks: the run goes on without this protection
-            lock.close()
-            return
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
-        self._lock = lock
-        _locks.append(lock)
+        if self._lock is not None:
+            _locks.append(self._lock)
 
 
 def saved_config(place: Path | str) -> dict[str, Any] | None:
@@ -391,7 +380,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit + ("+" if dirty else "")
-
-
-def _cpu_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
