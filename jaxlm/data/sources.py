@@ -210,7 +210,7 @@ def _builder(source: Source):
     except Exception as error:  # TFDS raises many kinds: an unknown name, no network, no disk
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         # Without TensorFlow most of the catalogue does not load, and TFDS says that there is no such data set.
-        extra = "" if importlib.util.find_spec("tensorflow") else "; it may need TensorFlow: pip install 'jaxlm[tfds]'"
+        extra = "" if _has_tensorflow() else "; it may need TensorFlow: pip install 'jaxlm[tfds]'"
         raise InputError(f"source {source.spec!r}: TFDS cannot give it ({first}){extra}") from error
     return builder
 
@@ -259,6 +259,4 @@ def open_split(name: str, split: str, data_dir: str | None) -> Any:
 
 
 def _has_tensorflow() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tensorflow") is not None
+    return importlib.util.find_spec("tensorflow") is not None

@@ -18,6 +18,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
 from jaxlm.tasks.examples import Split, TaggedSentence
+from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
 from jaxlm.tasks.reading.rows import JSON_SUFFIXES, LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
@@ -186,7 +187,7 @@ _TFDS_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC
 
 def _record(values: Mapping[str, Any], name: str) -> list[TaggedSentence]:
     """A record of TFDS's; each part ends in an empty one."""
-    tokens = tuple(token.decode("utf-8") if isinstance(token, bytes) else str(token) for token in values["tokens"])
+    tokens = tuple(tfds_text(token) for token in values["tokens"])
     tags = tuple(_TFDS_TAGS[int(tag)] for tag in values["ner"])
     return [TaggedSentence(tokens, tags, where=f"tfds {name}")] if tokens else []
 

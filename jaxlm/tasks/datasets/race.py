@@ -12,6 +12,7 @@ from typing import Any
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
+from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.task import Columns, Example, Split, Task
 
@@ -44,11 +45,11 @@ def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
 
 def _questions(passage: Mapping[str, Any], school: str, where: str, labelled: bool) -> list[Example]:
     try:
-        article = _text(passage["article"])
-        questions = [_text(question) for question in passage["questions"]]
-        options = [tuple(_text(option) for option in row) for row in passage["options"]]
+        article = tfds_text(passage["article"]).strip()
+        questions = [tfds_text(question).strip() for question in passage["questions"]]
+        options = [tuple(tfds_text(option).strip() for option in row) for row in passage["options"]]
         given = passage.get("answers")
-        answers = [""] * len(questions) if given is None else [_text(answer) for answer in given]
+        answers = [""] * len(questions) if given is None else [tfds_text(answer).strip() for answer in given]
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{where}: {error!r}; a passage has article, questions, options and answers") from None
     if not len(questions) == len(options) == len(answers):
@@ -69,10 +70,6 @@ def _questions(passage: Mapping[str, Any], school: str, where: str, labelled: bo
 def _passage(values: Mapping[str, Any], name: str) -> list[Example]:
     """A record of TFDS's: a passage, the school being the data set's name."""
     return _questions(values, name.partition("/")[2], f"tfds {name}", False)
-
-
-def _text(value: Any) -> str:
-    return (value.decode("utf-8") if isinstance(value, bytes) else str(value)).strip()
 
 
 RACE = BuiltIn(

@@ -16,6 +16,7 @@ from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.examples import SpanExample, Split
+from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
 from jaxlm.tasks.reading.rows import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
@@ -144,7 +145,7 @@ def _answers(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int],
     try:
         if isinstance(given, Mapping):  # the layout of TFDS and of Hugging Face's data sets
             given = [{"text": t, "answer_start": s} for t, s in zip(given["text"], given["answer_start"], strict=True)]
-        answers = tuple((_text(answer["text"]), int(answer["answer_start"])) for answer in given)
+        answers = tuple((tfds_text(answer["text"]), int(answer["answer_start"])) for answer in given)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: answers are objects with text and answer_start; mend them") from None
     return answers
@@ -165,15 +166,11 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
     raise InputError(f"{where}: no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}")
 
 
-def _text(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-
-
 def _record(values: Mapping[str, Any], name: str) -> list[SpanExample]:
     """A record of TFDS's."""
-    question = _text(values["id"])
+    question = tfds_text(values["id"])
     answers = _answers(values["answers"], bool(values.get("is_impossible")), f"tfds {name} {question}")
-    return [SpanExample(question, _text(values["question"]).strip(), _text(values["context"]), answers)]
+    return [SpanExample(question, tfds_text(values["question"]).strip(), tfds_text(values["context"]), answers)]
 
 
 def _rows(version: str, no_answer: bool, **bert: float) -> BuiltIn:

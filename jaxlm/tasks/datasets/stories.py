@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.task import Columns, Example, Task
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -40,13 +41,9 @@ SWAG = BuiltIn(
 
 def _story(values: Mapping[str, Any], name: str) -> list[Example]:
     """A record of TFDS's, which passes the answer on unshifted (1 or 2; -1: none)."""
-    endings = tuple(_text(ending) for ending in values["endings"])
+    endings = tuple(tfds_text(ending).strip() for ending in values["endings"])
     label = int(values["label"])
-    return [Example((_text(values["context"]),), endings, str(label) if label > 0 else None)]
-
-
-def _text(value: Any) -> str:
-    return (value.decode("utf-8") if isinstance(value, bytes) else str(value)).strip()
+    return [Example((tfds_text(values["context"]).strip(),), endings, str(label) if label > 0 else None)]
 
 
 STORY_CLOZE = BuiltIn(

@@ -58,7 +58,7 @@ def _read_rows(
         if catalogue.read is not None:
             examples += catalogue.read(values, name)
             continue
-        texts = tuple(_text(values[field]) for field in catalogue.texts)
+        texts = tuple(tfds_text(values[field]).strip() for field in catalogue.texts)
         where = f"tfds {name} {split} row {row}"
         examples.append(Example(texts, (), _label(values, catalogue, names, built_in, where)))
     if not examples:
@@ -105,6 +105,6 @@ def _label(
         raise InputError(f"{where}: {error}") from None
 
 
-def _text(value: Any) -> str:
-    """A string of TFDS's, which come as bytes."""
-    return (value.decode("utf-8") if isinstance(value, bytes) else str(value)).strip()
+def tfds_text(value: Any) -> str:
+    """Return the text of a TFDS feature, which TFDS stores as UTF-8 bytes."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
