@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress
+from jaxlm.runs.metrics_log import finite
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -80,14 +80,7 @@ def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def figures_json(figures: dict[str, Any]) -> str:
-    return json.dumps({name: finite(value) for name, value in figures.items()}, ensure_ascii=False, allow_nan=False)
-
-
-def finite(value: Any) -> Any:
-    """JSON has no nan and no infinity: they become the strings that Python's `float` reads."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    return value
+    return json.dumps(finite(figures), ensure_ascii=False, allow_nan=False)
 
 
 def say(*lines: str) -> None:

@@ -1,7 +1,6 @@
 """`evaluate score`: log-probabilities of sentences and choices, fillings of [MASK]."""
 
 import collections
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import jax
 
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import Evaluation, batch_size_for, finite, output_file, progress_of, say
+from jaxlm.evaluation.command import Evaluation, batch_size_for, figures_json, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.masked_lm_scoring import (
@@ -80,7 +79,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
             if row.label is not None:
                 tally.add(row, scores)
             if arguments.output is not None:
-                file.write(json.dumps({k: finite(v) for k, v in line.items()}, ensure_ascii=False) + "\n")
+                file.write(figures_json(line) + "\n")
             else:
                 say(text)
             index += 1

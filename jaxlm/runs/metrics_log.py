@@ -71,8 +71,7 @@ class MetricsLog:
         if self._file is None:
             return
         plain = {name: _plain(value) for name, value in values.items()}
-        finite = {name: _finite(value) for name, value in plain.items()}
-        line = json.dumps({"step": step} | self._scope | finite, allow_nan=False)
+        line = json.dumps({"step": step} | self._scope | finite(plain), allow_nan=False)
         with _disk_errors(self.path):
             self._file.write(line + "\n")
             self._file.flush()
@@ -165,13 +164,14 @@ def _plain(value: Any) -> Any:
     return _plain(value.tolist())
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a JSON value with NaN and infinities, which JSON lacks, as the strings that Python's `float` reads."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
     return value
 
 
