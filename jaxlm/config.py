@@ -19,6 +19,7 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError
+from jaxlm.moved_modules import MOVED
 
 
 def config_directories() -> list[Path]:
@@ -59,6 +60,10 @@ def load_config(name: str, kind: type) -> Any:
         raise
     except Exception as error:  # a config is the user's code: whatever it raises is said with its place
         line = _line_in(path, error)
+        if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
+            raise InputError(
+                f"config {path}{line}: the module {error.name} is now {MOVED[error.name]}; change the import"
+            ) from None
         raise InputError(f"config {path}{line}: {type(error).__name__}: {error}") from error
     if not isinstance(config, kind):
         raise InputError(f"config {path}: config() returns {type(config).__name__}, this command needs {kind.__name__}")

@@ -1,5 +1,7 @@
 """Configs: JSON and back, what the strict reader refuses, config files, the command line, rules between fields."""
 
+import importlib
+import importlib.util
 import json
 import typing
 from dataclasses import dataclass, field, fields, replace
@@ -16,6 +18,7 @@ from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.moved_modules import MOVED
 from jaxlm.nn.execution import Execution
 from jaxlm.training.config import (
     RUN_FIELDS,
@@ -172,6 +175,21 @@ def test_a_config_file_that_fails_is_named(write, text, said):
     with pytest.raises(InputError, match=said) as caught:
         load_config(write(text), PretrainConfig)
     assert "mine.py" in str(caught.value)
+
+
+def test_moved_modules(write):
+    """Fails when a config of an older version ends in a bare ModuleNotFoundError, or the table names no module."""
+    for text, old, new in (
+        ("from jaxlm.optim import OptimizerConfig\n", "jaxlm.optim", "jaxlm.training.optimizer"),
+        ("import jaxlm.checkpoints.store\n", "jaxlm.checkpoints", "jaxlm.runs"),
+    ):
+        with pytest.raises(InputError, match=rf"mine.py line 1: the module {old} is now {new}; change the import$"):
+            load_config(write(text), PretrainConfig)
+    for old, new in MOVED.items():
+        assert importlib.util.find_spec(new) is not None, new
+        with pytest.raises(ModuleNotFoundError) as caught:
+            importlib.import_module(old)
+        assert caught.value.name in (old, old.rpartition(".")[0]), old
 
 
 def test_a_config_that_is_not_there_gets_the_nearest_name():
