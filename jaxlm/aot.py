@@ -21,7 +21,7 @@ import tyro
 
 from jaxlm.atomic_write import check_output, write_json
 from jaxlm.compiler.chips import topology
-from jaxlm.config import command_line, given_fields
+from jaxlm.config import command_line, given_fields, with_chosen_members
 from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig, one_duration
@@ -83,7 +83,8 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
             f"--compare {choice!r}: fields with values, mesh.fsdp=16 or 'mesh.fsdp=16 micro-batches=2' say"
         )
     fields = [f"--{word}" for word in words]
-    chosen = tyro.cli(Arguments, args=fields, default=replace(arguments, compare=()), prog="python -m jaxlm.aot")
+    default = replace(arguments, compare=(), settings=with_chosen_members(arguments.settings, fields))
+    chosen = tyro.cli(Arguments, args=fields, default=default, prog="python -m jaxlm.aot")
     return replace(chosen, settings=one_duration(chosen.settings, given_fields(fields)))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxlm.config import command_line
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import DataConfig, SentencePairs, Windows
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
@@ -102,11 +102,10 @@ def measure(arguments: Arguments) -> dict:
         raise InputError(f"--loss-chunks {arguments.loss_chunks}: --length {arguments.length} must be divisible by it")
     mesh = make_mesh(arguments.mesh)
     check_batch(arguments.batch, arguments.micro_batches, mesh)
-    data = DataConfig(
-        store=() if arguments.store is None else (str(arguments.store),),
-        layout="pairs" if isinstance(config, BertConfig) else "windows",
-        pairs_per_row=arguments.pairs_per_row,
-    )
+    store = () if arguments.store is None else (str(arguments.store),)
+    data: DataConfig = Windows(store=store)
+    if isinstance(config, BertConfig):
+        data = SentencePairs(store=store, pairs_per_row=arguments.pairs_per_row)
     data.check()
     run = PretrainConfig(
         config,

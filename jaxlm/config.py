@@ -1,7 +1,7 @@
 """Configs: frozen dataclasses built by a Python file, overridden on the command line, kept as JSON.
 
 A config file has one function `config()`. Every field of what it returns is a flag with its type and help. Unions are
-told apart by a literal field `kind`.
+told apart by a literal field, `kind` or `layout`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ import tyro
 
 from jaxlm.errors import InputError
 from jaxlm.moved_modules import MOVED
+
+# Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
+# (`--data.layout packed`). Of other unions the config file chooses the member.
+CHOSEN_BY_FLAG = "chosen by flag"
+_DISCRIMINATORS = ("kind", "layout")
 
 
 def config_directories() -> list[Path]:
@@ -100,6 +105,7 @@ def command_line(
         settings = config_kind() if loaded is None else loaded
         if loaded is None and argv and not argv[0].startswith("-"):
             settings = load_config(argv[0], config_kind)
+        settings = with_chosen_members(settings, argv)
         names = {field.name for field in dataclasses.fields(arguments)}
         values = {
             field.name: field.default
@@ -116,9 +122,57 @@ def command_line(
 
 
 def given_fields(argv: Sequence[str]) -> set[str]:
-    """The fields named on a command line, as `model.num_layers`."""
-    flags = [word[2:].split("=")[0] for word in argv if word.startswith("--")]
-    return {flag.replace("-", "_") for flag in flags}
+    """Return the fields named on a command line, as `model.num_layers`."""
+    return set(_given_values(argv))
+
+
+def with_chosen_members(config: Any, argv: Sequence[str]) -> Any:
+    """Return `config` with the members that a command line chooses for its unions marked CHOSEN_BY_FLAG.
+
+    Where it names another member than the config has, the fields that both have keep their values and the others have
+    the defaults of the new one. InputError for an unknown member, and for a flag that only other members have.
+    """
+    given = _given_values(argv)
+    for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
+        if CHOSEN_BY_FLAG not in getattr(hint, "__metadata__", ()):
+            continue
+        members = _members(typing.get_args(typing.get_args(hint)[0]))
+        current = getattr(config, name)
+        key = _discriminator(type(current))
+        flag, chosen = f"{name}.{key}", given.get(f"{name}.{key}") or getattr(current, key)
+        if chosen not in members:
+            raise InputError(f"{flag} must be one of {', '.join(members)}, got {chosen}; choose one of them")
+        member = members[chosen]
+        _check_flags_of(chosen, members, given, name, key)
+        if member is not type(current):
+            own = {field.name for field in dataclasses.fields(member)} - {key}
+            kept = [field.name for field in dataclasses.fields(current) if field.name in own]
+            config = dataclasses.replace(config, **{name: member(**{part: getattr(current, part) for part in kept})})
+    return config
+
+
+def _check_flags_of(chosen: str, members: Mapping[str, Any], given: Iterable[str], name: str, key: str) -> None:
+    """Refuse flags of the union `name` that the chosen member does not have and others have."""
+    parts = {kind: {field.name for field in dataclasses.fields(option)} for kind, option in members.items()}
+    for field in given:
+        union, part, *_ = [*field.split("."), ""]
+        owners = [kind for kind, known in parts.items() if part in known]
+        if union == name and owners and chosen not in owners:
+            raise InputError(
+                f"{field} must be given with {name}.{key} {' or '.join(owners)}, got {chosen}; leave it out, or give "
+                f"--{name}.{key} {owners[0]}"
+            )
+
+
+def _given_values(argv: Sequence[str]) -> dict[str, str | None]:
+    """Return the fields named on a command line, each with the word given for it, None where another flag follows."""
+    values: dict[str, str | None] = {}
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word.startswith("--"):
+            flag, equals, value = word[2:].partition("=")
+            after = None if following is None or following.startswith("--") else following
+            values[flag.replace("-", "_")] = value if equals else after
+    return values
 
 
 def to_json(value: Any) -> Any:
@@ -143,11 +197,14 @@ def from_json(kind: Any, value: Any, where: str = "config") -> Any:
         if value is None and type(None) in args:
             return None
         options = [option for option in args if option is not type(None)]
-        if isinstance(value, dict):
-            kinds = {_kind_of(option): option for option in options if dataclasses.is_dataclass(option)}
-            if len(kinds) == 1 or value.get("kind") in kinds:
-                return from_json(kinds.get(value.get("kind"), next(iter(kinds.values()))), value, where)
-            raise InputError(f"{where}.kind {value.get('kind')!r}: must be one of {', '.join(map(str, kinds))}")
+        members = _members(options)
+        if isinstance(value, dict) and members:
+            first = next(iter(members.values()))
+            key = _discriminator(first)
+            chosen = first if len(members) == 1 else members.get(str(value.get(key)))
+            if chosen is None:
+                raise InputError(f"{where}.{key} must be one of {', '.join(members)}, got {value.get(key)!r}")
+            return from_json(chosen, value, where)
         for option in options:
             try:
                 return from_json(option, value, where)
@@ -185,8 +242,16 @@ def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
     return kind(**{name: from_json(hints[name], item, f"{where}.{name}") for name, item in value.items()})
 
 
-def _kind_of(option: Any) -> Any:
-    return next((field.default for field in dataclasses.fields(option) if field.name == "kind"), option.__name__)
+def _members(options: Iterable[Any]) -> dict[str, Any]:
+    """Return the dataclasses of a union by the value of their literal field."""
+    kinds: list[Any] = [option for option in options if dataclasses.is_dataclass(option)]
+    return {getattr(option, _discriminator(option), option.__name__): option for option in kinds}
+
+
+def _discriminator(option: Any) -> str:
+    """Return the name of the literal field by which members of a union are told apart."""
+    names = {field.name for field in dataclasses.fields(option)}
+    return next((name for name in _DISCRIMINATORS if name in names), _DISCRIMINATORS[0])
 
 
 def _spelt(kind: Any) -> str:

@@ -16,7 +16,7 @@ import tyro
 
 from jaxlm.atomic_write import write_json
 from jaxlm.config import command_line, to_json
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs, Windows
 from jaxlm.errors import InputError, run_command
 from jaxlm.inference.activations import IdRows, activations
 from jaxlm.inference.loaded_run import LoadedRun, load_run
@@ -130,7 +130,7 @@ def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
         }
     }
     if published.task is None:
-        data = DataConfig(layout="pairs" if encoder else "windows")
+        data = SentencePairs() if encoder else Windows()
         length = published.model.num_positions
         return resolved_json(PretrainConfig(published.model, data=data, length=length), fingerprints) | origin
     tuned: dict[str, Any] = {"task": "custom", "start": published.name, "seeds": 1, "options": None}

@@ -14,7 +14,7 @@ import tyro
 
 from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import command_line
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import DataConfig, SentencePairs
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.pairs import Pairs, pair_figures
 from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases, steps_of_passes
@@ -340,8 +340,8 @@ def _length_of(planned: Plan) -> str:
 
 
 def _changes_length(data: DataConfig) -> bool:
-    """Whether the step at which rows get longer depends on how many there are, also where it is no step of this run."""
-    return data.short_length > 0 and 0 < data.short_share < 1
+    """Return whether the step at which rows get longer depends on num_steps, also where it is no step of this run."""
+    return isinstance(data, SentencePairs) and data.short_length > 0 and 0 < data.short_share < 1
 
 
 def _of_pairs(rows: PhasedRows) -> list[str]:

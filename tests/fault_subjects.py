@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from toy_runs import make_task, sentences
 
 from jaxlm.data.arrays import CHECKSUMS
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import MEMBERS
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
@@ -88,7 +88,7 @@ def store_subjects() -> list[Subject]:
         def rows(directory: Path) -> tuple[Any, Any]:
             store = open_store(directory / "store")
             ids = store.tokenizer().encode(TEXT)
-            rows = training_rows([store], DataConfig(layout=layout), length=32, seed=3)
+            rows = training_rows([store], MEMBERS[layout](), length=32, seed=3)
             batch = rows.read(range(sum(source.rows for source in rows.sources)))
             held_out = [batch.ids for batch in validation_batches([store], length=32, batch_size=8)]
             shown = list(store_lines(store, 2))[1:]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.data.batch import PairBatch
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs
 from jaxlm.data.pairs import empty_pairs
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import Store
@@ -18,7 +18,7 @@ from jaxlm.text.wordpiece import WordPieceTokenizer
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SPECIAL = 5
-PAIRS = DataConfig(layout="pairs")
+PAIRS = SentencePairs()
 Documents = Sequence[Sequence[int]]
 
 

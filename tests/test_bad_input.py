@@ -82,7 +82,7 @@ def pretrained(tmp_path_factory, stores):
         ("--eval-every -1", ["eval_every -1"]),
         ("--keep-every 0", ["keep_every 0"]),
         ("--checkpoint-every 0", ["checkpoint_every 0"]),
-        ("--data.weights 1 2", ["data.weights has 2 values, data.store 1"]),
+        ("--data.weights 1 2", ["data.weights must have one value per store, got 2 for 1"]),
         ("--data.weights nan", ["data.weights nan"]),
         ("--data.store nowhere", ["nowhere is not a token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile 5", "START:STOP"]),
@@ -104,20 +104,20 @@ def pair_stores(tmp_path_factory):
 @pytest.mark.parametrize(
     "flags, fragments",
     [
-        ("--data.layout windows", ["data.layout windows", "a BERT", "pairs"]),
-        ("--data.layout packed", ["data.layout packed", "a BERT", "pairs"]),
+        ("--data.layout windows", ["data.layout must be pairs for a BERT, got windows"]),
+        ("--data.layout packed", ["data.layout must be pairs for a BERT, got packed"]),
         ("--data.short-length 64", ["data.short_length 64", "below the length 64"]),
-        ("--data.short-length -1", ["data.short_length -1"]),
+        ("--data.short-length -1", ["data.short_length must be at least 0, got -1"]),
         ("--data.short-length 4", ["rows of 4 are too short", "5 slots"]),
-        ("--data.short-length 32 --data.short-share 1.5", ["data.short_share 1.5"]),
+        ("--data.short-length 32 --data.short-share 1.5", ["data.short_share must be from 0 to 1, got 1.5"]),
         ("--length 4", ["rows of 4 are too short"]),
         ("--length 513", ["length 513", "model.num_positions", "512"]),
         ("--model.num-positions 32", ["length 64", "model.num_positions", "32"]),
         ("--batch-size 12", ["batch_size 12", "data 8"]),
         ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["batch_size 16", "data 4 x fsdp 2 = 32"]),
-        ("--data.random-share 2", ["data.random_share 2"]),
-        ("--data.mask-copies 0", ["data.mask_copies 0"]),
-        ("--data.pairs-per-row -1", ["data.pairs_per_row -1"]),
+        ("--data.random-share 2", ["data.random_share must be from 0 to 1, got 2"]),
+        ("--data.mask-copies 0", ["data.mask_copies must be at least 1, got 0"]),
+        ("--data.pairs-per-row -1", ["data.pairs_per_row must be at least 0, got -1"]),
         ("--masking.rate 0", ["masking.rate 0"]),
         ("--masking.rate nan", ["masking.rate nan"]),
         ("--masking.share-mask 0.8 --masking.share-random 0.3", ["masking.share_random 0.3", "over 1 together"]),
@@ -159,8 +159,11 @@ def test_stores_that_give_no_pairs(pair_stores, tmp_path):
 
 def test_a_gpt_is_not_trained_on_pairs(stores, pair_stores, tmp_path):
     for flags, fragments in (
-        (("--data.layout", "pairs"), ["data.layout pairs", "a GPT", "windows or packed"]),
-        (("--data.short-length", 16), ["data.short_length 16", "only rows of pairs"]),
+        (("--data.layout", "pairs"), ["data.layout must be windows or packed for a GPT, got pairs"]),
+        (
+            ("--data.short-length", 16),
+            ["data.short_length must be given with data.layout pairs, got windows"],
+        ),
     ):
         for some in (stores, pair_stores):
             ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", some, *flags))

@@ -14,7 +14,7 @@ from toy_pairs import TOY_BERT
 
 from jaxlm.compiler.collectives import CHIPS, SLICES, Collective, collectives
 from jaxlm.compiler.hlo import parse
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import MEMBERS
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.nn.execution import Execution
 from jaxlm.training.config import PretrainConfig
@@ -31,7 +31,7 @@ def table(name: str, sizes: tuple[int, int, int]) -> list[str]:
     model, layout = MODELS[name]
     config = PretrainConfig(
         model,
-        data=DataConfig(layout=layout),
+        data=MEMBERS[layout](),
         optimizer=OptimizerConfig(peak_lr=1e-3, warmup=2),
         execution=Execution(unroll=1),
         batch_size=16,

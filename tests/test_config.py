@@ -13,13 +13,14 @@ import tyro
 
 from jaxlm import aot, finetune, pretrain, show
 from jaxlm.config import command_line, find_config, from_json, given_fields, load_config, to_json
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import DataConfig, Packed, SentencePairs, Windows
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.moved_modules import MOVED
 from jaxlm.nn.execution import Execution
+from jaxlm.runs.earlier_versions import completed, upgraded
 from jaxlm.training.config import (
     RUN_FIELDS,
     FinetuneConfig,
@@ -35,7 +36,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 CONFIG = PretrainConfig(
     model=GPTConfig(vocab_size=100, num_layers=2, tables="one"),
-    data=DataConfig(store=("a", "b"), weights=(0.25, 1.0), layout="packed"),
+    data=Packed(store=("a", "b"), weights=(0.25, 1.0)),
     optimizer=OptimizerConfig(kind="openai_adam", peak_lr=1 / 3),
     num_epochs=1.5,
     mesh=MeshConfig(data=2, fsdp=4),
@@ -113,7 +114,7 @@ def changed(config, path: str, value) -> dict:
         (CONFIG, "model", [], r"config.model: \[\] is not an object with the fields of GPTConfig or BertConfig"),
         (Drawing(), "dashed", 1, "config.dashed: 1 is not bool"),
         (Drawing(), "corners", [1, 2, 3], "config.corners"),
-        (Drawing(), "shape", {"kind": "star"}, "config.shape.kind 'star': must be one of circle, square"),
+        (Drawing(), "shape", {"kind": "star"}, "config.shape.kind must be one of circle, square, got 'star'"),
         (Drawing(), "shape", {"kind": "square", "side": 2.5}, "config.shape.side: 2.5 is not int"),
         (Drawing(), "shape.radius", None, "config.shape.radius: null is not float"),
     ],
@@ -221,11 +222,62 @@ def test_every_field_is_a_flag_over_the_config_file(write):
     assert settings == replace(
         PretrainConfig(batch_size=7, num_epochs=2.0),
         optimizer=OptimizerConfig(peak_lr=3e-4),
-        data=DataConfig(store=("a", "b")),
+        data=Windows(store=("a", "b")),
         mesh=MeshConfig(fsdp=4),
     )
     assert given == {"run", "optimizer.peak_lr", "data.store", "mesh.fsdp", "num_epochs"}
     assert given_fields(["c.py", "--model.num-layers=3", "-x", "--a-b", "v"]) == {"model.num_layers", "a_b"}
+
+
+def test_the_command_line_chooses_the_layout(write):
+    """Fails when another layout loses the stores of the config file, or keeps the file's layout."""
+    text = GOOD.replace("batch_size=7", "batch_size=7, data=Packed(store=('a', 'b'), weights=(1.0, 2.0))")
+    file = write("from jaxlm.data.config import Packed\n" + text)
+    stores = {"store": ("a", "b"), "weights": (1.0, 2.0)}
+    assert parse(file, "--run", "r")[0].settings.data == Packed(**stores)
+    assert parse(file, "--run", "r", "--data.layout=windows")[0].settings.data == Windows(**stores)
+    parsed, given = parse(
+        file, "--run", "r", "--data.layout", "pairs", "--data.pairs-per-row", "3", "--data.store", "c"
+    )
+    assert parsed.settings == PretrainConfig(
+        batch_size=7, data=SentencePairs(**stores | {"store": ("c",)}, pairs_per_row=3)
+    )
+    assert given == {"run", "data.layout", "data.pairs_per_row", "data.store"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--data.layout", "rows"], "data.layout must be one of windows, packed, pairs.*, got rows"),
+        (
+            ["--data.pairs-per-row", "2"],
+            "data.pairs_per_row must be given with data.layout pairs, got windows",
+        ),
+        (
+            ["--data.layout=packed", "--data.masks=static"],
+            "data.masks must be given .*, got packed",
+        ),
+    ],
+)
+def test_flags_of_another_layout_are_refused(write, argv, said):
+    with pytest.raises(InputError, match=said):
+        parse(write(GOOD), "--run", "r", *argv)
+
+
+@pytest.mark.parametrize("layout", ["windows", "packed", "pairs"])
+def test_help_lists_the_flags_of_the_layout(write, capsys, layout):
+    with pytest.raises(SystemExit) as caught:
+        parse(write(GOOD), "--data.layout", layout, "--help")
+    text = capsys.readouterr().out
+    assert caught.value.code == 0 and "{windows,packed,pairs" in text and "--data.weights" in text
+    assert ("--data.pairs-per-row" in text) == ("--data.short-length" in text) == (layout == "pairs")
+
+
+def test_a_layout_that_lacks_its_word_is_left_to_the_parser(write, capsys):
+    for argv in (["--data.layout"], ["--data.layout", "--run", "r"]):
+        with pytest.raises(SystemExit) as caught:
+            parse(write(GOOD), *argv)
+        assert caught.value.code == 2 and "layout" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -282,7 +334,7 @@ def test_which_fields_may_change_on_resume():
     names = {
         f"{f.name}.*" if hasattr(f.default_factory, "__dataclass_fields__") else f.name for f in fields(PretrainConfig)
     }
-    names |= {f"data.{f.name}" for f in fields(DataConfig)}
+    names |= {f"data.{f.name}" for f in fields(Windows)}
     assert set(RUN_FIELDS) <= names
     for name in ("model.*", "optimizer.*", "seed", "batch_size", "length", "num_steps", "data.weights", "data.layout"):
         assert name not in RUN_FIELDS
@@ -303,6 +355,26 @@ def test_a_run_says_of_which_kind_it_is():
         assert resolved["kind"] == kind_of_run(resolved) == kind
         assert kind_of_run(to_json(config)) == kind  # as such runs were written before
     assert kind_of_run({"kind": "pretraining", "auxiliary_lm": 0.5}) == "pretraining"
+
+
+def test_a_config_of_an_earlier_version_has_the_fields_of_its_layout():
+    """Runs made until then have the fields of all layouts; without random_candidates, the first found was taken."""
+    every = to_json(SentencePairs(store=("a",), pairs_per_row=3))
+    del every["random_candidates"]
+    for layout, expected in (
+        ("windows", Windows(store=("a",))),
+        ("packed", Packed(store=("a",))),
+        ("pairs", SentencePairs(store=("a",), pairs_per_row=3, random_candidates=1)),
+    ):
+        saved = resolved_json(PretrainConfig(), {}) | {"data": every | {"layout": layout}}
+        assert from_json(DataConfig, completed(saved)["data"]) == expected
+        shown = to_json(expected)
+        shown.pop("random_candidates", None)  # such a run goes on without it
+        assert upgraded(saved)["data"] == upgraded(upgraded(saved))["data"] == shown
+    for strange in ({}, {"data": 3}, {"data": {}}, {"data": {"layout": "rows", "chunks": 1}}, {"data": {"layout": []}}):
+        assert upgraded(strange) == strange
+    misspelt = {"data": {"layout": "windows", "chunk": 1}}
+    assert upgraded(misspelt) == misspelt  # for the strict reader to refuse
 
 
 def test_a_derived_value_stays_what_the_run_has_saved():
@@ -326,7 +398,7 @@ def test_a_derived_value_stays_what_the_run_has_saved():
         (
             {
                 "model": BertConfig(),
-                "data": DataConfig(layout="pairs"),
+                "data": SentencePairs(),
                 "execution": Execution(loss_chunks=-2),
             },
             "execution.loss_chunks must be a number above 0, or 0",

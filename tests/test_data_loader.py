@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numbers_store import END, numbers_store
 
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import MEMBERS, Packed
 from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins, validation_batches
 from jaxlm.data.rows import training_rows
 from jaxlm.data.writer import write_store
@@ -36,7 +36,7 @@ def rows(request, tmp_path_factory):
         numbers_store(folder / "one", {"a": rng.integers(1, 60, 40), "b": rng.integers(1, 60, 15)}),
         numbers_store(folder / "two", rng.integers(1, 200, 20)),
     ]
-    data = DataConfig(store=("one", "two"), weights=(1.0, 2.0), layout=request.param)
+    data = MEMBERS[request.param](store=("one", "two"), weights=(1.0, 2.0))
     return training_rows(stores, data, length=24, seed=5)
 
 
@@ -158,7 +158,7 @@ def test_validation_in_packed_rows_is_an_epoch_of_training(tmp_path, end, batch_
     held_out = validation_batches(stores, layout="packed", length=10, batch_size=batch_size)
     read = list(held_out)
     kept = [store for store in stores if end or store.num_tokens > 2]  # documents of one token predict nothing
-    rows = training_rows(kept, DataConfig(store=("0", "1")[: len(kept)], layout="packed"), length=10, seed=5)
+    rows = training_rows(kept, Packed(store=("0", "1")[: len(kept)]), length=10, seed=5)
     epoch = rows.read(range(sum(source.rows for source in rows.sources)))
     pieces = lambda batch: sorted(  # noqa: E731
         tuple(
@@ -196,7 +196,7 @@ def test_books_come_back_from_batches(data_directory, tmp_path):
     targets = np.concatenate([batch.targets[batch.weights > 0] for batch in held_out])
     assert held_out.num_tokens == store.num_tokens == len(targets)
     assert tokenizer.decode(targets.tolist()) == "".join(paragraphs)
-    packed = training_rows([store], DataConfig(store=("store",), layout="packed"), length=1024, seed=0)
+    packed = training_rows([store], Packed(store=("store",)), length=1024, seed=0)
     whole = [(row, piece) for row in range(5) for piece in enumerate(packed.origin(row), start=1)]
     batch = packed.read(range(5))
     for row, (segment, origin) in whole:

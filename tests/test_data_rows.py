@@ -10,7 +10,7 @@ import pytest
 from numbers_store import END, documents_of, numbers_store
 
 from jaxlm.data import rows as rows_module
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import MEMBERS
 from jaxlm.data.rows import rows_per_epoch, training_rows
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
@@ -58,7 +58,7 @@ PACKED_ROWS = {
 
 
 def config(stores, layout="windows", weights=()):
-    return DataConfig(store=tuple(str(store.path) for store in stores), layout=layout, weights=weights)
+    return MEMBERS[layout](store=tuple(str(store.path) for store in stores), weights=weights)
 
 
 FIRST_PACKED = DataVersions(packed=1)
@@ -293,9 +293,9 @@ def test_small_sections_repeat_while_large_ones_go_on(tmp_path):
 
 
 def test_input_errors(store, tmp_path):
-    with pytest.raises(InputError, match=r"data\.weights has 2 values, data\.store 1"):
+    with pytest.raises(InputError, match=r"data\.weights must have one value per store, got 2 for 1"):
         rows_of(store, weights=(1.0, 2.0))
-    with pytest.raises(InputError, match=r"data\.weights holds 0\.0"):
+    with pytest.raises(InputError, match=r"data\.weights must be finite numbers above 0, got 0\.0"):
         rows_of(store, weights=(0.0,))
     with pytest.raises(InputError, match="nan"):
         rows_of(store, weights=(float("nan"),))

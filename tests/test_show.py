@@ -7,7 +7,7 @@ import pytest
 import toy_run
 
 from jaxlm import show
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows, steps_of_passes
 from jaxlm.data.rows import training_rows
@@ -99,7 +99,7 @@ def test_a_step_of_pairs_shows_sides_labels_and_slots(tmp_path, monkeypatch, cap
         text = shown(monkeypatch, capsys, *words, "--step", step, "--count", 4)
         assert f"step {step}: 4 rows of {length}, layout pairs, seed 0" in text
         assert f"phase {1 + (step > 4)} of 2: steps {5 * (step > 4)} to {4 + 5 * (step > 4)}" in text
-        data = DataConfig(layout="pairs", short_length=32, short_share=0.5)
+        data = SentencePairs(short_length=32, short_share=0.5)
         rows = phased_rows([store], data, length=64, seed=0, num_steps=10, batch_size=4)
         batch = batch_at(rows, step, 4)
         pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
@@ -129,7 +129,7 @@ def test_a_config_of_two_lengths_shows_the_phase_of_its_run(tmp_path, monkeypatc
     store = write_store(tmp_path / "s", texts, train_sentencepiece(texts, 330), sentences="split")
     words = ["debug/bert", "--data.store", store.path, "--length", 64, "--batch-size", 4]
     words += ["--data.short-length", 32, "--data.short-share", 0.5]
-    data = DataConfig(layout="pairs", short_length=32, short_share=0.5)
+    data = SentencePairs(short_length=32, short_share=0.5)
     steps = steps_of_passes([store], data, length=64, batch_size=4, num_epochs=5)
     for step in (0, steps // 2 - 1, round(steps / 2), steps - 1):
         text = shown(monkeypatch, capsys, *words, "--num-epochs", 5, "--step", step)

@@ -13,7 +13,7 @@ from toy_runs import assert_one_line, checkpoints, make_stores, metrics, pretrai
 
 from jaxlm.data import arrays
 from jaxlm.data.arrays import CHECKSUMS, DamagedStore
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import MEMBERS, Packed, SentencePairs, Windows
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
@@ -45,7 +45,7 @@ def first_token(rows, row):
 @pytest.mark.parametrize("layout", ["windows", "packed", "pairs"])
 def test_no_row_holds_a_damaged_token(store, layout):
     """Every row that reads the damaged chunk is refused, every other one is the same. Fails on 2968321: it trains."""
-    data = DataConfig(layout=layout)
+    data = MEMBERS[layout]()
     whole = training_rows([open_store(store)], data, length=32, seed=0)
     count = sum(source.rows for source in whole.sources)
     expected = [whole.read([row]) for row in range(count)]
@@ -77,9 +77,9 @@ def test_validation_text_is_checked_too(store):
 @pytest.mark.parametrize(
     "array, use",
     [
-        ("document_starts", lambda store: training_rows([store], DataConfig(layout="packed"), length=32, seed=0)),
-        ("document_starts", lambda store: training_rows([store], DataConfig(layout="pairs"), length=32, seed=0)),
-        ("sentence_starts", lambda store: training_rows([store], DataConfig(layout="pairs"), length=32, seed=0)),
+        ("document_starts", lambda store: training_rows([store], Packed(), length=32, seed=0)),
+        ("document_starts", lambda store: training_rows([store], SentencePairs(), length=32, seed=0)),
+        ("sentence_starts", lambda store: training_rows([store], SentencePairs(), length=32, seed=0)),
         ("token_counts", lambda store: store.unigram_entropy()),
         ("tokens", lambda store: np.asarray(store.tokens)),
         ("tokens", lambda store: store.tokens[-1]),
@@ -105,13 +105,11 @@ def test_an_array_that_is_read_as_a_whole_is_checked_first(store, array, use, ol
 def test_checksums_are_no_part_of_a_store(store, monkeypatch, caplog):
     """A store without them has the same fingerprint and the same rows; over a size it is used with a warning."""
     whole = open_store(store)
-    expected = training_rows([whole], DataConfig(layout="packed"), length=32, seed=0).read(range(50))
+    expected = training_rows([whole], Packed(), length=32, seed=0).read(range(50))
     (store / CHECKSUMS).unlink()
     old = open_store(store)
     assert old.fingerprint == whole.fingerprint
-    np.testing.assert_array_equal(
-        training_rows([old], DataConfig(layout="packed"), length=32, seed=0).read(range(50)).ids, expected.ids
-    )
+    np.testing.assert_array_equal(training_rows([old], Packed(), length=32, seed=0).read(range(50)).ids, expected.ids)
     monkeypatch.setattr(arrays, "MOST_AT_ONCE", 4000)
     flip(store / "tokens.bin", 1)
     caplog.clear()
@@ -172,7 +170,7 @@ def test_a_run_that_meets_damage_goes_on_after_the_repair(tmp_path, small_chunks
     toy = ("--num-steps", 16, "--eval-every", 0)
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "whole", stores, *toy))
     assert ended.code == 0, ended.errors
-    rows = training_rows([open_store(stores[0])], DataConfig(), length=32, seed=0)
+    rows = training_rows([open_store(stores[0])], Windows(), length=32, seed=0)
     steps: dict[int, int] = {}  # by chunk, those taken before it is read
     for row in range(16 * 8):
         start = 2 * first_token(rows, row)

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs
 from jaxlm.errors import InputError
 from jaxlm.finetune import _notes_on_length
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.runs.directory import ADDED_FIELDS, RunDirectory
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.earlier_versions import ADDED_FIELDS
 from jaxlm.tasks.batching.span_windows import windows
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, trained_length
@@ -35,7 +36,7 @@ def run_of(path, config, starts=(), **more):
 
 
 def test_a_run_of_two_lengths_has_the_one_that_has_begun(tmp_path):
-    data = DataConfig(layout="pairs", short_length=128, short_share=0.9)
+    data = SentencePairs(short_length=128, short_share=0.9)
     config = PretrainConfig(model=BERT_BASE, data=data, length=512, num_steps=1000)
     run = run_of(tmp_path / "run", config, **{OF_START: None})
     assert [trained_length(run, step) for step in (0, 1, 899, 900, 901, 1000)] == [128, 128, 128, 128, 512, 512]

@@ -10,7 +10,7 @@ import toy
 
 from jaxlm.atomic_write import write_json
 from jaxlm.config import to_json
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import MEMBERS
 from jaxlm.data.store import Store
 from jaxlm.data.writer import write_store
 from jaxlm.models.gpt import GPTConfig
@@ -42,7 +42,7 @@ def pretrained(path: Path, store: Store, *, steps=(3, 7), layout="windows", data
     """A pretraining run with checkpoints of these steps, different in their parameters."""
     tokenizer = store.tokenizer()
     model = dataclasses.replace(SIZES, vocab_size=tokenizer.size)
-    data = DataConfig(store=(str(store.path),), layout=layout)
+    data = MEMBERS[layout](store=(str(store.path),))
     config = PretrainConfig(model=model, data=data, num_steps=max(steps), batch_size=4, length=16)
     prints = {"tokenizer": tokenizer.fingerprint, "stores": [store.fingerprint]}
     resolved = resolved_json(config, prints | ({} if data_order is None else {"data_order": data_order}))

@@ -6,7 +6,7 @@ Nine tenths of the steps at 128 tokens, the rest at 512. Rows hold as many pairs
 
 from dataclasses import replace
 
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.masking import MaskingConfig
@@ -19,7 +19,7 @@ def config() -> PretrainConfig:
         model=replace(BERT_BASE, vocab_size=0),  # the store's tokenizer says how many
         masking=MaskingConfig(rate=0.15, share_mask=0.8, share_random=0.1),
         next_sentence_coefficient=1.0,
-        data=DataConfig(layout="pairs", short_length=128, short_share=0.9),
+        data=SentencePairs(short_length=128, short_share=0.9),
         optimizer=OptimizerConfig(
             kind="bert_adamw",
             peak_lr=1e-4,

@@ -31,7 +31,7 @@ _VERSION = 1  # of the hash that draws short targets; `DataVersions.chunks`
 
 
 class ChunkOptions(NamedTuple):
-    """What a plan depends on beside the store; `DataConfig` says what each means."""
+    """What a plan depends on beside the store; `SentencePairs` says what each means."""
 
     length: int
     pairs_per_row: int

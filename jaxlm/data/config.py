@@ -1,70 +1,115 @@
-"""What a run reads: the stores, how they are mixed, and how their text is laid out in rows."""
+"""The data of a run: the stores, their mixture, and the layout of their text in rows.
 
+Each layout is a dataclass with its own fields; `DataConfig` is the union of them, told apart by `layout`.
+"""
+
+import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from jaxlm.errors import InputError
 
+Layout = Literal["windows", "packed", "pairs"]
+
+_LAYOUT = tyro.conf.arg(
+    metavar="{" + ",".join(typing.get_args(Layout)) + "}",
+    help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents, split "
+    "where they are longer than a row, none of which attends to another. pairs: sentence pairs for an encoder (Devlin "
+    "et al., 2019), several to a row; the store must keep sentences. Each layout has flags of its own: --help lists "
+    "those of the layout that is given.",
+)
+
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Token stores to train on and to be held against."""
+class Stores:
+    """Token stores to train on and to evaluate on: the fields that all layouts share."""
 
     store: tuple[str, ...] = ()
     """Token stores to train on, made by jaxlm.prepare."""
     validation: tuple[str, ...] = ()
-    """Token stores to evaluate on, in rows as data.layout says: every token is predicted once; of pairs, masked tokens
+    """Token stores to evaluate on, in rows of the same layout. Every token is predicted once; of pairs, masked tokens
     and the next sentence of every pair, always the same."""
     weights: tuple[float, ...] = ()
-    """Shares of the training stores in the mixture, one a store; without them the weights given at preparation, or
-    the numbers of tokens."""
-    layout: Literal["windows", "packed", "pairs"] = "windows"
-    """windows: each row a stretch of the text as it stands, across documents. packed: whole documents (cut where they
-    are longer) packed into rows, none seeing another. pairs: pairs of sentences for an encoder (Devlin et al., 2019),
-    several to a row; the store must keep sentences. The fields below are for pairs alone."""
-    pairs_per_row: int = 0
-    """The most pairs in a row; 1 is the original's, one pair and padding. 0: one for every 16 slots."""
-    chunks: Literal["filled", "whole"] = "filled"
-    """What a pair is made of. filled: sentences until the target length is reached, as the original; what is over a
-    row's length is cut from the longer side, front or back. whole: only sentences that fit, so that all text is in a
-    pair in every epoch and more of each row is padding."""
-    short_target_share: float = 0.1
-    """Share of pairs whose target length is drawn from 2 up to the longest (create_pretraining_data.py:56-58)."""
-    short_target_drawn: Literal["chunk", "document"] = "chunk"
-    """What a target length is drawn for: each pair, or a whole document, as in the original's code (:239-241)."""
-    random_share: float = 0.5
-    """Share of pairs whose second part is from a random other document (section 3.1)."""
-    random_candidates: int = 16
-    """Stretches of other documents that are drawn for a random second part; the one whose length is nearest to that of
-    the part it stands in for is taken. 1: the first one, whose length may tell that the pair is random."""
-    one_sentence: Literal["cut", "random"] = "cut"
-    """A pair's text that is a single sentence: parted within, or always a random pair, as in the original's code."""
-    masks: Literal["dynamic", "static"] = "dynamic"
-    """dynamic: other pairs and masks in every epoch. static: those of the first mask_copies epochs again and again, as
-    the original's files have it."""
-    mask_copies: int = 10
-    """With static masks, how many there are of each text (the original's dupe_factor)."""
-    short_length: int = 0
-    """Rows of this length for the first short_share of the steps; 0: all steps are alike (appendix A.2: 128)."""
-    short_share: float = 0.9
-    """Share of the steps at short_length."""
+    """Weights of the training stores in the mixture, one per store. Default: the weights given at preparation, or the
+    numbers of tokens."""
 
     def check(self) -> None:
-        """Refuse weights that do not fit the stores, and shares that are none."""
+        """Raise InputError for weights that do not fit the stores."""
         if self.weights and len(self.weights) != len(self.store):
             raise InputError(
-                f"data.weights has {len(self.weights)} values, data.store {len(self.store)}: give one a store"
+                f"data.weights must have one value per store, got {len(self.weights)} for {len(self.store)} in "
+                "data.store; give as many"
             )
         for weight in self.weights:
             if not 0 < weight < float("inf"):
                 raise InputError(
-                    f"data.weights holds {weight}; a weight is a number above 0 (leave the store out instead)"
+                    f"data.weights must be finite numbers above 0, got {weight}; leave a store out instead of 0"
                 )
+
+
+@dataclass(frozen=True)
+class Windows(Stores):
+    """Rows of consecutive tokens, across documents."""
+
+    layout: Annotated[Literal["windows"], _LAYOUT] = "windows"
+
+
+@dataclass(frozen=True)
+class Packed(Stores):
+    """Rows of whole documents, none of which attends to another."""
+
+    layout: Annotated[Literal["packed"], _LAYOUT] = "packed"
+
+
+@dataclass(frozen=True)
+class SentencePairs(Stores):
+    """Rows of sentence pairs for an encoder (Devlin et al., 2019, sections 3.1 and A.2)."""
+
+    layout: Annotated[Literal["pairs"], _LAYOUT] = "pairs"
+    pairs_per_row: int = 0
+    """The most pairs in a row. 1: one pair and padding, as in the original. 0: one per 16 tokens of the length."""
+    chunks: Literal["filled", "whole"] = "filled"
+    """Text of a pair. filled: sentences until the target length is reached, as in the original; the longer side is
+    truncated, front or back, to fit the row. whole: only sentences that fit, so that all text is in a pair in every
+    epoch, with more padding."""
+    short_target_share: float = 0.1
+    """Fraction of pairs with a target length drawn from 2 up to the longest (create_pretraining_data.py:56-58)."""
+    short_target_drawn: Literal["chunk", "document"] = "chunk"
+    """Unit that a target length is drawn for. chunk: each pair. document: all pairs of a document, as in the
+    original's code (:239-241)."""
+    random_share: float = 0.5
+    """Fraction of pairs whose second part is from a random other document (section 3.1)."""
+    random_candidates: int = 16
+    """Candidates drawn for a random second part. The one nearest in length to the part it replaces is taken. 1: the
+    first one, whose length may give away that the pair is random."""
+    one_sentence: Literal["cut", "random"] = "cut"
+    """Pair of a text that is a single sentence. cut: the sentence is split. random: always a random pair, as in the
+    original's code."""
+    masks: Literal["dynamic", "static"] = "dynamic"
+    """dynamic: new pairs and masks in every epoch. static: those of the first mask_copies epochs are repeated, as in
+    the original's files."""
+    mask_copies: int = 10
+    """Number of copies of the text with static masks (the original's dupe_factor)."""
+    short_length: int = 0
+    """Length of the rows in the first short_share of the steps. 0: all steps have the same length (appendix A.2:
+    128)."""
+    short_share: float = 0.9
+    """Fraction of the steps at short_length."""
+
+    def check(self) -> None:
+        """Raise InputError for fractions outside [0, 1] and counts that are too small."""
+        super().check()
         for name in ("short_target_share", "random_share", "short_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"data.{name} {getattr(self, name)}: a share from 0 to 1")
+                raise InputError(f"data.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
         for name, least in (("pairs_per_row", 0), ("random_candidates", 1), ("short_length", 0), ("mask_copies", 1)):
             if getattr(self, name) < least:
-                raise InputError(f"data.{name} {getattr(self, name)}: {least} or more")
-        if self.short_length and self.layout != "pairs":
-            raise InputError(f"data.short_length {self.short_length}: only rows of pairs change their length in a run")
+                raise InputError(f"data.{name} must be at least {least}, got {getattr(self, name)}; give a larger one")
+
+
+DataConfig = Windows | Packed | SentencePairs
+
+# The dataclass of each layout.
+MEMBERS: dict[str, type[DataConfig]] = {member.layout: member for member in typing.get_args(DataConfig)}

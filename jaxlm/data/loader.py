@@ -13,7 +13,7 @@ import grain
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.pairs import Pairs, empty_pairs
 from jaxlm.data.phases import PhasedRows
@@ -179,7 +179,7 @@ class ValidationPairs(_Validation[PairBatch]):
     def __init__(
         self,
         stores: Sequence[Store],
-        data: DataConfig,
+        data: SentencePairs,
         length: int,
         batch_size: int,
         host_rows: np.ndarray | None,
@@ -204,7 +204,7 @@ class ValidationPairs(_Validation[PairBatch]):
 
 def validation_pairs(
     stores: Sequence[Store],
-    data: DataConfig,
+    data: SentencePairs,
     *,
     length: int,
     batch_size: int,

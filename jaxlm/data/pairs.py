@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxlm.data.batch import PairBatch
 from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import SentencePairs
 from jaxlm.data.draws import Draws
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.random_parts import RandomParts
@@ -63,7 +63,7 @@ class Pairs:
         self,
         store: Store,
         section: Section,
-        data: DataConfig,
+        data: SentencePairs,
         *,
         length: int,
         seed: int,
@@ -192,7 +192,7 @@ def shortened(
     return first + front_a, first_end - (from_a - front_a), second + front_b, second_end - (over - from_a - front_b)
 
 
-def chunk_options(data: DataConfig, length: int) -> ChunkOptions:
+def chunk_options(data: SentencePairs, length: int) -> ChunkOptions:
     """What the plan of chunks and rows of `length` depends on. InputError where a row is too short for a pair."""
     if length < SPECIALS + SHORTEST:
         raise InputError(

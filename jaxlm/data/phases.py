@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import DataConfig, SentencePairs
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows, rows_per_epoch, training_rows
 from jaxlm.data.store import Store
@@ -33,7 +33,7 @@ class Phase:
 def phases(data: DataConfig, *, length: int, num_steps: int) -> tuple[Phase, ...]:
     """The phases of a run of num_steps, one or two. InputError where the short length is not a shorter one."""
     data.check()
-    if not data.short_length:
+    if not isinstance(data, SentencePairs) or not data.short_length:
         return (Phase(0, length, 0, num_steps),)
     if data.short_length >= length:
         raise InputError(

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.bounded_read import read_signed
 from jaxlm.config import from_json
+from jaxlm.data.config import Layout
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
@@ -21,7 +22,8 @@ from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.runs.directory import ADDED_FIELDS, RunDirectory, split_start
+from jaxlm.runs.directory import RunDirectory, split_start
+from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
@@ -54,7 +56,7 @@ class LoadedRun:
     versions: DataVersions = CURRENT
 
     @property
-    def layout(self) -> Literal["windows", "packed", "pairs"]:
+    def layout(self) -> Layout:
         """The layout of the rows that it was pretrained on; windows for a fine-tuned run."""
         return self.config.data.layout if isinstance(self.config, PretrainConfig) else "windows"
 
@@ -166,11 +168,7 @@ def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
 
     A field that runs did not have when this one was made has the value that says what was done then.
     """
-    values = dict(run.config)
-    for name, before in ADDED_FIELDS.items():
-        part, _, field = name.partition(".")
-        if field and isinstance(values.get(part), dict):
-            values[part] = {field: before} | values[part]
+    values = completed(run.config)
     kind: type = FinetuneConfig if kind_of_run(values) == FINETUNING else PretrainConfig
     names = {field.name for field in dataclasses.fields(kind)}
     return from_json(kind, {name: value for name, value in values.items() if name in names}, f"{run.name}/config.json")

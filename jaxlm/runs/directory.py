@@ -35,22 +35,13 @@ from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.host import LockHeld, cpu_cores, lock_file
+from jaxlm.runs.earlier_versions import ADDED_FIELDS, upgraded
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# Fields of config.json that runs made by earlier versions lack, with what these runs did (None: see `kind_of_run` and
-# `source_of`); such a run goes on without them.
-ADDED_FIELDS = {
-    "kind": None,
-    "start": None,
-    "start_with": None,
-    "start_trained_length": None,
-    "fingerprints.start": None,
-    "data.random_candidates": 1,
-}
 _locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
 
 
@@ -84,10 +75,10 @@ class RunDirectory:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """The saved config. InputError when this is no run directory or config.json is damaged."""
+        """The saved config, with the fields of today. InputError where there is no run, or config.json is damaged."""
         file = self.path / "config.json"
         try:
-            return read_object(file)
+            return upgraded(read_object(file))
         except FileNotFoundError:
             raise InputError(f"{self.name} is no run directory: it has no config.json; give the --run of one") from None
         except (OSError, ValueError) as error:
@@ -98,7 +89,7 @@ class RunDirectory:
 
         place: of that config, for people. free: names, as in `open`, of fields that may differ.
         """
-        own, other = _fields(self.config), _fields(saved)
+        own, other = _fields(self.config), _fields(upgraded(saved))
         for name in sorted(other):
             if own.get(name, other) != other[name] and not any(fnmatch.fnmatchcase(name, pattern) for pattern in free):
                 raise InputError(

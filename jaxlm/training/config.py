@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from jax.sharding import Mesh
 
-from jaxlm.config import to_json
-from jaxlm.data.config import DataConfig
+from jaxlm.config import CHOSEN_BY_FLAG, to_json
+from jaxlm.data.config import DataConfig, Windows
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
@@ -65,7 +65,7 @@ class PretrainConfig:
     """What a bidirectional encoder has to predict; a causal model does not use it."""
     next_sentence_coefficient: float = 1.0
     """Weight of an encoder's next-sentence loss beside its language model's; 0: there is no such head."""
-    data: DataConfig = field(default_factory=DataConfig)
+    data: Annotated[DataConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(default_factory=Windows)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
     """Updates; or give num_epochs."""
@@ -99,7 +99,7 @@ class PretrainConfig:
         encoder, pairs = isinstance(self.model, BertConfig), self.data.layout == "pairs"
         if encoder != pairs:
             name, wanted = ("a BERT", "pairs") if encoder else ("a GPT", "windows or packed")
-            raise InputError(f"data.layout {self.data.layout}: {name} is trained on rows of {wanted}")
+            raise InputError(f"data.layout must be {wanted} for {name}, got {self.data.layout}; give that layout")
         if encoder:
             self.masking.check()
             if not self.next_sentence_coefficient >= 0:

@@ -153,6 +153,7 @@ def _encoder(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining
 def _masks(config: PretrainConfig) -> str:
     """What an encoder has to predict, in a sentence."""
     masking, data, weight = config.masking, config.data, config.next_sentence_coefficient
+    assert data.layout == "pairs", "check() refuses an encoder on rows of another layout"
     kept = max(0.0, 1.0 - masking.share_mask - masking.share_random)
     return (
         f"masks: {masking.rate:.0%} of {'whole words' if masking.whole_word else 'tokens'} ({masking.share_mask:.0%} "

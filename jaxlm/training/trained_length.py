@@ -12,7 +12,8 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import phases, trained_phase
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
-from jaxlm.runs.directory import ADDED_FIELDS, RunDirectory, split_start
+from jaxlm.runs.directory import RunDirectory, split_start
+from jaxlm.runs.earlier_versions import completed
 from jaxlm.runs.remote import is_url
 from jaxlm.training.config import FINETUNING, kind_of_run
 
@@ -69,8 +70,7 @@ def _own_length(saved: Mapping[str, Any], step: int, positions: int) -> int:
     length = saved.get("length") or positions
     if kind_of_run(saved) == FINETUNING or not saved.get("num_steps"):
         return length
-    added = {name.removeprefix("data."): value for name, value in ADDED_FIELDS.items() if name.startswith("data.")}
-    data = from_json(DataConfig, added | saved["data"], "data")
+    data = from_json(DataConfig, completed(saved)["data"], "data")
     return trained_phase(step, phases(data, length=length, num_steps=saved["num_steps"])).length
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxlm.config import from_json
 from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
+from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.pairs import pair_figures
@@ -86,7 +87,7 @@ def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versi
     if config.num_epochs is not None:
         sizes = {"length": config.length, "batch_size": config.batch_size}
         return steps_of_passes(stores, config.data, num_epochs=config.num_epochs, versions=versions, **sizes)
-    if config.data.short_length:
+    if isinstance(config.data, SentencePairs) and config.data.short_length:
         raise InputError(
             f"num_steps must be given with data.short_length {config.data.short_length}, as it decides which steps are "
             "short, got none; give --num-steps or --num-epochs"

@@ -1,0 +1,42 @@
+"""The config.json of runs made by earlier versions, read as today's."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from jaxlm.data.config import MEMBERS
+
+# Fields of config.json that runs made by earlier versions lack, with what these runs did (None: see `kind_of_run` and
+# `source_of`); such a run goes on without them.
+ADDED_FIELDS = {
+    "kind": None,
+    "start": None,
+    "start_with": None,
+    "start_trained_length": None,
+    "fingerprints.start": None,
+    "data.random_candidates": 1,
+}
+
+
+def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's saved config without the fields of data layouts that it does not have.
+
+    Earlier versions wrote the fields of all layouts into `data`; those of another layout had no effect.
+    """
+    data = config.get("data")
+    if not isinstance(data, dict) or data.get("layout") not in list(MEMBERS):
+        return dict(config)
+    member = MEMBERS[data["layout"]]
+    own = {field.name for field in fields(member)}
+    foreign = {field.name for other in MEMBERS.values() for field in fields(other)} - own
+    return dict(config) | {"data": {name: value for name, value in data.items() if name not in foreign}}
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's saved config with the fields that it lacks: they say what such a run did."""
+    values = dict(config)
+    for name, before in ADDED_FIELDS.items():
+        part, _, field = name.partition(".")
+        if field and isinstance(values.get(part), dict):
+            values[part] = {field: before} | values[part]
+    return upgraded(values)
