@@ -26,7 +26,7 @@ from jaxlm.objectives.masked_lm import masked_language_model
 from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import encoder_outputs, encoder_task
-from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
 
@@ -181,10 +181,8 @@ def check(what: str, sizes: case.Sizes, tree: dict, pairs: dict, expected: dict)
         weight_decay=case.WEIGHT_DECAY,
         clip_norm=case.CLIP_NORM,
     )
-    optimizer, settings = (
-        make_optimizer(optimizer_config, decay_mask(bert_shapes(config))),
-        settings_of(optimizer_config, case.NUM_STEPS),
-    )
+    optimizer = make_optimizer(optimizer_config, bert_shapes(config))
+    settings = settings_of(optimizer_config, case.NUM_STEPS)
     step = jax.jit(make_train_step(objective, optimizer))
     state, found_losses, clipped = new_state(tree, optimizer, 0), [], 0
     for _ in range(case.NUM_STEPS):

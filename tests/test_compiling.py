@@ -15,7 +15,7 @@ from jaxlm.finetuning.trial import make_programs, member_settings
 from jaxlm.tasks import Task
 from jaxlm.training.abstract_inputs import abstract_batch, with_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
+from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import training_program
 from jaxlm.training.step import settings_of
@@ -81,8 +81,8 @@ def test_a_schedule_that_is_data_has_the_bits_of_one_of_constants(kind, decay):
     constant, and combines constants, where it divides by data.
     """
     config, num_steps = OptimizerConfig(kind=kind, peak_lr=2.5e-4, warmup=0.13, decay=decay), 804
-    as_data = jax.jit(lambda t, schedule: learning_rate(config, schedule)(t))
-    schedule = schedule_of(config, num_steps)
+    as_data = jax.jit(config.learning_rate)
+    schedule = config.schedule(num_steps)
     total, warmup = num_steps, config.warmup_steps(num_steps)
 
     @jax.jit

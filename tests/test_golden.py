@@ -18,7 +18,7 @@ from toy_pairs import bert_shapes, init_bert
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
-from jaxlm.training.optimizer import decay_mask
+from jaxlm.training.parameter_groups import decay_mask
 
 GOLDEN = Path(__file__).parent / "golden"
 CUT = 0.8796  # the deviation of a standard normal that is cut at two deviations

@@ -17,7 +17,7 @@ from jaxlm.data.batch import Batch
 from jaxlm.models.gpt import GPT, GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
 
@@ -110,8 +110,8 @@ def check(what: str, sizes: case.Sizes, tree: dict, rows: dict, expected: dict) 
         weight_decay=case.WEIGHT_DECAY,
         clip_norm=case.CLIP_NORM,
     )
-    mask = decay_mask(boxed_shapes(config))
-    optimizer, settings = make_optimizer(optimizer_config, mask), settings_of(optimizer_config, case.NUM_STEPS)
+    optimizer = make_optimizer(optimizer_config, boxed_shapes(config))
+    settings = settings_of(optimizer_config, case.NUM_STEPS)
     step = jax.jit(make_train_step(objective, optimizer))
     state, losses, clipped = new_state(params, optimizer, 0), [], 0
     for _ in range(case.NUM_STEPS):

@@ -30,7 +30,7 @@ from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.state import abstract_state, fresh_state, new_state
 from jaxlm.training.step import make_eval_step, make_train_step, settings_of
 
@@ -81,7 +81,7 @@ def run(
     mesh = mesh_of(sizes)
     objective = language_model(GPT(config, execution), loss_chunks=execution.loss_chunks)
     schedule = OptimizerConfig(peak_lr=1e-2, warmup=1)
-    optimizer, settings = make_optimizer(schedule, decay_mask(boxed_shapes(config))), settings_of(schedule, 10)
+    optimizer, settings = make_optimizer(schedule, boxed_shapes(config)), settings_of(schedule, 10)
     with use_mesh(mesh), compiling_for(traced_for):
         abstract = abstract_state(init_params(config), optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -145,7 +145,7 @@ def test_parameters_are_born_in_their_shards_and_are_the_same_everywhere():
     """Fails when the jitted initialiser draws other numbers on another mesh, or puts moments on one device."""
     config = replace(CONFIG, num_layers=1)
     _, state, start = run((2, 2, 2), config, born_there=True)
-    optimizer = make_optimizer(OptimizerConfig(), decay_mask(boxed_shapes(config)))
+    optimizer = make_optimizer(OptimizerConfig(), boxed_shapes(config))
     abstract = abstract_state(init_params(config), optimizer, mesh_of((1, 1, 1)))
     assert_trees_same(start, fresh_state(init_params(config), optimizer, abstract, seed=4))
     other = fresh_state(init_params(config), optimizer, abstract, seed=5)
@@ -314,7 +314,7 @@ def run_bert(sizes, micro_batches=1):
     """The losses of twenty steps of MLM + NSP by name, (20,), and the state at the end."""
     mesh, config = mesh_of(sizes), replace(STILL_BERT, num_layers=1)
     schedule = OptimizerConfig(kind="bert_adamw", peak_lr=1e-3, warmup=2, eps=1e-6)
-    optimizer, settings = make_optimizer(schedule, decay_mask(bert_shapes(config))), settings_of(schedule, BERT_STEPS)
+    optimizer, settings = make_optimizer(schedule, bert_shapes(config)), settings_of(schedule, BERT_STEPS)
     with use_mesh(mesh):
         abstract = abstract_state(init_bert(config), optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)

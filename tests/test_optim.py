@@ -12,7 +12,8 @@ from parity import openai_adam
 from toy import TOY, boxed_shapes
 
 from jaxlm.errors import InputError
-from jaxlm.training.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer, schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
+from jaxlm.training.parameter_groups import decay_mask
 
 
 def rates(num_steps: int, **fields) -> np.ndarray:
@@ -21,7 +22,8 @@ def rates(num_steps: int, **fields) -> np.ndarray:
 
 
 def rate_of(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    return learning_rate(config, schedule_of(config, num_steps))
+    schedule = config.schedule(num_steps)
+    return lambda t: config.learning_rate(t, schedule)
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "constant"])
@@ -113,13 +115,20 @@ def small():
     return params, gradients
 
 
+SMALL = {
+    "w": nn.LogicallyPartitioned(jnp.zeros((3, 4)), ("width", "classes")),
+    "b": nn.LogicallyPartitioned(jnp.zeros(5), ("classes",)),
+}
+
+
 def run_optimizer(config: OptimizerConfig, params, gradients, num_steps: int):
-    optimizer, schedule = make_optimizer(config, {"w": True, "b": False}), schedule_of(config, num_steps)
+    optimizer, schedule = make_optimizer(config, SMALL), config.schedule(num_steps)
     params = jax.tree.map(jnp.float32, params)
-    state = optimizer.init(params)
-    for gradient in gradients:
-        updates, state = optimizer.update(jax.tree.map(jnp.float32, gradient), state, params, schedule)
-        params = jax.tree.map(jnp.add, params, updates)
+    state = optimizer.transformation.init(params)
+    for t, gradient in enumerate(gradients):
+        gradient, rate = jax.tree.map(jnp.float32, gradient), optimizer.rate(t, schedule)
+        updates, state = optimizer.transformation.update(gradient, state, params, learning_rate=rate)
+        params = optax.apply_updates(params, updates)
     return params
 
 
@@ -215,12 +224,13 @@ def test_adamw_is_that_of_optax(small):
 def test_a_refused_gradient_leaves_the_state(small, kind):
     params, gradients = small
     config = OptimizerConfig(kind=kind, warmup=0)
-    optimizer, schedule = make_optimizer(config, {"w": True, "b": False}), schedule_of(config, 10)
+    update, rate = make_optimizer(config, SMALL).transformation.update, jnp.float32(0.1)
     params, good = jax.tree.map(jnp.float32, params), jax.tree.map(jnp.float32, gradients[0])
-    _, before = optimizer.update(good, optimizer.init(params), params, schedule)
+    _, before = update(good, make_optimizer(config, SMALL).transformation.init(params), params, learning_rate=rate)
     bad = jax.tree.map(lambda g: g.at[0].set(jnp.nan), good)
-    _, after = optimizer.update(bad, before, params, schedule, sound=jnp.bool_(False))
+    _, after = update(bad, before, params, learning_rate=rate, sound=jnp.bool_(False))
     jax.tree.map(np.testing.assert_array_equal, after, before)
+    assert int(before.count) == 1
 
 
 @pytest.mark.parametrize(("field", "value"), [("peak_lr", -1.0), ("peak_lr", float("nan")), ("warmup", -0.1)])

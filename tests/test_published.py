@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from parity import published_case as case
 from safetensors.numpy import load_file, save_file
 
@@ -29,7 +30,7 @@ from jaxlm.models.bert import Bert, BertConfig
 from jaxlm.models.gpt import GPT
 from jaxlm.nn.execution import Execution
 from jaxlm.runs.trees import named_leaves, nested_leaves
-from jaxlm.training.optimizer import OptimizerConfig, make_optimizer, schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 LISTED = json.loads((GOLDEN / "published.json").read_text())
@@ -133,17 +134,23 @@ def losses(published: Published, sizes: case.Sizes) -> np.ndarray:
     names = named_leaves(published.params)
     tables = ("tokens", "positions", "types")
     still = {"head/bias"} if "score" in published.parts else set()  # Hugging Face's class has no such bias
-    mask = nested_leaves({name: name.endswith(("kernel", *tables)) for name in names})
-    optimizer, schedule = make_optimizer(config, mask), schedule_of(config, 20)
+
+    def boxed(name: str, leaf: np.ndarray) -> nn.LogicallyPartitioned:
+        axis = "width" if name.endswith(("kernel", *tables)) else None
+        return nn.LogicallyPartitioned(leaf, (axis,) * leaf.ndim)
+
+    optimizer = make_optimizer(config, nested_leaves({name: boxed(name, leaf) for name, leaf in names.items()}))
+    schedule = config.schedule(20)
 
     @jax.jit
     def step(params, state):
         loss, gradient = jax.value_and_grad(loss_of)(params)
         leaves = {name: leaf * (name not in still) for name, leaf in named_leaves(gradient).items()}
-        updates, state = optimizer.update(nested_leaves(leaves), state, params, schedule)
+        rate = optimizer.rate(state.count, schedule)
+        updates, state = optimizer.transformation.update(nested_leaves(leaves), state, params, learning_rate=rate)
         return jax.tree.map(jnp.add, params, updates), state, loss
 
-    params, state, seen = published.params, optimizer.init(published.params), []
+    params, state, seen = published.params, optimizer.transformation.init(published.params), []
     for _ in range(int(settings["steps"])):
         params, state, loss = step(params, state)
         seen.append(float(loss))

@@ -1,24 +1,25 @@
-"""Adam in three forms and its schedules, as an optax transformation.
+"""The optimizer of a run as an optax transformation: clip, scaling, weight decay, learning rate.
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
 `openai_adam` is the variant that its code has (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one of
-BERT's (google-research/bert, optimization.py:31-157). Which leaves are decayed goes by their logical axes: matrices and
-tables have a `width`, biases and norms have none.
+BERT's (google-research/bert, optimization.py:31-157).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.errors import InputError
+from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
+from jaxlm.training.scaling import Adam, Scaling
+from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, openai_rate, warmup_then_decay
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class OptimizerConfig:
     warmup: float = 2000.0
     """Linear warmup: steps from 1 on, below 1 a share of the run. adamw rounds it up to whole steps, bert_adamw
     down."""
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    decay: Decay = "cosine"
     """From the peak to 0 at the last step; constant: no decay."""
     beta1: float = 0.9
     beta2: float = 0.999
@@ -70,142 +71,99 @@ class OptimizerConfig:
         """Whether another length of the run would change the rate of a step."""
         return self.kind == "openai_adam" or self.decay != "constant" or 0 < self.warmup < 1
 
+    def schedule(self, num_steps: int) -> Schedule:
+        """Return the numbers of the schedule of a run of `num_steps`."""
+        assert self.peak_lr is not None
+        return make_schedule(self.peak_lr, num_steps, self.warmup_steps(num_steps))
 
-class Schedule(NamedTuple):
-    """The numbers of a learning-rate schedule, float32 scalars: data of a compiled step, not constants in it.
-
-    peak_lr: the highest rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same of the run.
-    """
-
-    peak_lr: Any
-    num_steps: Any
-    warmup: Any
-    warmup_fraction: Any
-
-
-def schedule_of(config: OptimizerConfig, num_steps: int) -> Schedule:
-    """Return the numbers of the schedule of a run of `num_steps`."""
-    assert config.peak_lr is not None
-    total, warmup = max(1, num_steps), config.warmup_steps(num_steps)
-    return Schedule(*(np.float32(x) for x in (config.peak_lr, total, warmup, warmup / total)))
-
-
-def learning_rate(config: OptimizerConfig, schedule: Schedule) -> optax.Schedule:
-    """Return the rate of update t = 0, 1, … of a run. Only the kind and the decay are taken from `config`.
-
-    adamw, w warmup steps: peak (t + 1) / w up to the peak, then down to 0 over what is left of the run (the update
-    after the last would have rate 0). openai_adam: with x = t / T and w as a share, peak (x / w or 1) (1 - x) for
-    linear, and for cosine (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run (opt.py:5-15).
-    bert_adamw: peak t / w before step w, and from there on what the decay from step 0 on has left (optimization.py:31),
-    so that the rate falls by a share w / T of the peak where the warmup ends.
-
-    Products with inverses, as XLA compiles a division by a constant: rates are bit for bit those of programs with a
-    schedule of constants.
-    """
-    peak, total, warmup, fraction = schedule
-    each, each_warming = 1.0 / total, 1.0 / jnp.maximum(1.0, warmup)
-
-    def bert_rate(t):
-        t = jnp.asarray(t, jnp.float32)
-        fall = _fall(config.decay, jnp.clip(t * each, 0.0, 1.0))
-        return peak * jnp.where(t < warmup, t * each_warming, fall)
-
-    def adamw_rate(t):
-        t = jnp.asarray(t, jnp.float32)
-        rise = jnp.minimum(1.0, (t + 1) * each_warming)
-        x = jnp.clip((t - warmup) * (1.0 / jnp.maximum(1.0, total - warmup)), 0.0, 1.0)
-        return peak * jnp.where(t < warmup, rise, _fall(config.decay, x))
-
-    def openai_rate(t):
-        t = jnp.asarray(t, jnp.float32)
-        x = t * each
-        warming = (x <= fraction) & (fraction > 0)
-        rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
-        fall = _fall(config.decay, x)
-        if config.decay == "cosine":
-            fall = jnp.where(warming, 1.0, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each))))
-        return peak * rise * fall
-
-    return {"adamw": adamw_rate, "openai_adam": openai_rate, "bert_adamw": bert_rate}[config.kind]
-
-
-def _fall(decay: str, x):
-    if decay == "constant":
-        return jnp.ones_like(x)
-    return 1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x))
-
-
-def decay_mask(boxed_params: Any) -> Any:
-    """True for leaves that are decayed: those with the model's width among their logical axes, cut or whole."""
-    is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)  # noqa: E731
-    return jax.tree.map(lambda leaf: "width" in leaf.names or "whole_width" in leaf.names, boxed_params, is_leaf=is_box)
+    def learning_rate(self, step: Any, schedule: Schedule) -> jax.Array:
+        """Return the rate of update `step`, counted from 0. Only the kind and the decay are taken from the config."""
+        rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(self.kind, warmup_then_decay)
+        return rate(schedule, step, self.decay)
 
 
 class Optimizer(NamedTuple):
-    """An optax transformation that can refuse a gradient, and what the log says of an update.
+    """An optax transformation with its schedule, and the direction of an update for the log.
 
-    update(gradient, state, params, schedule, sound=…) -> (updates, state), to be added; not `sound`: the state stays as
-    it was. rate(t, schedule): the learning rate of update t from 0 on. direction(state): the last update without rate
-    and decay.
+    transformation: its update takes two more arguments, learning_rate and sound; see `make_optimizer`.
+    rate(step, schedule): the learning rate of update `step`, counted from 0.
+    direction(gradient, state, params): the update that led to `state`, without rate and decay. Frozen parameters have
+    an empty node there. gradient, params: those that the update was made from.
     """
 
-    init: Callable[[Any], optax.ScaleByAdamState]
-    update: Callable[..., tuple[Any, optax.ScaleByAdamState]]
-    rate: Callable[[jax.Array, Schedule], jax.Array]
-    direction: Callable[[optax.ScaleByAdamState], Any]
+    transformation: optax.GradientTransformationExtraArgs
+    rate: Callable[[Any, Schedule], jax.Array]
+    direction: Callable[[Any, Any, Any], Any]
 
 
-def make_optimizer(config: OptimizerConfig, mask: Any) -> Optimizer:
-    """Clip g by its global norm, m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, and with t counted from 1
+def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
+    """Return the optimizer of parameters whose shapes and logical axes are `boxed_params`.
 
-        p <- p - rate(t - 1) a (c1 m / (sqrt(c2 v) + eps) + decay p), decay where `mask` is true
+    The gradient is clipped by its global norm and scaled to a direction, which gives the update
 
-    adamw: a = 1, c1 = 1 / (1 - b1^t), c2 = 1 / (1 - b2^t). openai_adam: a = sqrt(1 - b2^t) / (1 - b1^t), c1 = c2 = 1,
-    so that eps is added to the uncorrected root and the decay is scaled by the correction too (opt.py:23-49).
-    bert_adamw: a = c1 = c2 = 1 (optimization.py:87-157). The schedule is given to each update.
+        -learning_rate (direction + decay_factor weight_decay p)
+
+    with the decay where `jaxlm.training.parameter_groups` has it, and the rate times the factor of the parameter's
+    group. Frozen parameters count in no norm, have no state, and get an update of zeros.
+
+    learning_rate: a scalar, data of the compiled step. sound (True): where it is false, the state stays as it was, and
+    the caller must discard the update. The selection is made here, before the direction is computed, so that the state
+    can be updated in place.
     """
-    rate = lambda t, schedule: learning_rate(config, schedule)(t)  # noqa: E731
-    b1, b2 = config.beta1, config.beta2
+    rules = parameter_rules(boxed_params, groups)
+    trained = partial(without_frozen, rules)
+    scaling = make_scaling(config)
 
-    def corrections(count: jax.Array) -> tuple[jax.Array | float, ...]:
-        """a, c1 and c2 of update `count`, counted from 1."""
-        t = count.astype(jnp.float32)
-        mu, nu = 1.0 - b1**t, 1.0 - b2**t
-        if config.kind == "adamw":
-            return 1.0, 1.0 / mu, 1.0 / nu
-        return (jnp.sqrt(nu) / mu if config.kind == "openai_adam" else 1.0), 1.0, 1.0
-
-    def init(params: Any) -> optax.ScaleByAdamState:
-        zeros = lambda: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
-        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=zeros(), nu=zeros())
+    def init(params: Any) -> Any:
+        return scaling.init(trained(params))
 
     def update(
         gradient: Any,
-        state: optax.ScaleByAdamState,
-        params: Any,
-        schedule: Schedule,
+        state: Any,
+        params: Any = None,
         *,
+        learning_rate: jax.Array,
         sound: jax.Array | bool = True,
-    ):
-        if config.clip_norm > 0:
-            scale = jnp.minimum(1.0, config.clip_norm / jnp.maximum(optax.tree.norm(gradient), 1e-30))
-            gradient = jax.tree.map(lambda g: g * scale, gradient)
-        mu = jax.tree.map(lambda m, g: jnp.where(sound, b1 * m + (1 - b1) * g, m), state.mu, gradient)
-        nu = jax.tree.map(lambda v, g: jnp.where(sound, b2 * v + (1 - b2) * (g * g), v), state.nu, gradient)
-        # What follows reads the new moments. Else XLA's CPU backend makes them from the old ones again wherever they
-        # are used, which then cannot be overwritten: it copies all moments and parameters in every step.
-        if devices.platform() == "cpu":
-            mu, nu = jax.lax.optimization_barrier((mu, nu))
-        new = optax.ScaleByAdamState(jnp.where(sound, state.count + 1, state.count), mu, nu)
-        size, (a, _, _) = rate(state.count, schedule), corrections(new.count)
+        **_: Any,
+    ) -> tuple[Any, Any]:
+        gradient = _clipped(trained(gradient), config.clip_norm)
+        new = _computed_once(jax.tree.map(partial(jnp.where, sound), scaling.accumulate(gradient, state), state))
+        factor = scaling.decay_factor(new) * config.weight_decay
+        directions = scaling.direction(gradient, new, trained(params))
 
-        def moved(direction: jax.Array, p: jax.Array, decayed: bool) -> jax.Array:
-            return -size * (direction + a * config.weight_decay * p if decayed else direction)
+        def moved(rule: ParameterRule, direction: Any, p: jax.Array) -> jax.Array:
+            if rule.frozen:
+                return jnp.zeros_like(p)
+            return -rule.scaled(learning_rate) * (direction + factor * p if rule.decayed else direction)
 
-        return jax.tree.map(moved, direction(new), params, mask), new
+        return jax.tree.map(moved, rules, directions, params), new
 
-    def direction(state: optax.ScaleByAdamState) -> Any:
-        a, c1, c2 = corrections(state.count)
-        return jax.tree.map(lambda m, v: (a * c1) * m / (jnp.sqrt(v * c2) + config.eps), state.mu, state.nu)
+    def direction(gradient: Any, state: Any, params: Any) -> Any:
+        if scaling.needs_gradient:
+            gradient, params = _clipped(trained(gradient), config.clip_norm), trained(params)
+        found = scaling.direction(gradient, state, params)
+        return jax.tree.map(lambda rule, d: d if rule.frozen else rule.scaled(1.0) * d, rules, found)
 
-    return Optimizer(init, update, rate, direction)
+    return Optimizer(optax.GradientTransformationExtraArgs(init, update), config.learning_rate, direction)
+
+
+def make_scaling(config: OptimizerConfig) -> Scaling:
+    """Return the scaling of an optimizer's kind."""
+    return Adam(config.kind, config.beta1, config.beta2, config.eps)
+
+
+def _clipped(gradient: Any, largest: float) -> Any:
+    """Return the gradient with a global norm of at most `largest`; as it is where that is 0."""
+    if not largest > 0:
+        return gradient
+    scale = jnp.minimum(1.0, largest / jnp.maximum(optax.tree.norm(gradient), 1e-30))
+    return jax.tree.map(lambda g: g * scale, gradient)
+
+
+def _computed_once(state: Any) -> Any:
+    """Return the new state, from which all that follows is computed.
+
+    Without the barrier XLA's CPU backend computes it from the old one again wherever it is used. The old one then
+    cannot be overwritten, and all moments and parameters are copied in every step.
+    """
+    return jax.lax.optimization_barrier(state) if devices.platform() == "cpu" else state

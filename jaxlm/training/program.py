@@ -9,7 +9,7 @@ from jax.stages import Lowered, Wrapped
 
 from jaxlm.distributed.mesh import abstract_replicated
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, decay_mask, make_optimizer
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.state import TrainState, abstract_state, fresh_state
 from jaxlm.training.step import make_train_step, settings_of
@@ -45,8 +45,7 @@ def training_program(pretraining: Pretraining, config: PretrainConfig, mesh: Mes
     allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
     """
     assert config.micro_batches != "auto"
-    mask = decay_mask(jax.eval_shape(lambda: pretraining.init_params(jax.random.key(0))))
-    made = make_optimizer(config.optimizer, mask)
+    made = make_optimizer(config.optimizer, jax.eval_shape(lambda: pretraining.init_params(jax.random.key(0))))
     abstract = abstract_state(pretraining.init_params, made, mesh)
     step = jax.jit(
         make_train_step(

@@ -35,7 +35,7 @@ def new_state(params: Any, optimizer: Optimizer, seed: jax.Array) -> TrainState:
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.transformation.init(params),
         seed=jnp.asarray(seed, jnp.uint32),
         halted=jnp.zeros((), jnp.bool_),
     )

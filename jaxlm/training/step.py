@@ -10,7 +10,8 @@ import optax
 
 from jaxlm.distributed.devices import RARELY
 from jaxlm.objectives.objective import Objective, mean
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig
+from jaxlm.training.schedule import Schedule
 from jaxlm.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -29,7 +30,7 @@ class Settings(NamedTuple):
 
 def settings_of(optimizer: OptimizerConfig, num_steps: int, *, norms_every: int = 1) -> Settings:
     """Return the settings of a run of `num_steps`, NumPy scalars."""
-    return Settings(schedule_of(optimizer, num_steps), np.int32(min(norms_every, np.iinfo(np.int32).max)))
+    return Settings(optimizer.schedule(num_steps), np.int32(min(norms_every, np.iinfo(np.int32).max)))
 
 
 def make_train_step(
@@ -77,7 +78,10 @@ def make_train_step(
 
         norm = optax.tree.norm(gradient)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, settings.schedule, sound=sound)
+        rate = optimizer.rate(state.step, settings.schedule)
+        updates, opt_state = optimizer.transformation.update(
+            gradient, state.opt_state, state.params, learning_rate=rate, sound=sound
+        )
         new = TrainState(
             step=state.step + sound.astype(jnp.int32),
             params=jax.tree.map(lambda p, u: jnp.where(sound, p + u, p), state.params, updates),
@@ -85,10 +89,12 @@ def make_train_step(
             seed=state.seed,
             halted=~sound,
         )
-        rate = optimizer.rate(state.step, settings.schedule)
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~sound}
         metrics |= {name: mean(sums[name], weights[name]) for name in sums}
-        norms = lambda opt_state: layer_norms(optimizer.direction(opt_state), rate)  # noqa: E731
+
+        def norms(opt_state: Any) -> Metrics:
+            return layer_norms(optimizer.direction(gradient, opt_state, state.params), rate)
+
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
         with jax.named_scope(RARELY):
             due = new.step % settings.norms_every == 0

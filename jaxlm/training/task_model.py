@@ -5,13 +5,11 @@ Decoders keep a language-model loss beside the task's (Radford et al. 2018, sect
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
@@ -24,7 +22,8 @@ from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import encoder_outputs, encoder_task, sequence_outputs, sequence_task, tag_weights
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, decay_mask, make_optimizer
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
+from jaxlm.training.parameter_groups import ParameterGroup
 
 NO_DROPOUT = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 
@@ -83,9 +82,9 @@ class Network:
         return jnp.sum(tag_weights(batch) if self.head.kind == "tagging" else batch.weights)
 
     def optimizer(self, config: OptimizerConfig) -> Optimizer:
-        """Adam for the parameters; of a frozen model's head only: no moments and no decay for the rest."""
-        mask = decay_mask(jax.eval_shape(self.init, jax.random.key(0)))
-        return _of_the_head(config, mask) if self.frozen else make_optimizer(config, mask)
+        """Return the optimizer of the parameters, or of the head alone where the backbone is frozen."""
+        groups = (ParameterGroup("backbone/.*", frozen=True),) if self.frozen else ()
+        return make_optimizer(config, jax.eval_shape(self.init, jax.random.key(0)), groups)
 
     def flops_per_token(self, length: int) -> float:
         """FLOPs of a training step per token."""
@@ -135,14 +134,3 @@ def empty_model(config: GPTConfig | BertConfig, execution: Execution | None = No
     """The module of a model's config."""
     execution = Execution() if execution is None else execution
     return Bert(config, execution) if isinstance(config, BertConfig) else GPT(config, execution)
-
-
-def _of_the_head(config: OptimizerConfig, mask: Any) -> Optimizer:
-    only: Callable[[Any], Any] = lambda tree: {"head": tree["head"]}  # noqa: E731
-    optimizer = make_optimizer(config, only(mask))
-
-    def update(gradient: Any, state: optax.ScaleByAdamState, params: Any, schedule: Schedule, **flags: Any):
-        updates, state = optimizer.update(only(gradient), state, only(params), schedule, **flags)
-        return jax.tree.map(jnp.zeros_like, params) | updates, state
-
-    return optimizer._replace(init=lambda params: optimizer.init(only(params)), update=update)
