@@ -61,10 +61,13 @@ def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_pat
     """Fails when a field that config.json has had since reads as another config, or is added to an old run."""
     with RunDirectory(tmp_path) as run:
         run.open(CONFIG)
-    now = {"kind": "pretraining"} | CONFIG
+    now = json.loads(json.dumps({"kind": "pretraining"} | CONFIG))
     with RunDirectory(tmp_path) as run:
         assert run.open(now | {"log_every": 20}, run_fields=RUN_FIELDS) == ["log_every: 10 -> 20"]
         assert "kind" not in run.config and run.config["log_every"] == 20
+        run.check_config(now | {"log_every": 20}, "checkpoint 3", ())  # as it was saved since: fails on 1b50e09
+        with pytest.raises(InputError, match="must say of seed what checkpoint 3 was saved with, 1, got 0"):
+            run.check_config(now | {"seed": 1}, "checkpoint 3", RUN_FIELDS)
     with RunDirectory(tmp_path / "new") as run:
         run.open(now)
     with pytest.raises(InputError, match='kind: "pretraining" -> "finetuning"'):

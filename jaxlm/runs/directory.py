@@ -87,10 +87,11 @@ class RunDirectory:
     def check_config(self, saved: Mapping[str, Any], place: str, free: Sequence[str]) -> None:
         """InputError where config.json is not the config that a checkpoint, which proves itself, was saved with.
 
-        place: of that config, for people. free: names, as in `open`, of fields that may differ.
+        place: of that config, for people. free: names, as in `open`, of fields that may differ. A run of an earlier
+        version that went on lacks ADDED_FIELDS, which its later checkpoints have.
         """
         own, other = _fields(self.config), _fields(upgraded(saved))
-        for name in sorted(other):
+        for name in sorted(other.keys() - (set(ADDED_FIELDS) - own.keys())):
             if own.get(name, other) != other[name] and not any(fnmatch.fnmatchcase(name, pattern) for pattern in free):
                 raise InputError(
                     f"{self.name}/config.json must say of {name} what {place} was saved with, "
