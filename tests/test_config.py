@@ -108,7 +108,7 @@ def changed(config, path: str, value) -> dict:
         (CONFIG, "num_steps", "many", 'config.num_steps: "many" is not int'),
         (CONFIG, "optimizer.peak_lr", "fast", 'config.optimizer.peak_lr: "fast" is not float'),
         (CONFIG, "optimizer.peak_lr", False, "config.optimizer.peak_lr: false is not float"),
-        (CONFIG, "optimizer.kind", "sgd", 'config.optimizer.kind: "sgd" is not one of adamw, openai_adam, bert_adamw'),
+        (CONFIG, "optimizer.kind", "adam", 'config.optimizer.kind: "adam" is not one of adamw, openai_adam, bert_adamw, sgd'),
         (CONFIG, "data.weights", [1.0, "x"], r'config.data.weights\[1\]: "x" is not float'),
         (CONFIG, "data.store", "one", "config.data.store: "),
         (CONFIG, "model", [], r"config.model: \[\] is not an object with the fields of GPTConfig or BertConfig"),

@@ -201,13 +201,6 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     if config.eval_every < 0:
         raise InputError(f"eval_every {config.eval_every}: a number of steps, or 0")
     check_seed("seed", config.seed)
-    optimizer = config.optimizer
-    for name in ("beta1", "beta2"):
-        if not 0 <= getattr(optimizer, name) < 1:
-            raise InputError(f"optimizer.{name} {getattr(optimizer, name)}: a number from 0 up to, not including, 1")
-    for name in ("eps", "weight_decay", "clip_norm"):
-        if getattr(optimizer, name) < 0:
-            raise InputError(f"optimizer.{name} {getattr(optimizer, name)}: a number from 0 on")
 
 
 def check_finite(value: Any, name: str = "") -> None:

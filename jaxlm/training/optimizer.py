@@ -2,7 +2,7 @@
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
 `openai_adam` is the variant that its code has (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one of
-BERT's (google-research/bert, optimization.py:31-157).
+BERT's (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` are torch.optim.SGD's and TensorFlow's rules.
 """
 
 import math
@@ -18,40 +18,68 @@ import optax
 from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
-from jaxlm.training.scaling import Adam, Scaling
+from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
 from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, openai_rate, warmup_then_decay
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """An optimizer and its schedule. The defaults are GPT-1's pretraining (section 4.1)."""
+    """An optimizer and its learning-rate schedule. The defaults are GPT-1's pretraining (section 4.1)."""
 
-    kind: Literal["adamw", "openai_adam", "bert_adamw"] = "adamw"
+    kind: Literal["adamw", "openai_adam", "bert_adamw", "sgd", "adagrad"] = "adamw"
     """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, whose first
-    update has rate 0; BERT's does not correct the bias."""
+    update has rate 0; BERT's does not correct the bias. sgd: with momentum; the decay is added to the gradient.
+    adagrad: as in TensorFlow, decoupled decay."""
     peak_lr: float | None = 2.5e-4
-    """None: the one of the task's row, in fine-tuning."""
+    """Highest learning rate. None: that of the task, in fine-tuning."""
     warmup: float = 2000.0
-    """Linear warmup: steps from 1 on, below 1 a share of the run. adamw rounds it up to whole steps, bert_adamw
-    down."""
+    """Linear warmup: steps from 1 on, below 1 a fraction of the run. bert_adamw rounds it down to whole steps,
+    openai_adam not at all, the others up."""
     decay: Decay = "cosine"
-    """From the peak to 0 at the last step; constant: no decay."""
+    """Decay of the learning rate, from the peak to 0 at the last step. constant: none."""
     beta1: float = 0.9
+    """Decay of Adam's first moment."""
     beta2: float = 0.999
+    """Decay of Adam's second moment."""
     eps: float = 1e-8
+    """Added to the root of the second moment, of Adam and adagrad."""
     weight_decay: float = 0.01
+    """Decay of matrices and tables. Biases and norms have none."""
     clip_norm: float = 1.0
-    """Largest global norm of the gradient; 0: no clipping."""
+    """Largest global norm of the gradient. 0: no clipping."""
+    momentum: float = 0.0
+    """Momentum of sgd. 0: none, and no optimizer state."""
+    initial_accumulator: float = 0.1
+    """First value of adagrad's sums of squared gradients."""
 
     def check(self) -> None:
-        """Refuse values that cannot be meant."""
-        if self.peak_lr is None or not self.peak_lr >= 0.0:
-            raise InputError(f"optimizer.peak_lr {self.peak_lr}: a number from 0 on")
-        if self.warmup < 0:
-            raise InputError(f"optimizer.warmup {self.warmup}: steps from 1 on, or a share of the run below 1")
+        """Raise InputError for values out of range."""
+        self._check_range("peak_lr", 0.0)
+        for name in ("beta1", "beta2", "momentum"):
+            self._check_range(name, 0.0, 1.0)
+        for name in ("eps", "weight_decay", "clip_norm", "initial_accumulator"):
+            self._check_range(name, 0.0)
+        if not self.warmup >= 0:
+            raise InputError(
+                f"optimizer.warmup must be a number of steps, or a fraction of the run below 1, got {self.warmup:g}; "
+                "0 is no warmup"
+            )
+        if self.momentum and self.kind != "sgd":
+            raise InputError(
+                f"optimizer.momentum must be 0 with optimizer.kind {self.kind}, got {self.momentum:g}; leave it out"
+            )
+        if self.kind == "adagrad" and not (self.initial_accumulator or self.eps):
+            raise InputError("optimizer.initial_accumulator must be above 0 where optimizer.eps is 0; give 0.1")
+
+    def _check_range(self, name: str, lowest: float, below: float = math.inf) -> None:
+        value = getattr(self, name)
+        if value is None or not lowest <= value < below:
+            rule = f"{lowest:g} or above" + (f" and below {below:g}" if below < math.inf else "")
+            default = getattr(OptimizerConfig, name)
+            raise InputError(f"optimizer.{name} must be {rule}, got {value}; the default is {default:g}")
 
     def warmup_steps(self, num_steps: int) -> float:
-        """The warmup in steps of a run of `num_steps`; openai_adam's need not be whole."""
+        """Return the warmup in steps of a run of `num_steps`; openai_adam's need not be whole."""
         steps = self.warmup * num_steps if self.warmup < 1 else self.warmup
         if self.kind == "openai_adam":
             return steps
@@ -68,7 +96,7 @@ class OptimizerConfig:
         )
 
     def depends_on_num_steps(self) -> bool:
-        """Whether another length of the run would change the rate of a step."""
+        """Return whether another length of the run would change the rate of a step."""
         return self.kind == "openai_adam" or self.decay != "constant" or 0 < self.warmup < 1
 
     def schedule(self, num_steps: int) -> Schedule:
@@ -104,20 +132,41 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
         -learning_rate (direction + decay_factor weight_decay p)
 
     with the decay where `jaxlm.training.parameter_groups` has it, and the rate times the factor of the parameter's
-    group. Frozen parameters count in no norm, have no state, and get an update of zeros.
+    group. sgd adds weight_decay p to the clipped gradient instead. Frozen parameters count in no norm, have no state,
+    and get an update of zeros.
 
     learning_rate: a scalar, data of the compiled step. sound (True): where it is false, the state stays as it was, and
     the caller must discard the update. The selection is made here, before the direction is computed, so that the state
     can be updated in place.
     """
-    rules = parameter_rules(boxed_params, groups)
-    trained = partial(without_frozen, rules)
-    scaling = make_scaling(config)
+    chain = _Chain(config, parameter_rules(boxed_params, groups))
+    transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
+    return Optimizer(transformation, config.learning_rate, chain.direction)
 
-    def init(params: Any) -> Any:
-        return scaling.init(trained(params))
+
+def make_scaling(config: OptimizerConfig) -> Scaling:
+    """Return the scaling of an optimizer's kind."""
+    if config.kind == "sgd":
+        return Momentum(config.momentum)
+    if config.kind == "adagrad":
+        return Adagrad(config.initial_accumulator, config.eps)
+    return Adam(config.kind, config.beta1, config.beta2, config.eps)
+
+
+class _Chain:
+    """The parts of an optimizer applied one after the other; its state is that of the scaling."""
+
+    def __init__(self, config: OptimizerConfig, rules: Any) -> None:
+        self.rules, self.scaling = rules, make_scaling(config)
+        self.clip_norm, self.weight_decay = config.clip_norm, config.weight_decay
+        self.couples_decay = config.kind == "sgd"
+
+    def init(self, params: Any) -> Any:
+        """Return the state before the first update."""
+        return self.scaling.init(without_frozen(self.rules, params))
 
     def update(
+        self,
         gradient: Any,
         state: Any,
         params: Any = None,
@@ -126,30 +175,39 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
         sound: jax.Array | bool = True,
         **_: Any,
     ) -> tuple[Any, Any]:
-        gradient = _clipped(trained(gradient), config.clip_norm)
-        new = _computed_once(jax.tree.map(partial(jnp.where, sound), scaling.accumulate(gradient, state), state))
-        factor = scaling.decay_factor(new) * config.weight_decay
-        directions = scaling.direction(gradient, new, trained(params))
+        """Return the update, to be added to the parameters, and the new state."""
+        gradient = self._prepared(gradient, params)
+        new = jax.tree.map(partial(jnp.where, sound), self.scaling.accumulate(gradient, state), state)
+        new = _computed_once(new)
+        factor = self.scaling.decay_factor(new) * self.weight_decay
 
-        def moved(rule: ParameterRule, direction: Any, p: jax.Array) -> jax.Array:
+        def update_of(rule: ParameterRule, direction: Any, p: jax.Array) -> jax.Array:
             if rule.frozen:
                 return jnp.zeros_like(p)
-            return -rule.scaled(learning_rate) * (direction + factor * p if rule.decayed else direction)
+            if rule.decayed and not self.couples_decay:
+                direction = direction + factor * p
+            return -rule.scaled(learning_rate) * direction
 
-        return jax.tree.map(moved, rules, directions, params), new
+        directions = self.scaling.direction(gradient, new, without_frozen(self.rules, params))
+        return jax.tree.map(update_of, self.rules, directions, params), new
 
-    def direction(gradient: Any, state: Any, params: Any) -> Any:
-        if scaling.needs_gradient:
-            gradient, params = _clipped(trained(gradient), config.clip_norm), trained(params)
-        found = scaling.direction(gradient, state, params)
-        return jax.tree.map(lambda rule, d: d if rule.frozen else rule.scaled(1.0) * d, rules, found)
+    def direction(self, gradient: Any, state: Any, params: Any) -> Any:
+        """Return the direction of the update that led to `state`, times the rates of the groups."""
+        if self.scaling.needs_gradient:
+            gradient, params = self._prepared(gradient, params), without_frozen(self.rules, params)
+        directions = self.scaling.direction(gradient, state, params)
+        return jax.tree.map(lambda rule, d: d if rule.frozen else rule.scaled(1.0) * d, self.rules, directions)
 
-    return Optimizer(optax.GradientTransformationExtraArgs(init, update), config.learning_rate, direction)
+    def _prepared(self, gradient: Any, params: Any) -> Any:
+        """Return the gradient of the trained parameters, clipped, with the decay where it is coupled."""
+        gradient = _clipped(without_frozen(self.rules, gradient), self.clip_norm)
+        if not self.couples_decay:
+            return gradient
 
+        def decayed(rule: ParameterRule, g: Any, p: jax.Array) -> Any:
+            return g + self.weight_decay * p if rule.decayed and not rule.frozen else g
 
-def make_scaling(config: OptimizerConfig) -> Scaling:
-    """Return the scaling of an optimizer's kind."""
-    return Adam(config.kind, config.beta1, config.beta2, config.eps)
+        return jax.tree.map(decayed, self.rules, gradient, params)
 
 
 def _clipped(gradient: Any, largest: float) -> Any:
