@@ -275,7 +275,7 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
         ("--start START --transfer-layers 3", ["transfer_layers 3", "2"]),
         ("--start START --batch-size 12", ["batch_size 12", "data 8"]),
         ("--start START --length 513", ["length must be at most 32", "got 513", "--beyond-length"]),
-        ("--start START --length 4", ["length 4", "5"]),
+        ("--start START --length 4", ["length must be at least 5", "got 4"]),
         ("--start START --seeds 0", ["seeds 0"]),
         ("--start START --seed 4294967295 --seeds 2", ["seeds", "4294967296"]),
         ("--start START --learning-rates 1e-3 1e-3", ["learning_rates", "twice"]),
@@ -301,7 +301,7 @@ def test_fine_tuning_refuses(stores, pretrained, task, tmp_path, flags, fragment
     "part, text, fragments",
     [
         ("train", "text\tlabel\nbobo\tgood\nzizi\n", ["train.tsv", "line 3"]),
-        ("train", "text\tlabel\nbobo\tgood\nzizi\tgood\n", ["train.tsv", "every row has the label"]),
+        ("train", "text\tlabel\nbobo\tgood\nzizi\tgood\n", ["train.tsv", "every row has"]),
         ("train", "text\tlabel\n", ["train.tsv", "no rows"]),
         ("train", "", ["train.tsv"]),
         ("dev", "text\tlabel\nbobo\tgood\nzizi\tugly\n", ["dev.tsv", "line 3", "ugly", "bad, good"]),

@@ -306,7 +306,7 @@ def test_score_refuses_what_it_cannot_read(run, tmp_path, monkeypatch, capsys):
     file = write_rows(tmp_path / "in.jsonl", CHOICES)
     for words, rule in (
         ([], "name the one to score with --fields"),
-        (["--fields", "a", "c"], "line 1: no field 'c'"),
+        (["--fields", "a", "c"], "line 1 has no field 'c'"),
         (["--fields", "a", "--label", "right"], "two --fields or more"),
         (["--fields", "a", "a"], "named twice"),
         (["--fields", "a", "b", "--choice-list", "l"], "give one of them"),
@@ -348,7 +348,7 @@ def test_task_needs_a_fine_tuned_run_and_labels(run, task_run, tmp_path, monkeyp
     file = write_rows(tmp_path / "new.jsonl", [{"t": "x", "a": "y", "b": "z"}])
     with pytest.raises(InputError, match=r"is a pretraining run: evaluate task needs one"):
         command(evaluate.main, monkeypatch, capsys, "task", "--run", run, "--input", file)
-    with pytest.raises(InputError, match=r"line 1: no label"):
+    with pytest.raises(InputError, match=r"line 1 has no label"):
         command(evaluate.main, monkeypatch, capsys, "task", "--run", task_run[0], "--input", file)
 
 

@@ -21,8 +21,8 @@ from jaxlm.tasks import (
     read_rows,
     read_task,
 )
-from jaxlm.tasks.batching.tagged_rows import first_pieces, surroundings
-from jaxlm.tasks.entities import entities, entity_figures, scheme_of, spell
+from jaxlm.tasks.batching.tagged_rows import first_tokens, sentence_context
+from jaxlm.tasks.entities import entities, entity_metrics, scheme_of, spell
 
 CLS, SEP = 1, 2
 
@@ -85,7 +85,7 @@ def test_wnut_sentences_end_in_white_space_of_any_kind(tmp_path):
     task, data = read_task("ner", write(tmp_path, train__conll=train, dev__conll=dev, test__conll="z\tO\n"))
     assert [len(example.tokens) for example in data.splits["train"].examples] == [2, 1, 1]
     assert data.splits["train"].examples[2].tokens == ("y\ufeff",)
-    assert data.splits["dev"].dropped == ((4, "nothing but marks without a width"),)
+    assert data.splits["dev"].dropped == ((4, "only zero-width characters"),)
     assert [len(example.tokens) for example in data.splits["dev"].examples] == [1, 1]
     assert task.labels == ("O", "B-creative-work", "I-creative-work", "B-person", "I-person")  # the first - parts
 
@@ -93,11 +93,11 @@ def test_wnut_sentences_end_in_white_space_of_any_kind(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\tO\nb\tX-PER\n", "train.conll line 2: the tag 'X-PER' is none of O, B-TYPE and I-TYPE"),
-        ("a\tO\nb\tB-\n", "line 2: the tag 'B-' is none"),
+        ("a\tO\nb\tX-PER\n", "train.conll line 2: a tag must be O, B-TYPE or I-TYPE, got 'X-PER'"),
+        ("a\tO\nb\tB-\n", "line 2: a tag must be O, B-TYPE or I-TYPE, got 'B-'"),
         ("a\tO\nb\n", "line 2: 'b' has no tag"),
-        ("\n\n", "holds no sentences"),
-        ("a\tO\n", "every tag of the training part is O"),
+        ("\n\n", "has no sentences"),
+        ("a\tO\n", "the training split has no entities"),
     ],
 )
 def test_columns_that_do_not_fit(tmp_path, content, message):
@@ -107,7 +107,7 @@ def test_columns_that_do_not_fit(tmp_path, content, message):
 
 
 def test_types_of_other_parts_must_be_known(tmp_path):
-    with pytest.raises(InputError, match=r"dev.conll line 1: the tag 'B-LOC' is of a type .* there are PER"):
+    with pytest.raises(InputError, match=r"dev.conll line 1: the type of 'B-LOC' does not occur .* its types are PER"):
         read_task("ner", write(tmp_path, train__conll="a\tB-PER\n", dev__conll="x\tO\ny\tB-LOC\n"))
 
 
@@ -143,16 +143,16 @@ def test_both_schemes_are_the_same_entities_and_are_spelt_back():
 
 def test_entity_f1_by_hand():
     truth = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
-    figures = entity_figures(truth, truth)
+    figures = entity_metrics(truth, truth)
     assert figures == {"entity_f1": 1.0, "entity_precision": 1.0, "entity_recall": 1.0, "accuracy": 1.0}
     # One right (LOC, written as IOB1), one too short, one of another type, one invented; one of three is found.
     guess = [["B-PER", "O", "O", "I-LOC"], ["B-ORG", "B-PER"]]
-    figures = entity_figures(truth, guess)
+    figures = entity_metrics(truth, guess)
     assert figures["entity_precision"] == 1 / 4 and figures["entity_recall"] == 1 / 3
     assert figures["entity_f1"] == pytest.approx(2 / 7) and figures["accuracy"] == pytest.approx(3 / 6)
     # The end of a sentence ends an entity; an I- without a beginning counts.
-    assert entity_figures([["B-A"], ["B-A"]], [["I-A"], ["I-A"]])["entity_f1"] == 1.0
-    assert entity_figures([["O"]], [["O"]])["entity_f1"] == 0.0  # nothing to find: no warning, no NaN
+    assert entity_metrics([["B-A"], ["B-A"]], [["I-A"], ["I-A"]])["entity_f1"] == 1.0
+    assert entity_metrics([["O"]], [["O"]])["entity_f1"] == 0.0  # nothing to find: no warning, no NaN
 
 
 def tagged(*sentences, document=None):
@@ -220,20 +220,20 @@ def test_surroundings_fill_the_room_and_stay_in_the_document():
     ends = np.concatenate([[0], np.cumsum(sizes)])
     documents = np.repeat([0, 1, 2], 20).tolist()
     for row in range(60):
-        first, last = surroundings(documents, ends, row, 25)
+        first, last = sentence_context(documents, ends, row, 25)
         assert first <= row < last and ends[last] - ends[first] <= 25
         assert set(documents[first:last]) == {documents[row]}
         for place in (first - 1, last):  # no neighbour that fits is left out
             if 0 <= place < 60 and documents[place] == documents[row]:
                 assert ends[last] - ends[first] + sizes[place] > 25
-    assert surroundings([None] * 3, np.array([0, 1, 2, 3]), 1, 25) == (1, 2)
+    assert sentence_context([None] * 3, np.array([0, 1, 2, 3]), 1, 25) == (1, 2)
 
 
 def test_first_pieces_with_blanks_that_are_pieces():
     # As SentencePiece has it: a blank belongs to the word after it, or is a piece of its own.
     offsets = np.array([(0, 2), (2, 5), (5, 6), (6, 7), (7, 9)])
-    assert first_pieces(("ab", "cd", "efg"), offsets).tolist() == [0, 1, -1, 2, -1]
-    assert first_pieces((), np.zeros((0, 2), np.int64)).tolist() == []
+    assert first_tokens(("ab", "cd", "efg"), offsets).tolist() == [0, 1, -1, 2, -1]
+    assert first_tokens((), np.zeros((0, 2), np.int64)).tolist() == []
 
 
 def test_a_users_own_sentences(tmp_path):
@@ -251,10 +251,10 @@ def test_a_users_own_sentences(tmp_path):
     columns = dataclasses.replace(custom, train="a.conll", dev="a.conll", test="")
     assert read_task("custom", write(tmp_path, a__conll="Ann\tB-PER\n"), columns)[0].labels == task.labels
     for row, message in (
-        ({"tokens": ["a", "b"], "tags": ["O"]}, "line 1: 1 tags for 2 tokens"),
-        ({"tokens": "a b", "tags": ["O"]}, "line 1: tokens is 'a b'; write a list of strings"),
-        ({"tokens": ["a"]}, "line 1: no field 'tags'"),
-        ({"text": "a", "tags": ["O"]}, "line 1: no field 'tokens'"),
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "line 1: 2 tokens must have as many tags, got 1"),
+        ({"tokens": "a b", "tags": ["O"]}, "line 1: tokens must be a list of strings, got 'a b'"),
+        ({"tokens": ["a"]}, "line 1 has no field 'tags'"),
+        ({"text": "a", "tags": ["O"]}, "line 1 has no field 'tokens'"),
     ):
         with pytest.raises(InputError, match=message):
             read_task("custom", write(tmp_path, train__jsonl=json.dumps(row) + "\n"), custom)

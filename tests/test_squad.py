@@ -26,7 +26,7 @@ from jaxlm.tasks import (
     train_batches,
 )
 from jaxlm.tasks.batching.span_windows import most_context, windows
-from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold, normalised, token_f1
+from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold, normalized, token_f1
 
 CLS, SEP = 1, 2
 
@@ -82,7 +82,7 @@ def test_offsets_count_code_points_and_questions_are_stripped(tmp_path):
     train = official((CONTEXT, [qa("a", " When? ", [answer]), qa("b", "What?", [at(CONTEXT, "5 PM")])]))
     task, data = read_task("squad", write(tmp_path, train=train, dev=train))
     first = data.splits["train"].examples[0]
-    assert (first.question, first.name) == ("When?", "a") and CONTEXT[slice(*first.first_place)] == "cat at noon"
+    assert (first.question, first.name) == ("When?", "a") and CONTEXT[slice(*first.answer_span)] == "cat at noon"
     assert data.report()[0] == "train: 2 examples of 2 rows read; 2 questions with an answer"
     assert (task.kind, task.metrics, task.num_outputs) == ("span", ("f1", "exact_match"), 2)
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
@@ -97,8 +97,8 @@ def test_answers_astray_are_left_out_of_training_counted_and_listed_when_strict(
     _, data = read_task("squad", directory)
     assert [example.name for example in data.splits["train"].examples] == ["good"]
     assert len(data.splits["dev"].examples) == 3  # every question is scored
-    assert "2 of 3 questions have an answer that is not at its answer_start; they are left out" in data.report()[1]
-    with pytest.raises(InputError, match="train: 2 of 3 .* off, minus; mend the offsets") as error:
+    assert "2 of 3 questions have an answer that is not at its answer_start; they are dropped" in data.report()[1]
+    with pytest.raises(InputError, match="train: 2 of 3 .* off, minus; fix the offsets") as error:
         read_task("squad", directory, strict=True)
     assert "\n" not in str(error.value)
     lost = official((CONTEXT, [qa("off", "?", wrong)]))
@@ -112,10 +112,10 @@ def test_several_answers_in_training_are_said_once_and_plausible_ones_never_read
     content = official((CONTEXT, [several, none]))
     _, data = read_task("squad2", write(tmp_path, train=content, dev=content))
     one, other = data.splits["train"].examples
-    assert CONTEXT[slice(*one.first_place)] == "5 PM" and len(one.answers) == 2
+    assert CONTEXT[slice(*one.answer_span)] == "5 PM" and len(one.answers) == 2
     assert other.answers == () and other.labelled
     said = [line for line in data.report() if "several answers" in line]
-    assert said == ["train: 1 questions have several answers; the first is trained on"]
+    assert said == ["train: 1 questions have several answers; the first is the target"]
     with pytest.raises(InputError, match="answers must not be empty, .*--task squad2.*--unanswerable"):
         read_task("squad", str(tmp_path))
 
@@ -124,11 +124,11 @@ def test_several_answers_in_training_are_said_once_and_plausible_ones_never_read
     ("content", "message"),
     [
         ("{", "not JSON"),
-        ('{"version": 1}', "KeyError.'data'.; SQuAD's files hold data"),
+        ('{"version": 1}', "a SQuAD file must have data, .*: KeyError.'data'"),
         (json.dumps({"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "x"}]}]}]}), "no answers"),
-        (official(("a b", [qa("x", "?", [{"text": "a"}])])), "answers are objects with text and answer_start"),
-        (official(("a b", [qa("x", "?", [at("a b", "a")])] * 2)), "two questions have the id 'x'"),
-        (official(("a b", [])), "holds no questions"),
+        (official(("a b", [qa("x", "?", [{"text": "a"}])])), "answers must be objects with text and answer_start"),
+        (official(("a b", [qa("x", "?", [at("a b", "a")])] * 2)), "ids must be distinct, got 'x' twice"),
+        (official(("a b", [])), "has no questions"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path, content, message):
@@ -186,9 +186,9 @@ def test_rows_are_windows_and_labels_their_places():
 def test_questions_are_cut_and_counted_and_must_leave_room():
     _, encoded = split(SpanExample("a", text_of(9), "b c", None), question_length=4)
     assert encoded.truncated == 1 and encoded.begin(0) == 6 and not encoded.labelled
-    with pytest.raises(InputError, match="length 10: a question of 9 tokens leaves no room"):
+    with pytest.raises(InputError, match="length must exceed the 12 tokens of a question"):
         split(SpanExample("a", text_of(9), "b c", None), length=10)
-    with pytest.raises(InputError, match="options.stride 0: a number above 0"):
+    with pytest.raises(InputError, match="options.stride must be positive, got 0"):
         read_task("cola", ".", options=TaskOptions(stride=0))
 
 
@@ -319,7 +319,7 @@ def test_where_no_text_can_be_answered_there_is_a_placeholder():
     ],
 )
 def test_normalising(text, expected):
-    assert normalised(text) == expected
+    assert normalized(text) == expected
 
 
 def test_scores_by_both_scripts():
@@ -387,7 +387,7 @@ def test_a_users_own_questions(tmp_path):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in renamed))
     named = dataclasses.replace(custom, dev="train.jsonl", text="passage", text_pair="ask", label="gold")
     assert read_task("custom", str(tmp_path), named)[1].splits["train"].examples[0].context == "a b c"
-    with pytest.raises(InputError, match="line 1: no field 'context'"):
+    with pytest.raises(InputError, match="line 1 has no field 'context'"):
         read_task("custom", str(tmp_path), custom)
 
 
@@ -399,7 +399,11 @@ def test_without_a_dev_part_questions_on_one_text_stay_together(tmp_path):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, data = read_task("custom", str(tmp_path), CustomConfig(train="train.jsonl", kind="span"))
     train, dev = ({example.context for example in data.splits[part].examples} for part in ("train", "dev"))
-    assert len(data.splits["dev"].examples) == 10 and not train & dev and "rows with the same text on" in data.held_out
+    assert (
+        len(data.splits["dev"].examples) == 10
+        and not train & dev
+        and "rows with the same text together" in data.held_out
+    )
 
 
 def test_new_questions_stream(tmp_path):
@@ -411,7 +415,7 @@ def test_new_questions_stream(tmp_path):
     (tmp_path / "new.tsv").write_text("question\tcontext\nq?\tc d\n")
     assert list(read_rows(tmp_path / "new.tsv", TASKS["squad"])) == [SpanExample("0", "q?", "c d", None)]
     (tmp_path / "bad.jsonl").write_text('{"question": 5, "context": "c"}\n')
-    with pytest.raises(InputError, match="line 1: question is 5, not a string"):
+    with pytest.raises(InputError, match="line 1: question must be a string, got 5"):
         list(read_rows(tmp_path / "bad.jsonl", TASKS["squad"]))
 
 
@@ -437,7 +441,7 @@ def test_real_files(data_directory):
     task, data = read_task("squad2", str(data_directory / "squad/v2.0"))
     counts = {part: collections.Counter(bool(e.answers) for e in data.splits[part].examples) for part in data.splits}
     assert counts["train"] == {True: 2168, False: 2432} and counts["dev"] == {True: 742, False: 736}
-    assert "train: 2168 questions have several answers; the first is trained on" in data.report()
+    assert "train: 2168 questions have several answers; the first is the target" in data.report()
     encoded = encode_split(task, data, "dev", tokenizer, 384, "bert")
     gold = []
     for row in range(len(encoded)):

@@ -83,9 +83,9 @@ def test_race_has_several_questions_a_file_and_its_files_are_sorted(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"answers": ["E"]}, "question 1: unknown label 'E'"),
-        ({"options": [["a", "b", "c"]]}, "question 1: 3 choices where the task has 4"),
-        ({"questions": ["a", "b"]}, "2 questions, 1 options, 1 answers"),
+        ({"answers": ["E"]}, "question 1: a label must be one of A, B, C, D, got 'E'"),
+        ({"options": [["a", "b", "c"]]}, "question 1: the row must have 4 choices, got 3"),
+        ({"questions": ["a", "b"]}, "equally many, got 2, 1 and 1"),
     ],
 )
 def test_race_passages_that_do_not_fit(tmp_path, change, message):

@@ -113,13 +113,13 @@ def test_csv_quoting_is_strict(tmp_path, content, message):
 
 def test_wrong_column_count_names_the_line(tmp_path):
     path = write(tmp_path / "rows.tsv", "a\tb\nx\ty\nx\ty\tz\n")
-    with pytest.raises(InputError, match=r"rows.tsv line 3: 3 columns where there should be 2 \(a, b\)"):
+    with pytest.raises(InputError, match=r"rows.tsv line 3: the row must have 2 columns \(a, b\), got 3"):
         list(read_rows(path, PAIR))
 
 
 def test_line_numbers_count_the_lines_of_quoted_fields(tmp_path):
     path = write(tmp_path / "rows.tsv", 'a\tb\n"two\nlines"\ty\nshort\n')
-    with pytest.raises(InputError, match="line 4: 1 columns"):
+    with pytest.raises(InputError, match="line 4: the row must have 2 columns .*, got 1"):
         list(read_rows(path, quoted(PAIR)))
 
 
@@ -130,12 +130,12 @@ def test_columns_go_by_name_and_others_are_ignored(tmp_path):
 
 def test_missing_and_doubled_columns(tmp_path):
     with pytest.raises(
-        InputError, match=r"no column 'b' or 'second'; the header names a, c; needed are a, b \(or second\)"
+        InputError, match=r"no column 'b' or 'second'; the header names a, c; required are a, b \(or second\)"
     ):
         list(read_rows(write(tmp_path / "rows.tsv", "a\tc\nx\ty\n"), PAIR))
-    with pytest.raises(InputError, match="two columns are called 'a'"):
+    with pytest.raises(InputError, match="columns must be distinct, got 'a' twice"):
         list(read_rows(write(tmp_path / "rows.tsv", "a\tb\ta\nx\ty\tz\n"), PAIR))
-    with pytest.raises(InputError, match="holds no rows"):
+    with pytest.raises(InputError, match="has no rows"):
         list(read_rows(write(tmp_path / "rows.tsv", ""), PAIR))
     with pytest.raises(InputError, match="No such file"):
         list(read_rows(tmp_path / "absent.tsv", PAIR))
@@ -153,12 +153,12 @@ def test_json_rows(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: JSON, but not an object"),
-        ('{"a": "x"}', "line 2: no field 'b' or 'second'; the row has a"),
-        ("{}", "line 2: no field 'a'"),
-        ('{"a": "x", "b": 3}', "line 2: b is 3, not a string"),
-        ('{"a": "x", "b": null}', "line 2: b is None, not a string"),
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 is JSON, but not an object"),
+        ('{"a": "x"}', "line 2 has no field 'b' or 'second'; the row has a"),
+        ("{}", "line 2 has no field 'a'"),
+        ('{"a": "x", "b": 3}', "line 2: b must be a string, got 3"),
+        ('{"a": "x", "b": null}', "line 2: b must be a string, got None"),
         ('{"a": "x", "b": "\\ud800"}', "line 2: half of a surrogate pair"),
     ],
 )
@@ -177,7 +177,7 @@ def test_choices_from_columns_and_from_a_json_list(tmp_path):
         list(read_rows(table, CHOICE)) == list(read_rows(listed, CHOICE)) == [Example(("context",), ("left", "right"))]
     )
     three = write(tmp_path / "three.jsonl", '{"a": "context", "choices": ["left", "right", "up"]}\n')
-    with pytest.raises(InputError, match="line 1: 3 choices where the task has 2"):
+    with pytest.raises(InputError, match="line 1: the row must have 2 choices, got 3"):
         list(read_rows(three, CHOICE))
 
 
@@ -191,7 +191,7 @@ def test_blank_lines(tmp_path):
 
 
 def test_labelled_rows_need_known_labels(tmp_path):
-    with pytest.raises(InputError, match="line 3: unknown label 'maybe'; the labels are no, yes"):
+    with pytest.raises(InputError, match="line 3: a label must be one of no, yes, got 'maybe'"):
         read_labelled(write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\tno\nx\ty\tmaybe\n"), PAIR)
     with pytest.raises(InputError, match="line 2: the label .* is empty"):
         read_labelled(write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\t\n"), PAIR)
@@ -239,9 +239,9 @@ def test_standard_input_streams(monkeypatch, kind):
 
 
 def test_unknown_tasks_and_directories(tmp_path):
-    with pytest.raises(InputError, match="task 'squat': there is no such task here; there are cola, sst2.*custom"):
+    with pytest.raises(InputError, match="task must be one of cola, sst2.*custom, got 'squat'"):
         read_task("squat", str(tmp_path))
-    with pytest.raises(InputError, match="no task_dir"):
+    with pytest.raises(InputError, match="--task-dir must be given"):
         read_task("cola")
     with pytest.raises(InputError, match="is not a directory"):
         read_task("cola", str(tmp_path / "absent"))

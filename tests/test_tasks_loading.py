@@ -23,7 +23,7 @@ from jaxlm.tasks import (
     steps_of_epochs,
     train_batches,
 )
-from jaxlm.tasks.batching.gpt1_inputs import share
+from jaxlm.tasks.batching.gpt1_inputs import split_room
 
 START, DELIMITER, EXTRACT = 1, 2, 3
 
@@ -89,14 +89,14 @@ def test_pairs_share_the_room(first, second, kept):
 
 def test_both_too_long_is_the_originals_rule():
     for context in (16, 128, 512):  # n_ctx // 2 - 2 tokens of each part; of an even length one is left over
-        assert share(1000, 1000, context - 3) == (context // 2 - 1, context // 2 - 2)
+        assert split_room(1000, 1000, context - 3) == (context // 2 - 1, context // 2 - 2)
 
 
 def test_sharing_never_wastes_room():
     for first in range(12):
         for second in range(12):
             for room in range(2, 12):
-                kept = share(first, second, room)
+                kept = split_room(first, second, room)
                 assert kept[0] <= first and kept[1] <= second
                 assert sum(kept) == min(room, first + second)
 
@@ -112,7 +112,7 @@ def test_choices_share_one_context():
 
 
 def test_lengths_below_a_pair_are_refused():
-    with pytest.raises(InputError, match="length 4"):
+    with pytest.raises(InputError, match="length must be at least 5 .*, got 4"):
         sequences("single", ["5"], length=4)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.batching.tagged_rows import first_pieces
+from jaxlm.tasks.batching.tagged_rows import first_tokens
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 from jaxlm.text.wordpiece import WordPieceTokenizer
 
@@ -63,7 +63,7 @@ def test_words_are_found_by_their_places(tmp_path, make):
     words = ("the", "Zoe\u0301", "don't", "CAFÉ", "北京", "saw")
     tokenizer = make(tmp_path)
     _, places = tokenizer.encode_with_offsets(" ".join(words))
-    starting = first_pieces(words, places)
+    starting = first_tokens(words, places)
     assert [number for number in starting if number >= 0] == list(range(len(words)))
 
 

@@ -1,6 +1,6 @@
-"""Labelled data sets: how their files are read, how examples become batches, and how predictions are judged.
+"""Labelled data sets: readers of their files, batches of their examples, and metrics of predictions.
 
-NumPy only; no model is known here. A task names the form of its input and the kind of its head.
+NumPy only; no model is known here. A task names its input form and the kind of its head.
 """
 
 from jaxlm.tasks.batching.batches import (

@@ -1,4 +1,4 @@
-"""A built-in task's files: where each part stands, what its copy in TFDS is called, and how a file is read."""
+"""Sources of a built-in task: the file of each split, the reader of a file, and the copy in TFDS."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,25 +10,26 @@ from jaxlm.tasks.task import Split, Task
 
 # GPT-1's fine-tuning settings "for most tasks" (Radford et al. 2018, section 4.1); the length is its position table.
 GPT1_PAPER: Mapping[str, float] = {"length": 512, "batch_size": 32, "peak_lr": 6.25e-5, "num_epochs": 3}
-# BERT's for GLUE: batch 32, three epochs, the best on dev of four rates (Devlin et al. 2019, section 4.1), of which
-# this is the one of the original's own examples (README of google-research/bert), as the length is.
+# BERT's for GLUE: batch 32, three epochs, the best on dev of four learning rates (Devlin et al. 2019, section 4.1).
+# This learning rate and the length are those of the original's own examples (README of google-research/bert).
 BERT_PAPER: Mapping[str, float] = {"length": 128, "batch_size": 32, "peak_lr": 2e-5, "num_epochs": 3}
 PAPERS: Mapping[str, Mapping[str, float]] = {"gpt": GPT1_PAPER, "bert": BERT_PAPER}
 
 
 def papers(**bert: float) -> Mapping[str, Mapping[str, float]]:
-    """GPT-1's settings, and BERT's where they differ from those for GLUE."""
+    """Return GPT-1's settings, and BERT's with the changes in `bert` to those for GLUE."""
     return {"gpt": GPT1_PAPER, "bert": {**BERT_PAPER, **bert}}
 
 
 def read_table(
     path: Path, task: Task, *, labelled: bool, dropped_labels: tuple[str, ...] = (), drop_short: bool = False
 ) -> Split:
-    """One TSV, CSV or JSONL of a task whose columns have names, in a header or in `task.headerless`.
+    """Read a TSV, CSV or JSONL of a task whose columns have names, in a header or in `task.headerless`.
 
     Args:
-      labelled: train and dev parts need labels; a test part may lack the column. dropped_labels: labels whose rows are
-      left out, and counted. drop_short: leave out, and count, rows of a labelled part with a wrong number of columns.
+      labelled: whether labels are required, as in train and dev splits; a test split may lack the column.
+      dropped_labels: labels whose rows are dropped and counted.
+      drop_short: whether to drop and count rows of a labelled split with a wrong number of columns.
     """
     label: LabelRule = "required" if labelled else "optional"
     reader = RowReader(
@@ -44,11 +45,12 @@ def read_table(
 
 @dataclass(frozen=True)
 class Catalogue:
-    """A task's copy in TFDS: its name there, texts and label, the label names in the order of their ids, its parts.
+    """A task's copy in TFDS: its name, its text and label features, its label names in id order, and its splits.
 
-    splits: part -> the name of a split there, or several; `NAME@SPLIT` is the split of another data set. optional:
-    parts that may be missing. read: makes examples of a record where fields do not do; called with the record and the
-    data set's name. drops_unlabelled: whether rows without a label are left out of every part (and counted).
+    splits: split -> the name of a TFDS split, or several; `NAME@SPLIT` is the split of another data set. optional:
+    splits that may be missing. read: converts a record to examples where `texts` and `label` do not suffice; called
+    with the record and the data set's name. drops_unlabelled: whether unlabelled rows of every split are dropped and
+    counted.
     """
 
     name: str
@@ -67,9 +69,9 @@ class Catalogue:
 class BuiltIn:
     """A task and its sources.
 
-    files: for each part the names its file (or directory) may have, the first that exists being read; train and the
-    dev parts must be there. A task without `dev` here has none, and `held_out_share` of train is held out. read: reads
-    one of the files. spell: the task with its labels as the training file spells them, where copies differ in that.
+    files: for each split the names that its file (or directory) may have; the first that exists is read. Train and dev
+    splits are required. A task without `dev` here holds out `held_out_fraction` of train. read: reads one of the files.
+    spell: returns the task with its labels as the training file spells them, for tasks whose copies differ in that.
     """
 
     task: Task
@@ -77,4 +79,4 @@ class BuiltIn:
     catalogue: Catalogue | None = None
     read: Callable[..., Split] = read_table
     spell: Callable[[Task, Path], Task] = lambda task, train_file: task
-    held_out_share: float = 0.1
+    held_out_fraction: float = 0.1

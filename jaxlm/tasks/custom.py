@@ -1,17 +1,18 @@
 """A user's own labelled files: TSV, CSV or JSONL with named columns.
 
-Labels are found in the training file and numbered in sorted order; a label that only dev or test has is an error.
-Without a dev file a share of train is held out (`jaxlm.tasks.registry`).
+Labels are collected from the training file and numbered in sorted order; a label that only dev or test has is an error.
+Without a dev file a fraction of train is held out (`jaxlm.tasks.registry`).
 
-A choice task's label names the right choice in one of these ways, whichever all training labels fit, tried in turn:
-the names of the choices' columns; numbers from 0 (a 0 occurs); numbers from 1 (the number of choices occurs); exactly
-as many distinct names as there are choices, which in sorted order stand for the choices from first to last (A, B, C).
+The label of a choice task names the correct choice. These readings are tried in turn, and the first that fits all
+training labels is used: the names of the choices' columns; numbers from 0 (a 0 occurs); numbers from 1 (the number of
+choices occurs); exactly as many distinct names as there are choices, which in sorted order denote the choices from
+first to last (A, B, C).
 
 Spans are JSON lines with a text, a question and answers (`context`, `question`, `answers` unless named otherwise, and
-an `id` if there is one), each answer an object with `text` and `answer_start`, which counts code points; an empty list
+an optional `id`). Each answer is an object with `text` and `answer_start`, which counts code points; the list is empty
 where the text has no answer. Official SQuAD JSON (`.json`) is read too. Tagged sentences are JSON lines with `tokens`
-and `tags`, two lists of strings (unless named otherwise), and `document` if there is one, the same for the sentences of
-one text; any other suffix means columns, the token first and the tag last, an empty line after each sentence.
+and `tags`, two lists of strings (unless named otherwise), and an optional `document`, equal for the sentences of one
+text. Any other suffix means columns: the token first, the tag last, an empty line after each sentence.
 """
 
 import dataclasses
@@ -41,38 +42,39 @@ class CustomConfig:
     """A user's own task, for `--task custom`: files and the names of their columns."""
 
     train: str = ""
-    """Training file: .jsonl, .csv, or a TSV whose first line names the columns. Spans and tags: see `kind`."""
+    """Training file: .jsonl, .csv, or a TSV whose first line names the columns. See `kind` for spans and tags."""
     dev: str = ""
-    """Dev file; without one a tenth of train is held out."""
+    """Dev file. Without one a tenth of train is held out."""
     test: str = ""
-    """Test file, with or without labels."""
+    """Test file, labelled or unlabelled."""
     text: str = ""
-    """Column of the text; of a pair the first, of a choice task the context (which it may do without)."""
+    """Column of the text. For a pair: the first text. For a choice task: the context, which is optional."""
     text_pair: str = ""
     """Column of the second text of a pair."""
     choices: tuple[str, ...] = ()
-    """Columns of the choices, in order; in JSONL also one field that holds a list."""
+    """Columns of the choices, in order. In JSONL a single field may hold the list of choices."""
     label: str = ""
     """Column of the label."""
     kind: Kind = "classification"
-    """classification: labels are names. regression: they are numbers. choice: the label says which choice is right.
+    """classification: labels are names. regression: labels are numbers. choice: the label names the correct choice.
     span: JSON lines with context, question, and answers (a list of text and answer_start). tagging: JSON lines with
-    tokens and tags (lists), and document if there is one; or a token and its tag a line."""
+    tokens and tags (lists) and an optional document, or one token and its tag per line."""
     pairs: Literal["ordered", "symmetric"] = "ordered"
-    """ordered: first text, delimiter, second text. symmetric: both orders are read and added (GPT-1's similarity)."""
+    """ordered: first text, delimiter, second text. symmetric: both orders are read and summed (GPT-1's similarity)."""
     quoting: Quoting = "none"
-    """none: TSV fields are taken as they are. csv: fields may be wrapped in double quotes."""
+    """none: TSV fields are read verbatim. csv: fields may be enclosed in double quotes."""
     errors: Errors = "strict"
-    """strict: bytes that are not UTF-8 are an error. replace: they become U+FFFD."""
+    """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
     metric: str = ""
-    """What selects the best checkpoint; accuracy, or pearson for regression, unless given."""
+    """Metric that selects the best checkpoint. Default: the first metric of the kind: accuracy for classification and
+    choice, pearson for regression, f1 for span, entity_f1 for tagging."""
 
 
 def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task, dict[str, Split]]:
-    """The task that the training file describes, and the parts that are named (train, dev, test).
+    """Return the task that the training file describes, and the splits that are named (train, dev, test).
 
     Args:
-      task_dir: where relative file names start, if given.
+      task_dir: directory that relative file names refer to, if given.
 
     Raises:
       InputError: a missing setting, file or column; a bad row or label, with its line.
@@ -101,18 +103,21 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
 
 
 def with_rows(task: Task, custom: CustomConfig) -> Task:
-    """The task of an imported model, which knows its labels, with the rows that `custom` describes.
+    """Return an imported model's task, which knows its labels, with the columns that `custom` describes.
 
     Raises:
-      InputError: what `custom` says does not fit the model's kind of task.
+      InputError: a setting of `custom` does not fit the model's kind of task.
     """
-    if custom.kind not in ("classification", task.kind):  # the first is what it is where nothing is said
-        raise InputError(f"custom.kind {custom.kind}: the imported head is one for {task.kind}; leave it out")
+    if custom.kind not in ("classification", task.kind):  # classification is also the default
+        raise InputError(f"custom.kind must be {task.kind} for the imported head, got {custom.kind}; leave it out")
     if task.kind in ("span", "tagging"):
-        raise InputError(f"custom: rows of a {task.kind} task have columns of their own; give no --custom setting")
+        raise InputError(f"custom: the columns of a {task.kind} task are fixed; remove all --custom settings")
     rows = _unlabelled_task(dataclasses.replace(custom, kind=task.kind, train="-", label=custom.label or "label"))
     if rows.columns.choice_list:
-        raise InputError(f"custom.choices {custom.choices[0]}: an imported model needs the column of each choice")
+        raise InputError(
+            f"custom.choices must name one column per choice for an imported model, got {custom.choices[0]}; "
+            "name the column of each choice"
+        )
     task = dataclasses.replace(task, form=rows.form, columns=rows.columns, quoting=rows.quoting)
     if task.kind != "choice":
         return task
@@ -120,11 +125,12 @@ def with_rows(task: Task, custom: CustomConfig) -> Task:
 
 
 def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
-    """Spans and tagged sentences. A span task has questions without an answer if its training part has some."""
+    """Read spans or tagged sentences. A span task has unanswerable questions if its training split has some."""
     if not custom.train:
-        raise InputError(f"custom.train is not given; a {custom.kind} task needs its training file")
+        raise InputError(f"custom.train must be given for a {custom.kind} task; name the training file")
     if custom.choices or (custom.kind == "tagging" and custom.text_pair):
-        raise InputError(f"custom.{'choices' if custom.choices else 'text_pair'}: a {custom.kind} task has none")
+        field = "choices" if custom.choices else "text_pair"
+        raise InputError(f"custom.{field} must be empty for a {custom.kind} task; remove it")
     base = SQUAD2.task if custom.kind == "span" else NER.task
     named = (custom.text, custom.text_pair) if custom.kind == "span" else (custom.text,)
     columns = dataclasses.replace(
@@ -135,7 +141,7 @@ def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, di
     metrics = METRICS[custom.kind]
     metric = custom.metric or metrics[0]
     if metric not in metrics:
-        raise InputError(f"custom.metric {metric!r}: for {custom.kind} there are {', '.join(metrics)}")
+        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}")
     task = dataclasses.replace(
         base,
         name="custom",
@@ -159,22 +165,22 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
     for name in ("train", "text", "label"):
         if not getattr(custom, name) and not (name == "text" and custom.kind == "choice"):
             raise InputError(
-                f"custom.{name} is not given; --task custom needs --custom.train, --custom.text, --custom.label"
+                f"custom.{name} must be given; --task custom needs --custom.train, --custom.text, --custom.label"
             )
     if custom.text_pair and not custom.text:
-        raise InputError("custom.text_pair is given without custom.text; name the first text too")
+        raise InputError("custom.text must be given together with custom.text_pair; name the first text too")
     if custom.kind not in METRICS:
-        raise InputError(f"custom.kind {custom.kind!r}: there are {', '.join(METRICS)}")
+        raise InputError(f"custom.kind must be one of {', '.join(METRICS)}, got {custom.kind!r}")
     if (custom.kind == "choice") != bool(custom.choices):
-        raise InputError("custom.choices and custom.kind choice go together; give both or neither")
+        raise InputError("custom.choices must be given exactly when custom.kind is choice; give both or neither")
     used = [column for column in (custom.text, custom.text_pair, *custom.choices, custom.label) if column]
     if len(set(used)) < len(used):
         twice = next(column for column in used if used.count(column) > 1)
-        raise InputError(f"custom: the column {twice!r} is named twice; each role needs its own")
+        raise InputError(f"custom: columns must be distinct, got {twice!r} twice; give each role its own column")
     metrics = METRICS[custom.kind]
     metric = custom.metric or metrics[0]
     if metric not in metrics:
-        raise InputError(f"custom.metric {metric!r}: for {custom.kind} there are {', '.join(metrics)}")
+        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}")
     form: Form = "single"
     if custom.kind == "choice":
         form = "choice"
@@ -200,17 +206,17 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
 
 
 def _labelled_task(task: Task, rows: list[tuple[int, Example]], custom: CustomConfig, name: str) -> Task:
-    """The task with the labels, or choices, of the training rows."""
+    """Return the task with the labels, or the choices, of the training rows."""
     if task.kind == "regression":
         return task
     found = sorted({str(example.label) for _, example in rows})
     if task.kind == "classification":
         if len(found) < 2:
-            raise InputError(f"{name}: every row has the label {found[0]!r}; a classification needs two labels or more")
+            raise InputError(f"{name}: a classification needs two or more labels, but every row has {found[0]!r}")
         return dataclasses.replace(task, labels=tuple(found))
     count = len(rows[0][1].choices)
     if count < 2:
-        raise InputError(f"{name} line {rows[0][0]}: {count} choices; a choice task needs two or more")
+        raise InputError(f"{name} line {rows[0][0]}: a choice task needs two or more choices, got {count}")
     return dataclasses.replace(task, labels=_choice_names(found, custom.choices, count, name), num_choices=count)
 
 
@@ -226,6 +232,6 @@ def _choice_names(found: list[str], columns: tuple[str, ...], count: int, name: 
     if len(found) == count and not all(label.lstrip("-").isdigit() for label in found):
         return tuple(found)
     raise InputError(
-        f"{name}: the labels {', '.join(found[:10])} do not say which of {count} choices is right; use the names of "
+        f"{name}: the labels {', '.join(found[:10])} do not identify one of {count} choices; use the names of "
         f"the choices' columns, 0 to {count - 1}, 1 to {count}, or {count} distinct names"
     )

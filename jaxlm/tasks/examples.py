@@ -1,7 +1,8 @@
-"""The rows of a labelled data set: what one of each kind holds, the parts they stand in, and what is said of them.
+"""Examples of a labelled data set: one class per kind of row, its splits, and their summary.
 
-Every kind of row has `labelled`, `key` (rows with equal keys are near copies, and stay on one side when a dev part is
-held out), `parts` (its texts, to count the empty ones) and `values()` (all that decides what a run sees, as JSON).
+Every kind of row has `labelled`, `key` (rows with equal keys are near copies, and stay together when a dev split is
+held out), `parts` (its texts, to count the empty ones) and `values()` (everything that decides what a run sees, as
+JSON).
 """
 
 import hashlib
@@ -19,8 +20,8 @@ class Example:
     """One row of a task: its texts, the answers to choose from, and the label as the files spell it.
 
     texts: one text, or two in the order of the columns (premise, hypothesis; article, question). choices: the answers
-    of a choice task. label: a name, for a choice that of the right choice, for regression the score; None: unlabelled.
-    group: a name under which figures are given apart too (RACE's middle and high), or empty.
+    of a choice task. label: a class name, the name of the correct choice, or the score for regression; None:
+    unlabelled. group: a name under which metrics are also reported separately (RACE's middle and high), or empty.
     """
 
     texts: tuple[str, ...]
@@ -46,8 +47,8 @@ class Example:
 
 @dataclass(frozen=True)
 class SpanExample:
-    """A question about a text. answers: (text, index of its first code point in context), several where people were
-    asked several times, none where the text has no answer; None: unlabelled. name: the question's id."""
+    """A question about a text. answers: (text, index of its first code point in context), several where several people
+    were asked, none where the text has no answer; None: unlabelled. name: the question's id."""
 
     name: str
     question: str
@@ -67,13 +68,13 @@ class SpanExample:
         return (self.question, self.context)
 
     @property
-    def first_place(self) -> tuple[int, int] | None:
-        """[start, end) of the first answer in the context, or None where it has none or it does not stand there."""
+    def answer_span(self) -> tuple[int, int] | None:
+        """[start, end) of the first answer in the context; None if there is none or its text is not at its offset."""
         if not self.answers:
             return None
         text, start = self.answers[0]
-        stands = start >= 0 and text and self.context[start : start + len(text)] == text
-        return (start, start + len(text)) if stands else None
+        matches = start >= 0 and text and self.context[start : start + len(text)] == text
+        return (start, start + len(text)) if matches else None
 
     def values(self) -> list[Any]:
         return [self.name, self.question, self.context, self.answers]
@@ -83,8 +84,8 @@ class SpanExample:
 class TaggedSentence:
     """A sentence's tokens and their tags as the file spells them (None: unlabelled).
 
-    document: the number of the document that it stands in, where documents are marked. text: the text that `tokens`
-    were cut from, where a text was given. where: file and line of the first token, for messages.
+    document: the number or name of the sentence's document, where documents are marked. text: the text that was split
+    into `tokens`, where a text was given. where: file and line of the first token, for messages.
     """
 
     tokens: tuple[str, ...]
@@ -111,11 +112,11 @@ class TaggedSentence:
 
 @dataclass(frozen=True)
 class Split:
-    """The examples of one part, and what was met on the way.
+    """The examples of one split, and counts from reading it.
 
-    examples: `Example`, `SpanExample` or `TaggedSentence`, by the kind of the task. rows_read counts rows of data, the
-    header not among them; dropped holds (line number, why); empty_fields counts the texts and choices that are empty
-    once blanks at their edges are gone (such rows are kept); notes are what else is to be said of the part.
+    examples: `Example`, `SpanExample` or `TaggedSentence`, by the kind of the task. rows_read counts data rows without
+    the header; dropped holds (line number, reason); empty_fields counts the texts and choices that are empty after
+    stripping (such rows are kept); notes are further remarks on the split.
     """
 
     examples: tuple[Any, ...]
@@ -131,10 +132,10 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskData:
-    """The parts of a task: `train`, `dev` and, where there is one, `test` (MNLI has two of each of the last).
+    """The splits of a task: `train`, `dev` and optionally `test` (MNLI has two each of dev and test).
 
-    labels are the task's (for a choice, the names of the choices; empty for scores and spans). held_out is a sentence
-    that says which rows became the dev part, or None where the files bring their own.
+    labels are the task's (the names of the choices for a choice task; empty for scores and spans). held_out is a
+    sentence that describes the held-out dev rows, or None where the files have a dev split.
     """
 
     splits: Mapping[str, Split]
@@ -142,7 +143,7 @@ class TaskData:
     held_out: str | None = None
 
     def fingerprint(self) -> str:
-        """sha256 over every example of every part, in order: two runs with the same one saw the same data."""
+        """Return the sha256 of every example of every split, in order; runs with equal values saw the same data."""
         digest = hashlib.sha256()
         for name, split in self.splits.items():
             digest.update(json.dumps([name, len(split.examples)]).encode())
@@ -151,7 +152,7 @@ class TaskData:
         return digest.hexdigest()
 
     def report(self) -> list[str]:
-        """One line a part: rows read, dropped (with line numbers) and empty fields, and how the labels are spread."""
+        """Return a line per split: rows read, dropped (with line numbers), empty fields, and the label distribution."""
         lines = []
         for name, split in self.splits.items():
             line = f"{name}: {len(split.examples)} examples of {split.rows_read} rows read"
@@ -161,23 +162,23 @@ class TaskData:
                 line += f"; {len(split.dropped)} dropped: {shown}{more}"
             if split.empty_fields:
                 line += f"; {split.empty_fields} empty fields"
-            line += "; " + (_spread(split.examples, self.labels) if split.labelled else "no labels")
+            line += "; " + (_distribution(split.examples, self.labels) if split.labelled else "no labels")
             lines += [line, *(f"{name}: {note}" for note in split.notes)]
         return lines + ([self.held_out] if self.held_out else [])
 
 
-def _spread(examples: tuple[Any, ...], labels: tuple[str, ...]) -> str:
-    """How the labels are spread, in words."""
+def _distribution(examples: tuple[Any, ...], labels: tuple[str, ...]) -> str:
+    """Return the distribution of the labels in words."""
     if isinstance(examples[0], SpanExample):
         answerable = sum(bool(example.answers) for example in examples)
-        without = len(examples) - answerable
-        return f"{answerable} questions with an answer" + (f", {without} without" if without else "")
+        unanswerable = len(examples) - answerable
+        return f"{answerable} questions with an answer" + (f", {unanswerable} without" if unanswerable else "")
     if isinstance(examples[0], TaggedSentence):
         tokens = sum(len(example.tokens) for example in examples)
         documents = len({example.document for example in examples if example.document is not None})
         tags = Counter(tag for example in examples for tag in example.tags)
-        spread = ", ".join(f"{tag}: {tags[tag]}" for tag in sorted(tags))
-        return f"{tokens} tokens" + (f" in {documents} documents" if documents else "") + f"; tags {spread}"
+        distribution = ", ".join(f"{tag}: {tags[tag]}" for tag in sorted(tags))
+        return f"{tokens} tokens" + (f" in {documents} documents" if documents else "") + f"; tags {distribution}"
     if isinstance(examples[0].label, float):
         scores = np.array([example.label for example in examples])
         return f"scores {scores.min():g} to {scores.max():g}, mean {scores.mean():.4g}"

@@ -1,4 +1,4 @@
-"""Every task by its name, and the reading of a whole task: its parts, its labels, a held-out dev part."""
+"""All tasks by name, and the reading of a whole task: its splits, its labels, and a held-out dev split."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,12 @@ BUILT_IN: dict[str, BuiltIn] = {
     entry.task.name: entry for entry in (*_GLUE, *_INFERENCE, TREC, *_CHOICE, SQUAD, SQUAD2, NER)
 }
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
-HELD_OUT_SHARE = 0.1
+HELD_OUT_FRACTION = 0.1
 _KEYS = {SpanExample: "text", TaggedSentence: "tokens, or of the same document,"}
 
 
 def task_names() -> tuple[str, ...]:
-    """What `--task` takes."""
+    """Return the values that `--task` accepts."""
     return (*TASKS, "custom")
 
 
@@ -51,21 +51,22 @@ def read_task(
     options: TaskOptions | None = None,
     strict: bool = False,
 ) -> tuple[Task, TaskData]:
-    """A task as its data defines it (labels, choices, scale of scores), and its parts.
+    """Return a task as its data defines it (labels, choices, scale of scores), and its splits.
 
     Args:
       name: one of `task_names()`.
-      task_dir: directory of the task's files, `tfds`, or `tfds:DATA_DIR`; for `custom` where relative files start.
+      task_dir: directory of the task's files, `tfds`, or `tfds:DATA_DIR`; for `custom` the directory that relative
+        file names refer to.
       custom: the columns and files of `custom`.
-      seed: of the dev part that is held out where there is none. Runs that are to be compared need the same one, so the
-        several seeds of one table share it.
+      seed: seed of the dev split that is held out where there is none. Runs that are compared need the same seed, so
+        all seeds of one table share it.
       options: windows, answers and context, for the tasks that have them; saved with the task.
-      strict: refuse, and list, answers that do not stand at their offsets; they are counted otherwise.
+      strict: whether to raise an error that lists answers that are not at their offsets; by default they are counted.
 
     Raises:
-      InputError: an unknown task, a missing directory or file, a bad row; one line that says which.
+      InputError: an unknown task, a missing directory or file, or a bad row, named in one line.
     """
-    share = HELD_OUT_SHARE
+    fraction = HELD_OUT_FRACTION
     if options is not None:
         options.check()
     if name == "custom":
@@ -74,16 +75,16 @@ def read_task(
         task, splits = read_custom(custom or CustomConfig(), task_dir)
     elif name in BUILT_IN:
         task, splits = _read_built_in(BUILT_IN[name], task_dir)
-        share = BUILT_IN[name].held_out_share
+        fraction = BUILT_IN[name].held_out_fraction
     else:
-        raise InputError(f"task {name!r}: there is no such task here; there are {', '.join(task_names())}")
+        raise InputError(f"task must be one of {', '.join(task_names())}, got {name!r}")
     if options is not None:
         task = dataclasses.replace(task, options=options)
     if task.kind == "span":
         splits = check_answers(splits, strict=strict)
     held_out = None
     if task.selects not in splits:
-        train, dev, held_out = hold_out(splits["train"], seed, share)
+        train, dev, held_out = hold_out(splits["train"], seed, fraction)
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
     if task.kind == "regression":
         task = with_scale(task, splits["train"].examples)
@@ -93,9 +94,10 @@ def read_task(
 
 
 def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") -> Split:
-    """Another labelled file of a task that was read before, for evaluation.
+    """Read another labelled file of a task that was read before, for evaluation.
 
-    A TSV, CSV or JSONL with named columns, a label among them; for a built-in task also a file in its own format.
+    The file is a TSV, CSV or JSONL with named columns including the label; for a built-in task also a file in its own
+    format.
     """
     path = Path(path)
     if task.kind == "tagging":
@@ -112,14 +114,14 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
 
 
 def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Iterator[Any]:
-    """Unlabelled examples of a TSV, CSV or JSONL file or of standard input (`-`), in order, one at a time.
+    """Yield the unlabelled examples of a TSV, CSV or JSONL file or of standard input (`-`), in order.
 
-    The header, or each object's fields, must name the texts (and choices) of `task` (`task.columns.describe()` says
-    which); other columns, labels too, are ignored. Questions come as `context` and `question`, sentences as `tokens` or
-    `text`, or in columns; both from standard input as JSON lines.
+    The header, or each object's fields, must name the texts (and choices) of `task`, as `task.columns.describe()` lists
+    them; other columns, including labels, are ignored. Questions come as `context` and `question`, sentences as
+    `tokens` or `text`, or in columns; from standard input both come as JSON lines.
 
     Raises:
-      InputError: a bad row, with file and line number; rows before it have been given out.
+      InputError: a bad row, with file and line number; earlier rows have been yielded.
     """
     if task.kind == "span":
         yield from stream_questions(path, task, errors=errors)
@@ -142,31 +144,31 @@ def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Ite
 
 
 def _check_rows_known(task: Task) -> None:
-    """Refuse an imported choice model whose rows nobody described."""
+    """Raise InputError for an imported choice model without the columns of its choices."""
     if task.form == "choice" and not task.num_choices:
         raise InputError(
-            "the run does not say which choices a row has: import the model again with --custom.choices and a column "
-            "for each"
+            "the imported model does not define the choices of a row; import it again with --custom.choices and a "
+            "column for each"
         )
 
 
-def hold_out(train: Split, seed: int, share: float = HELD_OUT_SHARE) -> tuple[Split, Split, str]:
-    """(train, dev, a sentence about it): a share of train set apart by a seed, both in the order of the file.
+def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tuple[Split, Split, str]:
+    """Return (train, dev, a sentence about it): a fraction of train held out by a seed, both in file order.
 
-    Rows with the same texts and choices (questions on the same text, sentences of the same document) stay on one side,
-    so that no dev row stands in train too: whole groups of them are taken in a random order, those left out that would
-    exceed the share (the smallest is taken if all would).
+    Rows with the same texts and choices (questions on the same text, sentences of the same document) stay together, so
+    that no dev row is also in train. Whole groups of them are taken in a random order, and groups that would exceed the
+    fraction are skipped (if all would, the smallest is taken).
     """
     groups: dict[Any, list[int]] = {}
     for row, example in enumerate(train.examples):
         groups.setdefault(example.key, []).append(row)
     if len(groups) < 2:
-        raise InputError("no dev part is given and train has too few different rows to hold some out; give a dev file")
-    wanted = max(1, round(len(train.examples) * share))
+        raise InputError("dev must be given, as train has too few distinct rows to hold some out; name a dev file")
+    target = max(1, round(len(train.examples) * fraction))
     order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed % 2**64))).permutation(len(groups))
     rows_of, chosen = list(groups.values()), set[int]()
     for group in order:
-        if len(chosen) + len(rows_of[group]) <= wanted:
+        if len(chosen) + len(rows_of[group]) <= target:
             chosen.update(rows_of[group])
     if not chosen:
         chosen.update(sorted(rows_of, key=len)[0])
@@ -174,7 +176,7 @@ def hold_out(train: Split, seed: int, share: float = HELD_OUT_SHARE) -> tuple[Sp
     rest = tuple(example for row, example in enumerate(train.examples) if row not in chosen)
     sentence = (
         f"dev: {len(dev)} of the {len(train.examples)} train rows ({len(dev) / len(train.examples):.0%}) are held out "
-        f"by seed {seed}, rows with the same {_KEYS.get(type(train.examples[0]), 'texts')} on one side"
+        f"by seed {seed}, rows with the same {_KEYS.get(type(train.examples[0]), 'texts')} together"
     )
     held = Split(dev, len(dev), (), _empty_fields(dev))
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence
@@ -183,7 +185,7 @@ def hold_out(train: Split, seed: int, share: float = HELD_OUT_SHARE) -> tuple[Sp
 def _read_built_in(entry: BuiltIn, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
     name = entry.task.name
     if not task_dir:
-        raise InputError(f"task {name}: no task_dir; give --task-dir the directory of its files, or tfds")
+        raise InputError(f"task {name}: --task-dir must be given; name the directory of its files, or tfds")
     if is_catalogue(task_dir):
         return entry.task, read_catalogue(entry, task_dir)
     directory = Path(task_dir)

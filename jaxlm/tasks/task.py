@@ -1,8 +1,8 @@
-"""What a labelled data set is to the rest of the program: a task, and how its labels become numbers and back.
+"""A task: the definition of a labelled data set, and the mapping of its labels to numbers and back.
 
-Labels go by name. The number of a label is its place in `Task.labels`, and the task, with that mapping, is saved with
-a fine-tune run (`task.json`), so that predictions are spelt as in the files the run was trained on. Id orders differ
-between programs (TREC's classes 4 and 5 change places between two public copies): no number is taken on trust.
+Labels are matched by name. The number of a label is its index in `Task.labels`, and the task, with that mapping, is
+saved with a fine-tuning run (`task.json`), so that predictions are spelt as in the run's training files. Id orders
+differ between programs (TREC's classes 4 and 5 are swapped between two public copies): no number is taken on trust.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ Quoting = Literal["none", "csv"]
 
 @dataclass(frozen=True)
 class Columns:
-    """The names under which a row's fields are found, each with the alternatives that are accepted.
+    """The names under which a row's fields are found, each with its accepted alternatives.
 
     texts, choices: one tuple of names for each text and each choice. choice_list: names of one JSON field that holds
-    all choices as a list. label: names of the label's column. whole: where the texts are sentences of one text, which
-    they then make together, parted by blanks, the names of a JSON field that holds it.
+    all choices as a list. label: names of the label's column. whole: where the texts are sentences that are joined by
+    spaces into one text, the names of a JSON field that holds the joined text.
     """
 
     texts: tuple[tuple[str, ...], ...] = ()
@@ -43,7 +43,7 @@ class Columns:
     whole: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """What a file must bring, for messages: `sentence1 (or premise), sentence2 (or hypothesis)`."""
+        """Return the columns a file must have, for messages: `sentence1 (or premise), sentence2 (or hypothesis)`."""
         fields = [names[0] + (f" (or {', '.join(names[1:])})" if names[1:] else "") for names in self.texts]
         if self.choices:
             first, last = self.choices[0][0], self.choices[-1][0]
@@ -57,19 +57,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what its rows hold, in which form a model reads them, and how they are judged.
+    """A task: the fields of its rows, the input form that a model reads, and the metrics.
 
-    form is the input form: `single` text, `entailment` (an ordered pair), `similarity` (a pair without order),
-    `choice`, or what the kinds `span` and `tagging` have of their own. metric selects, on the part that `selects`
-    names, and is reported first; metrics are all that are reported. labels give each class, choice or tag its number.
-    spellings are other vocabularies for the same labels in the same order (TFDS says `acceptable` where the files say
-    `1`); any of them is understood, `labels` is what predictions use. headerless names the columns of files that come
-    without a header. papers: for each kind of model (`gpt`, `bert`) the length, batch_size, peak_lr and num_epochs of
-    its paper. num_choices: answers a row, for choice tasks. second: what a choice task's second text is: a `question`,
-    a question whose `_` may stand for the choice (`cloze`), or the `beginning` of every choice. mean, deviation: of the
-    training scores, for regression. no_answer: whether questions may have none; threshold: the score that an answer
-    needs above that of none, as tuned on dev. scheme: how files mark the beginning of an entity that follows none;
-    `none`: tags are classes of tokens, parts of speech for example, not entities.
+    form is the input form: `single` text, `entailment` (an ordered pair), `similarity` (an unordered pair), `choice`,
+    or the own forms of the kinds `span` and `tagging`. metric selects the best checkpoint on the split named by
+    `selects`, and is reported first; metrics are all that are reported. labels give each class, choice or tag its
+    number. spellings are other vocabularies for the same labels in the same order (TFDS says `acceptable` where the
+    files say `1`); any of them is accepted, `labels` is used in predictions. headerless names the columns of files that
+    come without a header. papers: for each kind of model (`gpt`, `bert`) the length, batch_size, peak_lr and num_epochs
+    of its paper. num_choices: answers per row, for choice tasks. second: the role of a choice task's second text: a
+    `question`, a question whose `_` is replaced by the choice (`cloze`), or the `beginning` of every choice. mean,
+    deviation: of the training scores, for regression. no_answer: whether questions may have no answer; threshold: the
+    score above that of no answer which an answer needs, as tuned on dev. scheme: the files' mark at the beginning of an
+    entity that does not follow another one; `none`: tags are token classes (parts of speech, for example), not
+    entities.
     """
 
     name: str
@@ -99,65 +100,65 @@ class Task:
         return self.paper_for("gpt")
 
     def paper_for(self, model_kind: str) -> Mapping[str, float]:
-        """The settings of a model's paper for this task, empty where it has none."""
+        """Return the settings of a model's paper for this task, empty where it has none."""
         return self.papers.get(model_kind, {})
 
     @property
     def num_outputs(self) -> int:
-        """Width of the head: a logit a class or tag, a start and an end, or one number for a score or each choice."""
+        """Output size of the head: one logit per class or tag, a start and an end, or one number (score or choice)."""
         if self.kind in ("classification", "tagging"):
             return len(self.labels)
         return 2 if self.kind == "span" else 1
 
     @property
     def positive(self) -> str | None:
-        """The label whose F1 a classification of two labels reports, the second one; None where there is no such F1."""
+        """The label whose F1 a binary classification reports, the second one; None where there is no such F1."""
         return (
             self.labels[1] if self.kind == "classification" and len(self.labels) == 2 and "f1" in self.metrics else None
         )
 
     @property
     def num_sequences(self) -> int:
-        """Token sequences an example becomes in a decoder; see `sequences_for`."""
+        """Token sequences per example in a decoder; see `sequences_for`."""
         return self.sequences_for("gpt")
 
     def sequences_for(self, model_kind: str) -> int:
-        """Token sequences an example becomes: its choices, a decoder's both orders of a similarity pair, else one."""
+        """Return the token sequences per example: the choices, a decoder's two orders of a similarity pair, or one."""
         if self.form == "choice":
             return self.num_choices
         return 2 if self.form == "similarity" and model_kind == "gpt" else 1
 
     def parse_label(self, text: str) -> str | float:
-        """The label a file spells `text`: a score, or the name it has in `labels`. ValueError says what is wrong."""
+        """Return the label that a file spells `text`: a score, or its name in `labels`. Raise ValueError if unknown."""
         if self.kind == "regression":
             try:
                 score = float(text)
             except ValueError:
-                raise ValueError(f"the score {text!r} is not a number") from None
+                raise ValueError(f"a score must be a number, got {text!r}") from None
             if not math.isfinite(score):
-                raise ValueError(f"the score {text!r} is not finite")
+                raise ValueError(f"a score must be finite, got {text!r}")
             return score
         for names in (self.labels, *self.spellings):
             if text in names:
                 return self.labels[names.index(text)]
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
-        raise ValueError(f"unknown label {text!r}; the labels are {shown}")
+        raise ValueError(f"a label must be one of {shown}, got {text!r}")
 
     def label_number(self, label: str | float) -> int | float:
-        """What the loss sees: the class or choice number, or the standardised score (score - mean) / deviation.
+        """Return the loss target: the class or choice number, or the standardized score (score - mean) / deviation.
 
-        Standardising with the training part's own figures gives every regression loss the same scale (1 for always
-        saying the mean), whatever unit a user's scores have; correlations do not notice.
+        Standardizing with the training split's own mean and deviation gives every regression loss the same scale (1 for
+        always predicting the mean), whatever unit a user's scores have; correlations are unaffected.
         """
         if self.kind == "regression":
             return (float(label) - self.mean) / self.deviation
         return self.labels.index(str(label))
 
     def prediction(self, outputs: np.ndarray) -> tuple[str | float, dict[str, float]]:
-        """Prediction as the files spell it, and a probability for each label.
+        """Return the prediction as the files spell it, and a probability for each label.
 
         Args:
-          outputs: the model's numbers for one example: float (classes,), (choices,) or, for a score, (1,).
+          outputs: the model's outputs for one example: float (classes,), (choices,) or, for a score, (1,).
 
         Returns:
           (the name of the most likely class or choice, {name: probability}), or (the score in the files' unit, {}).
@@ -166,21 +167,21 @@ class Task:
         if self.kind == "regression":
             return float(outputs[0] * self.deviation + self.mean), {}
         if len(outputs) != len(self.labels):
-            raise ValueError(f"{len(outputs)} outputs for {len(self.labels)} labels")
+            raise ValueError(f"outputs must have one value per label ({len(self.labels)}), got {len(outputs)}")
         shifted = np.exp(outputs - outputs.max())
-        shares = shifted / shifted.sum()
-        return self.labels[int(outputs.argmax())], dict(zip(self.labels, shares.tolist(), strict=True))
+        probabilities = shifted / shifted.sum()
+        return self.labels[int(outputs.argmax())], dict(zip(self.labels, probabilities.tolist(), strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """This task as JSON values, the label mapping among them; `Task.from_json` reads it back."""
+        """Return this task, including the label mapping, as JSON values; `Task.from_json` reads them back."""
         plain = dataclasses.asdict(dataclasses.replace(self, papers={}))
         return plain | {"papers": {kind: dict(paper) for kind, paper in self.papers.items()}}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Task":
-        """The task that `to_json` wrote, possibly by way of a JSON file. InputError names a field that is not one."""
+        """Return the task that `to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
         fields = {entry.name: entry for entry in dataclasses.fields(Task)}
-        if "paper" in values:  # runs from before there were encoders
+        if "paper" in values:  # runs from before encoders were supported
             values = {name: value for name, value in values.items() if name != "paper"} | {
                 "papers": {"gpt": values["paper"]}
             }
@@ -194,7 +195,8 @@ class Task:
         unknown = [name for name in values if name not in fields]
         if missing or unknown:
             raise InputError(
-                f"task.json: missing fields {missing}, unknown fields {unknown}; read it with the version that wrote it"
+                f"task.json has missing fields {missing} and unknown fields {unknown}; read it with the version that "
+                "wrote it"
             )
         loaded = {name: _tuples(value) for name, value in values.items()}
         for name, part in (("columns", Columns), ("options", TaskOptions)):
@@ -203,13 +205,13 @@ class Task:
                     loaded[name] = part(**loaded[name])
                 except TypeError as error:
                     raise InputError(f"task.json: {name}: {error}; read it with the version that wrote it") from None
-        if loaded["kind"] == "tagging" and loaded["metric"] == "f1":  # imported before taggers had a metric of theirs
+        if loaded["kind"] == "tagging" and loaded["metric"] == "f1":  # imported before tagging had its own metrics
             loaded |= judged_by(loaded["labels"])
         return Task(**loaded)
 
 
 def with_scale(task: Task, examples: Sequence[Example]) -> Task:
-    """The regression task with mean and deviation of the scores of `examples` (deviation 1 where all are equal)."""
+    """Return the regression task with mean and deviation of the scores of `examples` (deviation 1 if all are equal)."""
     scores = np.array([example.label for example in examples], np.float64)
     return dataclasses.replace(task, mean=float(scores.mean()), deviation=float(scores.std()) or 1.0)
 

@@ -1,9 +1,9 @@
-"""Examples as batches of token sequences, in a handful of lengths fixed ahead by the data.
+"""Batches of token sequences in a few bucket lengths, which are chosen in advance from the data.
 
-Every length is a program to compile and padding is work for nothing: a few bucket lengths are chosen, from the data
-alone, such that the least padding is computed. `batch = f(seed, step)`: which length a step has depends on the data,
-the batch size and the epoch; the seed orders the examples within that plan. So every seed of a table, and every
-process, meets the same programs in the same order, and a run resumes from its step number alone.
+Every length is a program to compile and padding is wasted compute: a few bucket lengths are chosen, from the data
+alone, to minimise the padding. `batch = f(seed, step)`: the length of a step depends on the data, the batch size and
+the epoch; the seed orders the examples within that plan. So all seeds of a table, and all processes, run the same
+programs in the same order, and a run resumes from its step number alone.
 """
 
 import math
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 MAX_LENGTHS = 4
-MULTIPLE = 8  # bucket lengths are multiples of it, so that rows stay aligned
-_ORDER, _PLAN = 0, 1  # the first word of a random stream: what it decides
+MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
+_ORDER, _PLAN = 0, 1  # the first word of a random stream's seed: the purpose of the stream
 
 
 def choose_lengths(longest: np.ndarray, limit: int, max_lengths: int = MAX_LENGTHS) -> tuple[int, ...]:
-    """At most `max_lengths` bucket lengths, ascending, with the least padding for examples of these lengths.
+    """Return at most `max_lengths` bucket lengths, ascending, that minimise the padding of examples of these lengths.
 
-    Candidates are multiples of 8, `limit` in place of one above it. Exact, by dynamic programming over the histogram:
-    cost[k][j] is the least number of positions for all examples up to candidate j with k lengths, j being the last.
+    Candidates are multiples of 8; `limit` replaces one above it. Exact, by dynamic programming over the histogram:
+    cost[k][j] is the least number of positions for all examples up to candidate j with k lengths, the last being j.
     """
     rounded = np.minimum(-(-np.maximum(longest, 1) // MULTIPLE) * MULTIPLE, limit)
     candidates, counts = np.unique(rounded, return_counts=True)
@@ -60,7 +60,7 @@ def choose_lengths(longest: np.ndarray, limit: int, max_lengths: int = MAX_LENGT
 
 
 def standard_lengths(limit: int) -> tuple[int, ...]:
-    """Doubling lengths up to `limit`, for rows that stream in and cannot be looked at ahead."""
+    """Return doubling lengths up to `limit`, for rows that are streamed and cannot be measured in advance."""
     return (*(2**power for power in range(5, 20) if 2**power < limit), limit)
 
 
@@ -68,10 +68,11 @@ class TrainBatches:
     """The training batches of a split, by step: `batches[step]`, for any step from 0 on.
 
     An epoch has floor(n / batch_size) steps, as in GPT-1's code, and every example at most once; all batches are full.
-    The n % batch_size examples that are left out of an epoch are taken from the buckets in proportion to their size,
-    and at random within them. Examples then stand from the longest bucket to the shortest, shuffled within each, and
-    are cut into batches: one that runs over a border has the longer bucket's length. The batches of an epoch are
-    shuffled, too, without the seed. A set smaller than a batch makes one batch an epoch, filled with rows of weight 0.
+    The n % batch_size examples that an epoch omits are taken from the buckets in proportion to their size, at random
+    within each bucket. The remaining examples are ordered from the longest bucket to the shortest, shuffled within each
+    bucket, and divided into batches; a batch that crosses a boundary has the longer bucket's length. The batches of an
+    epoch are shuffled too, independently of the seed. A data set smaller than a batch makes one batch per epoch, padded
+    with rows of weight 0.
 
     Args:
       seed: orders the examples. num_steps: `len`.
@@ -81,30 +82,30 @@ class TrainBatches:
 
     def __init__(self, encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> None:
         if not len(encoded):
-            raise ValueError("a split without examples has no batches")
+            raise ValueError("a split must have examples to be batched, got none")
         self.encoded, self.batch_size, self.seed = encoded, batch_size, seed
         self.lengths = choose_lengths(encoded.longest, encoded.length)
         self.steps_per_epoch = max(1, len(encoded) // batch_size)
         self._num_steps = num_steps
         buckets = np.searchsorted(self.lengths, encoded.longest)
-        # Longest bucket first, file order within: the base that every epoch shuffles within the buckets.
+        # Longest bucket first, file order within: the base order, which every epoch shuffles within the buckets.
         self._members = [np.flatnonzero(buckets == bucket) for bucket in reversed(range(len(self.lengths)))]
         sizes = np.array([len(members) for members in self._members])
         left_out = len(encoded) % batch_size if len(encoded) >= batch_size else 0
         self._taken = sizes - _apportion(left_out, sizes)
         firsts = np.arange(self.steps_per_epoch) * batch_size
-        place = np.searchsorted(np.cumsum(self._taken), firsts, side="right")
-        self._batch_lengths = np.array(self.lengths[::-1])[place]
-        self._epoch_at_hand: tuple[int, np.ndarray] | None = None
+        position = np.searchsorted(np.cumsum(self._taken), firsts, side="right")
+        self._batch_lengths = np.array(self.lengths[::-1])[position]
+        self._cached_epoch: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __getitem__(self, step: int) -> ExampleBatch:
         if step < 0:
-            raise IndexError(f"step {step} is below 0")
-        epoch, place = divmod(step, self.steps_per_epoch)
-        block = self._plan(epoch)[place]
+            raise IndexError(f"step must not be negative, got {step}")
+        epoch, position = divmod(step, self.steps_per_epoch)
+        block = self._plan(epoch)[position]
         rows = self._order(epoch)[block * self.batch_size : (block + 1) * self.batch_size]
         return self.encoded.batch(rows, int(self._batch_lengths[block]), self.batch_size)
 
@@ -112,28 +113,28 @@ class TrainBatches:
         return (self[step] for step in range(len(self)))
 
     def length_at(self, step: int) -> int:
-        """The length of a step's batch, without making the batch. The same for every seed."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        return int(self._batch_lengths[self._plan(epoch)[place]])
+        """Return the length of a step's batch without building it. It is the same for every seed."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        return int(self._batch_lengths[self._plan(epoch)[position]])
 
     def _plan(self, epoch: int) -> np.ndarray:
         return _generator(_PLAN, epoch).permutation(self.steps_per_epoch)
 
     def _order(self, epoch: int) -> np.ndarray:
-        if self._epoch_at_hand is None or self._epoch_at_hand[0] != epoch:
+        if self._cached_epoch is None or self._cached_epoch[0] != epoch:
             random = _generator(_ORDER, self.seed, epoch)
             order = [random.permutation(rows)[:taken] for rows, taken in zip(self._members, self._taken, strict=True)]
-            self._epoch_at_hand = (epoch, np.concatenate(order))
-        return self._epoch_at_hand[1]
+            self._cached_epoch = (epoch, np.concatenate(order))
+        return self._cached_epoch[1]
 
 
 def train_batches(encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> TrainBatches:
-    """The training batches of a split; see `TrainBatches`."""
+    """Return the training batches of a split; see `TrainBatches`."""
     return TrainBatches(encoded, batch_size=batch_size, seed=seed, num_steps=num_steps)
 
 
 def steps_of_epochs(kind: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
-    """The updates that `num_epochs` passes over a training split amount to, at least one; kind: the model's.
+    """Return the number of updates in `num_epochs` passes over a training split, at least one; kind: the model's.
 
     gpt: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
     epochs), as in BERT's (run_classifier.py, line 843; run_squad.py, line 1160). Where an example has several rows (the
@@ -146,11 +147,11 @@ def steps_of_epochs(kind: str, encoded: Encoded, *, batch_size: int, num_epochs:
 
 
 def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None) -> Iterator[ExampleBatch]:
-    """Every example once, from the longest to the shortest; the last batch is filled with rows of weight 0.
+    """Yield every example once, from the longest to the shortest; the last batch is padded with rows of weight 0.
 
-    `index` says where each row belongs. lengths: bucket lengths to use, such as those of the training batches, so that
-    no new program is compiled; the data's own unless given. Where an example is longer than all of them, the longest
-    example makes one more.
+    `index` is the example of each row. lengths: bucket lengths to use, such as those of the training batches, so that
+    no new program is compiled; chosen from the data by default. If an example is longer than all of them, the length of
+    the longest example is added.
     """
     if not len(encoded):
         return
@@ -167,16 +168,16 @@ def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | 
 
 
 def num_eval_batches(encoded: Encoded, batch_size: int) -> int:
-    """How many batches `eval_batches` gives."""
+    """Return the number of batches that `eval_batches` yields."""
     return math.ceil(len(encoded) / batch_size)
 
 
 def _apportion(total: int, sizes: np.ndarray) -> np.ndarray:
-    """`total` dealt out in proportion to `sizes`, in whole numbers (largest remainders, the first of equals)."""
-    shares = total * sizes / max(1, sizes.sum())
-    dealt = np.floor(shares).astype(np.int64)
-    dealt[np.argsort(dealt - shares, kind="stable")[: total - dealt.sum()]] += 1
-    return dealt
+    """Divide `total` in proportion to `sizes`, in integers (largest remainders, the first of equals)."""
+    exact = total * sizes / max(1, sizes.sum())
+    divided = np.floor(exact).astype(np.int64)
+    divided[np.argsort(divided - exact, kind="stable")[: total - divided.sum()]] += 1
+    return divided
 
 
 def _generator(*words: int) -> np.random.Generator:

@@ -1,14 +1,14 @@
-"""BERT's input: how texts become one sequence of two segments (Devlin et al. 2019, section 3.2 and figure 4).
+"""BERT's input form: texts as one sequence of two segments (Devlin et al. 2019, section 3.2 and figure 4).
 
     single               CLS text SEP
     entailment           CLS first SEP second SEP
-    similarity           the same: an encoder sees both ways at once, so one order is enough
-    choice               CLS context SEP choice SEP, one sequence a choice; of two texts (article and question) the
+    similarity           the same: an encoder is bidirectional, so one order is enough
+    choice               CLS context SEP choice SEP, one sequence per choice; of two texts (article and question) the
                          second segment is the question and the choice; without a context it is CLS choice SEP
 
-What is too long is cut as in the original (`run_classifier.py`, `_truncate_seq_pair`): one token at a time at the end
-of the longer part, of the second where they are equal. Of an article with a question only the article is cut, as long
-as anything of it is left.
+Sequences that are too long are truncated as in the original (`run_classifier.py`, `_truncate_seq_pair`): one token at a
+time at the end of the longer segment, of the second if both are equal. Of an article with a question only the article
+is truncated, as long as any of it is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.task import Form
 
 Ids = Sequence[int]
-MINIMUM_LENGTH = 5  # three special tokens and one token of each part
+MINIMUM_LENGTH = 5  # three special tokens and one token of each segment
 
 ENCODER_ROLES = ("cls", "sep")
-"""Special tokens that an encoder's input needs; a vocabulary for BERT has them."""
+"""Special tokens that an encoder's input needs; a BERT vocabulary has them."""
 
 
 def arrange_segments(
@@ -32,13 +32,15 @@ def arrange_segments(
     *,
     keep_second: bool = False,
 ) -> tuple[list[list[int]], list[int], bool]:
-    """The sequences of one example, each of at most `length`, from ids.
+    """Return the sequences of one example, each of at most `length`, from ids.
 
     Args:
-      specials: role -> id, of cls and sep. keep_second: cut the second part only when nothing is left of the first.
+      specials: role -> id, of cls and sep. keep_second: whether to truncate the second segment only when nothing is
+        left of the first.
 
     Returns:
-      (sequences, where the second segment of each begins: its length where there is none, whether any was cut).
+      (sequences, index at which the second segment of each begins, or its length if there is none, whether any sequence
+      was truncated).
     """
     cls, sep = special_ids(specials, length)
     pairs: list[tuple[Ids, Ids | None]]
@@ -53,15 +55,15 @@ def arrange_segments(
             sequences.append([cls, *first[:kept], sep])
             seconds.append(kept + 2)
         else:
-            kept, rest = cut_pair(len(first), len(second), length - 3, keep_second=keep_second)
+            kept, rest = truncate_pair(len(first), len(second), length - 3, keep_second=keep_second)
             sequences.append([cls, *first[:kept], sep, *second[:rest], sep])
             seconds.append(kept + 2)
         cut = cut or kept < len(first) or rest < len(second or ())
     return sequences, seconds, cut
 
 
-def cut_pair(first: int, second: int, room: int, *, keep_second: bool = False) -> tuple[int, int]:
-    """How many tokens two parts of these lengths keep in `room`, by the rule at the top of this page."""
+def truncate_pair(first: int, second: int, room: int, *, keep_second: bool = False) -> tuple[int, int]:
+    """Return the number of tokens that two segments of these lengths keep in `room`; see the module docstring."""
     excess = first + second - room
     if excess <= 0:
         return first, second
@@ -73,19 +75,19 @@ def cut_pair(first: int, second: int, room: int, *, keep_second: bool = False) -
     else:
         taken = min(excess, second - first)
         second, excess = second - taken, excess - taken
-    # What is left is taken from equal parts in turn, from the second first.
+    # The remaining excess is removed from the equal segments in turn, from the second first.
     return first - excess // 2, second - (excess - excess // 2)
 
 
 def special_ids(specials: Mapping[str, int], length: int) -> tuple[int, int]:
-    """The ids of CLS and SEP. InputError where the vocabulary has none or `length` leaves no room beside them."""
+    """Return the ids of CLS and SEP. InputError if the vocabulary lacks them or `length` leaves no room beside them."""
     if missing := [role.upper() for role in ENCODER_ROLES if role not in specials]:
         raise InputError(
-            f"the tokenizer has no {' and no '.join(missing)}, which an encoder's input needs; "
-            "take a vocabulary for BERT, such as train-wordpiece:SIZE or wordpiece:VOCAB.txt"
+            f"the tokenizer must have CLS and SEP tokens for an encoder, got no {' and no '.join(missing)}; "
+            "use a BERT vocabulary, for example train-wordpiece:SIZE or wordpiece:VOCAB.txt"
         )
     if length < MINIMUM_LENGTH:
         raise InputError(
-            f"length {length}: a pair with its special tokens needs {MINIMUM_LENGTH}; give a longer length"
+            f"length must be at least {MINIMUM_LENGTH} to hold a pair and its special tokens, got {length}"
         )
     return specials["cls"], specials["sep"]

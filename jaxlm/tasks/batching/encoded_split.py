@@ -1,6 +1,6 @@
-"""A part of a task as rows of tokens: what every kind offers, and the examples of the kinds that read whole texts.
+"""A split of a task as rows of tokens: the interface of all kinds, and the kinds that read whole texts.
 
-Batches are made, and outputs put in order, without knowing the kind.
+Batches are built, and outputs put in order, independently of the kind.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from jaxlm.data.batch import ExampleBatch
 
 
 class Encoded(Protocol):
-    """A part of a task as rows of tokens: an example a row, or a window of a question's text.
+    """A split of a task as rows of tokens: one row per example, or per window of a question's text.
 
-    `len` counts rows. part: its name. labels: what the loss sees, as the kind has it. truncated: examples that were
-    cut. longest: int32 (rows,), the longest sequence of each row. length: the limit. num_sequences: sequences of a row.
-    num_examples: examples, from which the length of a run is counted.
+    `len` counts rows. part: the split's name. labels: the loss targets, in the form of the kind. truncated: number of
+    truncated examples. longest: int32 (rows,), the longest sequence of each row. length: the limit. num_sequences:
+    sequences per row. num_examples: examples, from which the number of steps of a run is computed.
     """
 
     @property
@@ -37,20 +37,20 @@ class Encoded(Protocol):
     def num_examples(self) -> int: ...
     def __len__(self) -> int: ...
     def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """These rows padded to `length`, and rows of weight 0 up to `batch_size`."""
+        """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""
         ...
 
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """The token sequences of n examples, C each, end to end.
+    """The token sequences of n examples, C per example, concatenated.
 
     ids: int32 (total,). starts: int64 (n * C + 1,): sequence c of example i is ids[starts[s] : starts[s + 1]] with
-    s = i * C + c. second: int32 (n * C,), where the second segment of each begins; None for a decoder, whose head reads
-    the last token where an encoder's reads the first.
-    labels: int32 (n,) or float32 (n,), what the loss sees; zeros where unlabelled. truncated: examples that were cut.
-    longest: int32 (n,), the longest sequence of each example. length: the limit they were cut to. pad: the padding id.
-    groups: the group of each example, or empty where there are none.
+    s = i * C + c. second: int32 (n * C,), the index at which the second segment of each sequence begins; None for a
+    decoder, whose head reads the last token where an encoder's reads the first.
+    labels: int32 (n,) or float32 (n,), the loss targets; zeros where unlabelled. truncated: number of truncated
+    examples. longest: int32 (n,), the longest sequence of each example. length: the maximum length. pad: the padding
+    id. groups: the group of each example, or empty where there are none.
     """
 
     ids: np.ndarray
@@ -74,20 +74,20 @@ class EncodedSplit:
         return len(self.labels)
 
     def sequences(self, example: int) -> list[np.ndarray]:
-        """The token sequences of one example."""
+        """Return the token sequences of one example."""
         first = example * self.num_sequences
         bounds = self.starts[first : first + self.num_sequences + 1]
         return [self.ids[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
 
     def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """These examples padded to `length`, and rows of weight 0 up to `batch_size`."""
+        """Return these examples padded to `length`, and rows of weight 0 up to `batch_size`."""
         shape = (batch_size, self.num_sequences)
         ids = np.full((*shape, length), self.pad, np.int32)
         lengths = np.zeros(shape, np.int32)
         for row, example in enumerate(examples):
-            for place, sequence in enumerate(self.sequences(int(example))):
-                ids[row, place, : len(sequence)] = sequence
-                lengths[row, place] = len(sequence)
+            for choice, sequence in enumerate(self.sequences(int(example))):
+                ids[row, choice, : len(sequence)] = sequence
+                lengths[row, choice] = len(sequence)
         if self.second is None:
             extract, second = np.maximum(lengths - 1, 0), lengths
         else:
@@ -102,7 +102,7 @@ class EncodedSplit:
 
 
 def filled_rows(examples: np.ndarray, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """float32 weights and int32 index of a batch that holds these rows first, and then filler."""
+    """Return the float32 weights and int32 index of a batch that holds these rows first, then padding rows."""
     weights, index = np.zeros(batch_size, np.float32), np.full(batch_size, -1, np.int32)
     weights[: len(examples)] = 1
     index[: len(examples)] = examples

@@ -1,4 +1,4 @@
-"""Examples as token sequences, in a decoder's or an encoder's arrangement. `encode_split` serves every kind of task."""
+"""Token sequences of examples, in a decoder's or an encoder's input form. `encode_split` serves every kind of task."""
 
 from collections.abc import Sequence
 from itertools import chain, islice
@@ -18,13 +18,13 @@ from jaxlm.tasks.task import ModelKind, Task
 if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
 
-_CHUNK = 4096  # examples tokenised at a time
+_CHUNK = 4096  # examples tokenized at a time
 
 
 def encode_split(
     task: Task, data: TaskData, part: str, tokenizer: "Tokenizer", length: int, model_kind: ModelKind = "gpt"
 ) -> Encoded:
-    """One part of a task as token sequences of at most `length`, as a decoder (`gpt`) or an encoder (`bert`) reads it.
+    """Return one split of a task as token sequences of at most `length`, for a decoder (`gpt`) or an encoder (`bert`).
 
     Raises:
       InputError: a span or tagging task for a decoder; a length without room; a vocabulary without CLS or SEP.
@@ -41,12 +41,11 @@ def encode_examples(
     *,
     part: str = "",
 ) -> Encoded:
-    """Examples, labelled or not, as token sequences of at most `length`; see `encode_split`."""
+    """Return examples, labelled or not, as token sequences of at most `length`; see `encode_split`."""
     if task.kind in ("span", "tagging"):
         if model_kind != "bert":
             raise InputError(
-                f"task {task.name}: a task of kind {task.kind} needs an encoder, which sees the tokens on both sides; "
-                "start from a BERT"
+                f"task {task.name} needs an encoder, which attends to the tokens on both sides; start from a BERT"
             )
         encode = encode_questions if task.kind == "span" else encode_sentences
         return encode(task, tuple(examples), tokenizer, length, part=part)
@@ -62,7 +61,7 @@ def encode_texts(
     *,
     part: str = "",
 ) -> EncodedSplit:
-    """`encode_examples` for classification, regression and choices."""
+    """Return `encode_examples` for classification, regression and choices."""
     specials, count = tokenizer.specials, task.sequences_for(model_kind)
     pieces: list[np.ndarray] = []
     lengths = np.zeros((len(examples), count), np.int64)
@@ -98,7 +97,7 @@ def encode_texts(
         num_sequences=count,
         longest=lengths.max(axis=1, initial=0).astype(np.int32),
         length=length,
-        pad=specials.get("pad", 0),  # GPT-1's vocabulary has none and pads with id 0; no state before it sees it
+        pad=specials.get("pad", 0),  # GPT-1's vocabulary has none and pads with id 0; causal attention ignores it
         second=second.reshape(-1) if model_kind == "bert" else None,
         groups=groups if any(groups) else (),
         part=part,
@@ -106,10 +105,11 @@ def encode_texts(
 
 
 def read_as(example: Example, task: Task, model_kind: ModelKind) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Texts and choices as a model reads them: what becomes of a choice task's second text.
+    """Return texts and choices as a model reads them, with a choice task's second text placed by its role.
 
-    A beginning is put before each choice. A question stays with the article for a decoder (Radford et al. 2018, section
-    3.3); for an encoder it is put before each choice, or the choice in place of the question's blank, as is usual.
+    A beginning is prepended to each choice. A question stays with the article for a decoder (Radford et al. 2018,
+    section 3.3); for an encoder it is prepended to each choice, or the choice replaces the question's blank, as is
+    usual.
     """
     if task.form != "choice" or len(example.texts) < 2:
         return example.texts, example.choices

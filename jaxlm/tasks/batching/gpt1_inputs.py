@@ -1,17 +1,17 @@
-"""GPT-1's input transformations: how texts become token sequences (Radford et al. 2018, section 3.3).
+"""GPT-1's input transformations of texts to token sequences (Radford et al. 2018, section 3.3).
 
     single      start text extract
     entailment  start first delimiter second extract
     similarity  both orders of the pair, whose representations the head adds
-    choice      start context delimiter choice extract, one sequence a choice; of two texts (article and question) the
-                context is one after the other; without a context it is start choice extract
+    choice      start context delimiter choice extract, one sequence per choice; of two texts (article and question) the
+                context is both, concatenated; without a context it is start choice extract
 
-What is too long is cut by one rule. With `room` = length less the special tokens, a single text keeps its first `room`
-tokens. Of two parts, one that needs no more than half of the room stays whole and leaves the rest of the room to the
-other, whose first tokens are kept; where both need more, the first keeps room - room // 2 and the second room // 2
-tokens. The original (`train.py`, n_ctx // 2 - 2) keeps the first half of the room of each part, also where the other
-part leaves room unused. All choices of a row share one context, cut for the longest of them; of two context texts the
-first is cut, and the second only when nothing of the first is left to cut.
+Sequences that are too long are truncated by one rule. With `room` = length less the special tokens, a single text keeps
+its first `room` tokens. Of two texts, one that needs no more than half of the room is kept whole and leaves the rest of
+the room to the other, whose first tokens are kept; if both need more, the first keeps room - room // 2 and the second
+room // 2 tokens. The original (`train.py`, n_ctx // 2 - 2) keeps the first half of the room of each text, even if the
+other leaves room unused. All choices of a row share one context, truncated for the longest of them; of two context
+texts the first is truncated, and the second only when nothing of the first is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
 
 Ids = Sequence[int]
-MINIMUM_LENGTH = 5  # three special tokens and one token of each part
+MINIMUM_LENGTH = 5  # three special tokens and one token of each text
 
 ROLES = ("start", "delimiter", "extract")
 """Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
 
 
 def gpt1_sequences(example: Example, task: Task, tokenizer: "Tokenizer", length: int) -> tuple[list[list[int]], bool]:
-    """The token sequences of one example, each of at most `length`, and whether any was cut.
+    """Return the token sequences of one example, each of at most `length`, and whether any was truncated.
 
-    One sequence for `single` and `entailment`, two for `similarity` (both orders), one a choice for `choice`.
+    One sequence for `single` and `entailment`, two for `similarity` (both orders), one per choice for `choice`.
     """
     texts = [tokenizer.encode(text) for text in example.texts]
     choices = [tokenizer.encode(choice) for choice in example.choices]
@@ -43,16 +43,16 @@ def gpt1_sequences(example: Example, task: Task, tokenizer: "Tokenizer", length:
 def arrange(
     texts: Sequence[Ids], choices: Sequence[Ids], form: Form, specials: Mapping[str, int], length: int
 ) -> tuple[list[list[int]], bool]:
-    """`gpt1_sequences` from ids. specials: role -> id, of start, delimiter and extract."""
+    """Return `gpt1_sequences` from ids. specials: role -> id, of start, delimiter and extract."""
     if length < MINIMUM_LENGTH:
         raise InputError(
-            f"length {length}: a pair with its special tokens needs {MINIMUM_LENGTH}; give a longer length"
+            f"length must be at least {MINIMUM_LENGTH} to hold a pair and its special tokens, got {length}"
         )
     missing = [role for role in ROLES if role not in specials]
     if missing:
         raise InputError(
             f"the tokenizer must have start, delimiter and extract tokens, got no {', '.join(missing)}: the model was "
-            "not tuned by jaxlm and reads another arrangement; fine-tune it with python -m jaxlm.finetune --start"
+            "not fine-tuned by jaxlm and has another input form; fine-tune it with python -m jaxlm.finetune --start"
         )
     start, delimiter, extract = (specials[role] for role in ROLES)
 
@@ -69,21 +69,21 @@ def arrange(
     if form == "choice":
         longest = max(len(choice) for choice in choices)
         before, question = (texts[0], []) if len(texts) == 1 else texts
-        keep_context, keep_choice = share(len(before) + len(question), longest, room)
+        keep_context, keep_choice = split_room(len(before) + len(question), longest, room)
         kept_before = max(0, keep_context - len(question))
         context = [*before[:kept_before], *question[:keep_context]]
         cut = keep_context < len(before) + len(question) or keep_choice < longest
         return [pair(context, choice[:keep_choice]) for choice in choices], cut
     first, second = texts
-    keep_first, keep_second = share(len(first), len(second), room)
+    keep_first, keep_second = split_room(len(first), len(second), room)
     first, second, cut = first[:keep_first], second[:keep_second], keep_first + keep_second < len(first) + len(second)
     if form == "similarity":
         return [pair(first, second), pair(second, first)], cut
     return [pair(first, second)], cut
 
 
-def share(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens two parts of these lengths keep in `room`, by the rule at the top of this page."""
+def split_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the number of tokens that two texts of these lengths keep in `room`; see the module docstring."""
     if first + second <= room:
         return first, second
     half_second = room // 2

@@ -1,9 +1,9 @@
 """Questions as windows over their texts: CLS question SEP window SEP (Devlin et al. 2019, section 4.2).
 
 A text that does not fit is read in several windows, whose starts are `options.stride` tokens apart; the question keeps
-its first `options.question_length` tokens. Trained on is every window: one without the whole answer has its start and
-end at CLS, in SQuAD 1.1 too (`run_squad.py`, lines 409 to 420). A position in several windows counts in that where it
-has the most context on its shorter side (the original's maximum context).
+its first `options.question_length` tokens. Every window is a training row: one without the whole answer has its start
+and end at CLS, in SQuAD 1.1 too (`run_squad.py`, lines 409 to 420). A position in several windows is scored in the one
+where it has the most context on its shorter side (the original's maximum context).
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class SpanSplit:
     """The windows of all questions, in order; a window is a row.
 
-    examples: the questions. question_ids: the tokens of each, cut. contexts, offsets: for each different text its
-    tokens, int32 (tokens,), and their places, int64 (tokens, 2): [start, end) in code points. context_of: the text of
-    each question. question_of, first, count: int64 (rows,): a row's question, the first token of its window in the text
-    and how many. labels: int32 (rows, 2), first and last token of the answer in the row, (0, 0) where it has none.
-    truncated: questions that were cut. longest, length, pad: as in `EncodedSplit`.
+    examples: the questions. question_ids: the tokens of each, truncated. contexts, offsets: for each distinct text its
+    tokens, int32 (tokens,), and their offsets, int64 (tokens, 2): [start, end) in code points. context_of: the text of
+    each question. question_of, first, count: int64 (rows,): a row's question, and the first token and the number of
+    tokens of its window. labels: int32 (rows, 2), first and last token of the answer in the row, (0, 0) without one.
+    truncated: number of truncated questions. longest, length, pad: as in `EncodedSplit`.
     """
 
     examples: tuple[SpanExample, ...]
@@ -57,38 +57,38 @@ class SpanSplit:
 
     @property
     def num_examples(self) -> int:
-        """Questions."""
+        """The number of questions."""
         return len(self.examples)
 
     def rows_of(self, question: int) -> range:
-        """The rows that are a question's windows."""
+        """Return the rows that are a question's windows."""
         low, high = np.searchsorted(self.question_of, [question, question + 1])
         return range(int(low), int(high))
 
     def begin(self, row: int) -> int:
-        """Where the window begins in its row, which is also where the second segment does."""
+        """Return the index at which the window, and with it the second segment, begins in its row."""
         return len(self.question_ids[self.question_of[row]]) + 2
 
     def sequence(self, row: int) -> np.ndarray:
-        """The tokens of a row."""
+        """Return the tokens of a row."""
         question = self.question_of[row]
         context = self.contexts[self.context_of[question]]
         window = context[self.first[row] : self.first[row] + self.count[row]]
         return np.concatenate([[self.cls], self.question_ids[question], [self.sep], window, [self.sep]])
 
     def sequences(self, row: int) -> list[np.ndarray]:
-        """The one sequence of a row."""
+        """Return the one sequence of a row."""
         return [self.sequence(row)]
 
     def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """These rows padded to `length`, and rows of weight 0 up to `batch_size`."""
+        """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""
         ids = np.full((batch_size, 1, length), self.pad, np.int32)
         lengths, second = np.zeros((batch_size, 1), np.int32), np.zeros((batch_size, 1), np.int32)
         labels = np.zeros((batch_size, 2), np.int32)
-        for place, row in enumerate(examples):
+        for position, row in enumerate(examples):
             sequence = self.sequence(int(row))
-            ids[place, 0, : len(sequence)] = sequence
-            lengths[place, 0], second[place, 0] = len(sequence), self.begin(int(row))
+            ids[position, 0, : len(sequence)] = sequence
+            lengths[position, 0], second[position, 0] = len(sequence), self.begin(int(row))
         labels[: len(examples)] = self.labels[examples]
         weights, index = filled_rows(examples, batch_size)
         extract = np.zeros_like(lengths)
@@ -100,7 +100,7 @@ class SpanSplit:
 def encode_questions(
     task: Task, examples: tuple[SpanExample, ...], tokenizer: "Tokenizer", length: int, *, part: str = ""
 ) -> SpanSplit:
-    """The windows of these questions, each of at most `length` tokens.
+    """Return the windows of these questions, each of at most `length` tokens.
 
     Raises:
       InputError: a vocabulary without CLS or SEP; a question that leaves no room for its text.
@@ -113,7 +113,7 @@ def encode_questions(
     numbers = {text: number for number, text in enumerate(texts)}
     encoded = tokenizer.encode_batch_with_offsets(list(texts))
     contexts = tuple(np.array(ids, np.int32) for ids, _ in encoded)
-    offsets = tuple(places for _, places in encoded)
+    offsets = tuple(spans for _, spans in encoded)
     context_of = np.array([numbers[example.context] for example in examples], np.int64)
     rows: list[tuple[int, int, int]] = []
     labels: list[tuple[int, int]] = []
@@ -121,8 +121,8 @@ def encode_questions(
         room = length - len(questions[question]) - 3
         if room < 1:
             raise InputError(
-                f"length {length}: a question of {len(questions[question])} tokens leaves no room for its text; "
-                "give a longer length or a shorter options.question_length"
+                f"length must exceed the {len(questions[question]) + 3} tokens of a question with its special tokens, "
+                f"got {length}; give a longer length or a shorter options.question_length"
             )
         number = context_of[question]
         answer = _answer_tokens(example, offsets[number])
@@ -155,7 +155,7 @@ def encode_questions(
 
 
 def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """(first token, tokens) of each window over a text of `total` tokens; one of none for an empty text."""
+    """Return (first token, tokens) of each window over a text of `total` tokens; one of none for an empty text."""
     found, start = [], 0
     while True:
         count = min(room, total - start)
@@ -166,18 +166,18 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(rows: list[tuple[int, int]]) -> list[np.ndarray]:
-    """For each window (first token, tokens) of one text, which of its tokens have their most context in it.
+    """Return, for each window (first token, tokens) of one text, a mask of the tokens with their most context in it.
 
-    The score of a token is the smaller of the tokens before and after it in the window, plus a hundredth of the
-    window's tokens; the first of equal windows has it (`run_squad.py`, `_check_is_max_context`).
+    The score of a token is the smaller of the numbers of tokens before and after it in the window, plus a hundredth of
+    the window's tokens; the first of equal windows wins (`run_squad.py`, `_check_is_max_context`).
     """
     if len(rows) == 1:
         return [np.ones(rows[0][1], bool)]
     end = max(first + count for first, count in rows)
     best, owner = np.full(end, -1.0), np.zeros(end, np.int64)
     for number, (first, count) in enumerate(rows):
-        place = np.arange(count)
-        score = np.minimum(place, count - 1 - place) + 0.01 * count
+        position = np.arange(count)
+        score = np.minimum(position, count - 1 - position) + 0.01 * count
         better = score > best[first : first + count]
         best[first : first + count][better] = score[better]
         owner[first : first + count][better] = number
@@ -185,9 +185,9 @@ def most_context(rows: list[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def _answer_tokens(example: SpanExample, offsets: np.ndarray) -> tuple[int, int] | None:
-    """First and last token of the first answer: all that hold some of its characters."""
-    place = example.first_place
-    if place is None:
+    """Return the first and last token that overlap the first answer."""
+    span = example.answer_span
+    if span is None:
         return None
-    touched = np.flatnonzero((offsets[:, 0] < place[1]) & (offsets[:, 1] > place[0]))
+    touched = np.flatnonzero((offsets[:, 0] < span[1]) & (offsets[:, 1] > span[0]))
     return (int(touched[0]), int(touched[-1])) if len(touched) else None

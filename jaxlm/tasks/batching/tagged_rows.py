@@ -1,9 +1,9 @@
-"""Sentences as rows whose tokens are tagged (Devlin et al. 2019, section 5.3), and tags from outputs.
+"""Sentences as rows whose tokens are tagged (Devlin et al. 2019, section 5.3).
 
-A word is tagged at its first piece; its other pieces, CLS, SEP and the words around the sentence have no label and no
-loss. Where documents are marked a sentence is read amid as many whole neighbours of its document as fit, with about as
-many tokens before it as after it. Every word gets a prediction: O where it has no piece (a variation selector alone) or
-stands past the limit; no tag, "", where tags are classes of tokens and there is no O.
+A word is tagged at its first token; its other tokens, CLS, SEP and the words around the sentence have no label and no
+loss. Where documents are marked a sentence is read together with as many whole neighbours of its document as fit, with
+about as many tokens before it as after it. Every word gets a prediction: O where it has no token (a variation selector
+alone) or is beyond the limit; no tag, "", where tags are token classes and there is no O.
 """
 
 from collections.abc import Container, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaggedSplit:
-    """n sentences and their surroundings; a sentence is a row.
+    """n sentences and their context; a sentence is a row.
 
-    ids: int32 (pieces,), those of all sentences, end to end. words: int32 (pieces,), the word of its sentence that
-    begins with the piece, else -1. labels: int32 (pieces,), the tag of that word, -1 where there is none.
-    own: int64 (n, 2), a sentence's pieces, those past the limit left out; read: int64 (n, 2), the pieces of its row.
-    truncated: sentences that were cut. longest, length, pad: as in `EncodedSplit`.
+    ids: int32 (tokens,), those of all sentences, concatenated. words: int32 (tokens,), the word of its sentence that
+    begins with the token, else -1. labels: int32 (tokens,), the tag of that word, -1 where there is none.
+    own: int64 (n, 2), a sentence's tokens without those beyond the limit; read: int64 (n, 2), the tokens of its row.
+    truncated: number of truncated sentences. longest, length, pad: as in `EncodedSplit`.
     """
 
     examples: tuple[TaggedSentence, ...]
@@ -57,22 +57,22 @@ class TaggedSplit:
         return len(self.examples)
 
     def sequences(self, row: int) -> list[np.ndarray]:
-        """The one sequence of a row."""
+        """Return the one sequence of a row."""
         low, high = self.read[row]
         return [np.concatenate([[self.cls], self.ids[low:high], [self.sep]])]
 
     def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """These rows padded to `length`, and rows of weight 0 up to `batch_size`."""
+        """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""
         ids = np.full((batch_size, 1, length), self.pad, np.int32)
         lengths = np.zeros((batch_size, 1), np.int32)
         labels = np.full((batch_size, length), -1, np.int32)
-        for place, row in enumerate(examples):
+        for position, row in enumerate(examples):
             (sequence,) = self.sequences(int(row))
-            ids[place, 0, : len(sequence)] = sequence
-            lengths[place, 0] = len(sequence)
+            ids[position, 0, : len(sequence)] = sequence
+            lengths[position, 0] = len(sequence)
             own_low, own_high = self.own[row]
             begin = 1 + own_low - self.read[row, 0]
-            labels[place, begin : begin + own_high - own_low] = self.labels[own_low:own_high]
+            labels[position, begin : begin + own_high - own_low] = self.labels[own_low:own_high]
         weights, index = filled_rows(examples, batch_size)
         return ExampleBatch(
             ids=ids,
@@ -88,28 +88,28 @@ class TaggedSplit:
 def encode_sentences(
     task: Task, examples: tuple[TaggedSentence, ...], tokenizer: "Tokenizer", length: int, *, part: str = ""
 ) -> TaggedSplit:
-    """Rows of at most `length` pieces for these sentences; `task.options.context` says what is read around them."""
+    """Return rows of at most `length` tokens for these sentences; `task.options.context` selects their context."""
     cls, sep = special_ids(tokenizer.specials, length)
     encoded = tokenizer.encode_batch_with_offsets([" ".join(example.tokens) for example in examples])
     labelled = bool(examples) and all(example.labelled for example in examples)
     numbers = {label: number for number, label in enumerate(task.labels)}
     ids, words, labels = [], [], []
-    for example, (pieces, offsets) in zip(examples, encoded, strict=True):
-        starting = first_pieces(example.tokens, offsets)
-        tags = np.full(len(example.tokens) + 1, -1, np.int32)  # the last one is that of no word
+    for example, (tokens, offsets) in zip(examples, encoded, strict=True):
+        starting = first_tokens(example.tokens, offsets)
+        tags = np.full(len(example.tokens) + 1, -1, np.int32)  # the last entry serves tokens that begin no word
         if labelled:
             tags[:-1] = [numbers[tag] for tag in _spelt_as(task, example.tags or (), numbers)]
-        ids.append(np.array(pieces, np.int32))
+        ids.append(np.array(tokens, np.int32))
         words.append(starting)
         labels.append(tags[starting])
-    ends = np.cumsum([0, *(len(pieces) for pieces in ids)])
+    ends = np.cumsum([0, *(len(tokens) for tokens in ids)])
     room = length - 2
     own = np.stack([ends[:-1], np.minimum(ends[1:], ends[:-1] + room)], axis=1).astype(np.int64)
     read = own.copy()
     if task.options.context == "document":
         documents = [example.document for example in examples]
         for row in np.flatnonzero(np.diff(ends) < room):
-            first, last = surroundings(documents, ends, int(row), room)
+            first, last = sentence_context(documents, ends, int(row), room)
             read[row] = ends[first], ends[last]
     return TaggedSplit(
         examples=examples,
@@ -130,7 +130,7 @@ def encode_sentences(
 
 
 def _spelt_as(task: Task, tags: Sequence[str], known: Container[str]) -> Sequence[str]:
-    """Tags as the model's labels spell them: BIO, or by the other mark where an imported model has one of a type."""
+    """Return tags as the model's labels spell them: BIO, or with the other mark if an imported model has only that."""
     if task.scheme == "none":
         return tags
     other = {"B": "I", "I": "B"}
@@ -138,29 +138,29 @@ def _spelt_as(task: Task, tags: Sequence[str], known: Container[str]) -> Sequenc
     return [tag if tag in known else other.get(tag[0], tag[0]) + tag[1:] for tag in spelt]
 
 
-def first_pieces(tokens: Sequence[str], offsets: np.ndarray) -> np.ndarray:
-    """int32 (pieces,): the word that begins with a piece, else -1, for words that were joined by blanks.
+def first_tokens(words: Sequence[str], offsets: np.ndarray) -> np.ndarray:
+    """Return int32 (tokens,): the word that begins with a token, else -1, for words that were joined by blanks.
 
-    offsets: int (pieces, 2), the places of the pieces in the joined text. A piece that is nothing but the blank before
-    a word begins none.
+    offsets: int (tokens, 2), the offsets of the tokens in the joined text. A token that is only the blank before a word
+    begins none.
     """
-    lengths = np.array([len(token) for token in tokens], np.int64)
+    lengths = np.array([len(word) for word in words], np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1
     word = np.searchsorted(starts, np.maximum(offsets[:, 1] - 1, 0), side="right") - 1
     inside = (offsets[:, 1] > offsets[:, 0]) & (word >= 0)
-    inside &= offsets[:, 1] - 1 < (starts + lengths)[word] if len(tokens) else False
+    inside &= offsets[:, 1] - 1 < (starts + lengths)[word] if len(words) else False
     found = np.full(len(offsets), -1, np.int32)
-    pieces = np.flatnonzero(inside)
-    _, first = np.unique(word[pieces], return_index=True)
-    found[pieces[first]] = word[pieces[first]]
+    tokens = np.flatnonzero(inside)
+    _, first = np.unique(word[tokens], return_index=True)
+    found[tokens[first]] = word[tokens[first]]
     return found
 
 
-def surroundings(documents: Sequence[Any], ends: np.ndarray, row: int, room: int) -> tuple[int, int]:
-    """The sentences [first, last) that are read with sentence `row`: whole ones of its document, as many as fit.
+def sentence_context(documents: Sequence[Any], ends: np.ndarray, row: int, room: int) -> tuple[int, int]:
+    """Return the sentences [first, last) that are read with sentence `row`: as many of its document as fit, whole.
 
-    One after the other is taken from the side that has fewer pieces so far, from the other where the next does not fit.
-    documents: of each sentence, None where it is not known. ends: (n + 1,), where the pieces of each begin and end.
+    Sentences are added one at a time on the side with fewer tokens so far, or on the other side if the next does not
+    fit. documents: the document of each sentence, None if unknown. ends: (n + 1,), token boundaries of the sentences.
     """
     first, last = row, row + 1
     open_before = open_after = documents[row] is not None

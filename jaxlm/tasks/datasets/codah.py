@@ -1,7 +1,7 @@
-"""CODAH (Chen et al. 2019): four-way completion of a sentence, the free relative of SWAG.
+"""CODAH (Chen et al. 2019): four-way sentence completion, a separate data set in the format of SWAG.
 
-The files have no header: category (empty in ten rows, and not used), prompt, four endings, and the index of the right
-one from 0. Quotes stand for themselves.
+The files have no header: category (empty in ten rows, and not used), prompt, four endings, and the index of the correct
+one from 0. Quotes are plain characters.
 """
 
 from jaxlm.tasks.builtin import PAPERS, BuiltIn

@@ -1,9 +1,9 @@
-"""GLUE's tasks from the files of its benchmark (Wang et al. 2018): nine, and the diagnostic set of MNLI's models.
+"""The nine GLUE tasks from the benchmark's files (Wang et al. 2018), and the diagnostic set for MNLI models.
 
-All are TSVs without quoting: a `"` is a character like any other, and a reader that takes it for a quote loses rows
-silently (MRPC's 3,668 training rows become 3,571). A test file that has an index in place of the label is unlabelled.
-QNLI was replaced in January 2019: figures on its first version (108,000 training rows), those of both papers, do not
-compare with figures on the second (104,743).
+All files are TSVs without quoting: a `"` is a plain character, and a reader that treats it as a quote loses rows
+silently (MRPC's 3,668 training rows become 3,571). A test file with an index in place of the label is unlabelled. QNLI
+was replaced in January 2019: results on its first version (108,000 training rows), which both papers report, are not
+comparable with results on the second (104,743).
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ _FILES = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
 _ZERO_ONE = ("0", "1")
 _PAIR = (("sentence1",), ("sentence2",))
 
-# Warstadt et al. 2018. Train and dev have no header: taking the first row for one leaves 8,550 of 8,551.
+# Warstadt et al. 2018. Train and dev have no header: reading the first row as one leaves 8,550 of 8,551 rows.
 COLA = BuiltIn(
     Task(
         name="cola",
@@ -33,7 +33,7 @@ COLA = BuiltIn(
     Catalogue("glue/cola", ("sentence",), label_names=("unacceptable", "acceptable")),
 )
 
-# Socher et al. 2013. Train is phrases, dev whole sentences.
+# Socher et al. 2013. Train contains phrases, dev whole sentences.
 SST2 = BuiltIn(
     Task(
         name="sst2",
@@ -104,7 +104,7 @@ RTE = BuiltIn(
     Catalogue("glue/rte", ("sentence1", "sentence2"), label_names=("entailment", "not_entailment")),
 )
 
-# Iyer et al. 2017. Some training rows are cut, with too few columns: they are left out and counted.
+# Iyer et al. 2017. Some training rows are truncated, with too few columns: they are dropped and counted.
 QQP = BuiltIn(
     Task(
         name="qqp",
@@ -125,7 +125,7 @@ QQP = BuiltIn(
     read=partial(read_table, drop_short=True),
 )
 
-# Williams et al. 2018. The gold label goes by name: column 11 is gold in train and one annotator's in dev.
+# Williams et al. 2018. The label is found by column name: column 11 is gold in train and one annotator's in dev.
 MNLI = BuiltIn(
     Task(
         name="mnli",
@@ -181,8 +181,9 @@ QNLI = BuiltIn(
     Catalogue("glue/qnli", ("question", "sentence"), label_names=("entailment", "not_entailment")),
 )
 
-# Levesque et al. 2011, recast. Dev shares its sentences with train under opposite labels: a model that fits train falls
-# below one half there, and always saying 0 is the better submission (65.1 on the server; BERT's authors sent that).
+# Levesque et al. 2011, recast. Dev repeats sentences of train with opposite labels: a model that fits train scores
+# below one half there, and always predicting 0 is the better submission (65.1 on the server; BERT's authors submitted
+# that).
 WNLI = BuiltIn(
     Task(
         name="wnli",

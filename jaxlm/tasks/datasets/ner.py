@@ -1,10 +1,10 @@
-"""Named entities from columns: CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), WNUT-17 (Derczynski et al. 2017).
+"""Named entities in columns: CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), WNUT-17 (Derczynski et al. 2017).
 
-A token a line: the token in the first column and its tag in the last, parted by a TAB or, where the line has none, by
-blanks. A line of white space ends a sentence, and `-DOCSTART-` opens a document. Tags are IOB1 or BIO, which are read
-alike (`entities.py`); predictions are spelt as in the training file. A user's own rows are JSON lines with `tokens` and
-`tags` (lists of strings), and if they like `document`, the same for sentences that follow one another in one text; for
-new rows `text` will do, which is cut at blanks and at punctuation.
+Each line is a token: the token is the first column and its tag the last, separated by a TAB or, in a line without one,
+by blanks. A line of white space ends a sentence, and `-DOCSTART-` starts a document. Tags are IOB1 or BIO, which are
+read alike (`entities.py`); predictions are spelt as in the training file. A user's own rows are JSON lines with
+`tokens` and `tags` (lists of strings), and optionally `document`, equal for consecutive sentences of one text; new rows
+may have `text` instead, which is split at blanks and at punctuation.
 """
 
 import dataclasses
@@ -29,18 +29,18 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def read_sentences(path: Path | str, task: Task, *, labelled: bool, errors: Errors = "strict") -> Split:
-    """Every sentence of a file; JSON lines by their suffix, else columns.
+    """Read every sentence of a file: JSON lines, recognised by their suffix, or columns.
 
-    labelled: whether there must be tags; they are read where the first sentence has some.
+    labelled: whether tags are required; otherwise they are read where the first sentence has some.
 
     Raises:
-      InputError: a line without a tag, a tag that is none, lists of two lengths, a file without sentences.
+      InputError: a line without a tag, an invalid tag, lists of two lengths, a file without sentences.
     """
     dropped: list[tuple[int, str]] = []
     label: LabelRule = "required" if labelled else "optional"
     sentences = tuple(stream_sentences(path, task, label=label, errors=errors, dropped=dropped))
     if not sentences:
-        raise InputError(f"{path}: the file holds no sentences")
+        raise InputError(f"{path} has no sentences")
     return Split(sentences, len(sentences) + len(dropped), tuple(dropped), 0)
 
 
@@ -52,7 +52,7 @@ def stream_sentences(
     errors: Errors = "strict",
     dropped: list[tuple[int, str]] | None = None,
 ) -> Iterator[TaggedSentence]:
-    """Sentences one at a time. dropped: is told of lines that are left out."""
+    """Yield sentences one at a time. dropped: a list that collects the dropped lines."""
     suffix = Path(path).suffix.lower()
     if suffix in (".tsv", ".csv") and label == "ignored":
         columns = Columns(texts=(task.columns.whole or ("text",),))
@@ -70,30 +70,35 @@ def stream_sentences(
 
 
 def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
-    """The task with the tags of its training part, O first and then B- and I- of each type in sorted order.
+    """Return the task with the tags of its training split: O first, then B- and I- of each type in sorted order.
 
     Raises:
-      InputError: a type that only another part has; a training part without entities.
+      InputError: a type that the training split lacks; a training split without entities.
     """
     labels = task.labels
     if "train" in splits:
         tags = [example.tags for example in splits["train"].examples]
         types = sorted({parse_tag(tag)[1] for sentence in tags for tag in sentence} - {""})
         if not types:
-            raise InputError(f"task {task.name}: every tag of the training part is O; entities are tagged B- and I-")
+            raise InputError(
+                f"task {task.name}: the training split has no entities, every tag is O; tag them B- and I-"
+            )
         labels = ("O", *(f"{mark}-{kind}" for kind in types for mark in "BI"))
         task = dataclasses.replace(task, labels=labels, scheme=scheme_of(tags))
-    of_type = (lambda tag: tag) if task.scheme == "none" else (lambda tag: parse_tag(tag)[1])
-    known = {of_type(label) for label in labels}
+    known = {_type_of(label, task.scheme) for label in labels}
     for split in splits.values():
         for sentence in split.examples:
             for tag in sentence.tags or ():
-                if of_type(tag) not in known:
+                if _type_of(tag, task.scheme) not in known:
                     raise InputError(
-                        f"{sentence.where}: the tag {tag!r} is of a type that the training part has not; "
-                        f"there are {', '.join(sorted(known - {''}))}"
+                        f"{sentence.where}: the type of {tag!r} does not occur in the training split; "
+                        f"its types are {', '.join(sorted(known - {''}))}"
                     )
     return task
+
+
+def _type_of(tag: str, scheme: Scheme) -> str:
+    return tag if scheme == "none" else parse_tag(tag)[1]
 
 
 def _from_columns(
@@ -117,12 +122,12 @@ def _from_columns(
             continue
         fields = [field for field in line.split("\t" if "\t" in line else " ") if field]
         if len(fields) == 1 and all(unicodedata.category(character) == "Cf" for character in fields[0].strip()):
-            dropped.append((number, "nothing but marks without a width"))
+            dropped.append((number, "only zero-width characters"))
             continue
         if label == "optional" and not first:
             labelled = len(fields) > 1
         if labelled and len(fields) < 2:
-            raise InputError(f"{name} line {number}: {fields[0]!r} has no tag; a line is a token and, last, its tag")
+            raise InputError(f"{name} line {number}: {fields[0]!r} has no tag; write the token first and its tag last")
         if not tokens:
             first = number
         tokens.append(fields[0])
@@ -145,20 +150,20 @@ def _from_json(lines: Iterator[tuple[int, str]], name: str, task: Task, label: L
             text = next((row[key] for key in task.columns.whole if isinstance(row.get(key), str)), "")
             if labelled or not text:
                 raise InputError(
-                    f"{where}: no field {task.columns.texts[0][0]!r}; the row has {', '.join(row)[:300]}; "
+                    f"{where} has no field {task.columns.texts[0][0]!r}; the row has {', '.join(row)[:300]}; "
                     "write a list of strings"
                 )
             tokens = tuple(_WORDS.findall(text))
         tags = _strings(row, task.columns.label, where) if labelled else None
         if labelled and tags is None:
-            raise InputError(f"{where}: no field {task.columns.label[0]!r}; write a list with a tag for each token")
+            raise InputError(f"{where} has no field {task.columns.label[0]!r}; write a list with a tag for each token")
         if tags is not None:
             if len(tags) != len(tokens):
-                raise InputError(f"{where}: {len(tags)} tags for {len(tokens)} tokens; mend the row")
+                raise InputError(f"{where}: {len(tokens)} tokens must have as many tags, got {len(tags)}; fix the row")
             tags = tuple(_checked(tag, task.scheme, where) for tag in tags)
         document = row.get("document")
         if document is not None and not isinstance(document, int | str):
-            raise InputError(f"{where}: document is {document!r:.80}; write a string or a whole number")
+            raise InputError(f"{where}: document must be a string or an integer, got {document!r:.80}")
         yield TaggedSentence(tokens, tags, document, text, where)
 
 
@@ -167,7 +172,7 @@ def _strings(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> tupl
         if name in row:
             value = row[name]
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise InputError(f"{where}: {name} is {value!r:.80}; write a list of strings")
+                raise InputError(f"{where}: {name} must be a list of strings, got {value!r:.80}")
             return tuple(value)
     return None
 
@@ -177,7 +182,7 @@ def _checked(tag: str, scheme: Scheme, where: str) -> str:
         if scheme != "none":
             parse_tag(tag)
     except ValueError as error:
-        raise InputError(f"{where}: {error}; mend the tag") from None
+        raise InputError(f"{where}: {error}; fix the tag") from None
     return tag
 
 
@@ -186,7 +191,7 @@ _TFDS_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC
 
 
 def _record(values: Mapping[str, Any], name: str) -> list[TaggedSentence]:
-    """A record of TFDS's; each part ends in an empty one."""
+    """Convert a TFDS record; each split ends in an empty one."""
     tokens = tuple(tfds_text(token) for token in values["tokens"])
     tags = tuple(_TFDS_TAGS[int(tag)] for tag in values["ner"])
     return [TaggedSentence(tokens, tags, where=f"tfds {name}")] if tokens else []
@@ -200,7 +205,7 @@ NER = BuiltIn(
         metric="entity_f1",
         metrics=METRICS,
         columns=COLUMNS,
-        # "The maximal document context provided by the data" (Devlin et al. 2019, section 5.3): all there is room for.
+        # "The maximal document context provided by the data" (Devlin et al. 2019, section 5.3): all that fits.
         papers={"bert": papers(length=512, peak_lr=5e-5)["bert"]},
     ),
     {

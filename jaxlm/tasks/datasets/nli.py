@@ -1,8 +1,8 @@
-"""Inference sets beside GLUE's: SNLI (Bowman et al. 2015) and SciTail (Khot et al. 2018).
+"""Inference data sets outside GLUE: SNLI (Bowman et al. 2015) and SciTail (Khot et al. 2018).
 
-SNLI's rows on which the annotators did not agree have the gold label `-` and are left out of every part, as is usual;
-TFDS keeps them, without a label. SciTail comes twice: `tsv_format`, without a header, and `snli_format`, whose `.txt`
-files are JSON lines that say `entailment` where the TSVs say `entails`.
+SNLI's rows without agreement among the annotators have the gold label `-` and are dropped from every split, as is
+usual; TFDS keeps them, without a label. SciTail has two formats: `tsv_format`, without a header, and `snli_format`,
+whose `.txt` files are JSON lines that say `entailment` where the TSVs say `entails`.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ _PAIR = (("sentence1", "premise"), ("sentence2", "hypothesis"))
 
 
 def read_scitail(path: Path, task: Task, *, labelled: bool) -> Split:
-    """A file of either format."""
+    """Read a file of either format."""
     if path.suffix != ".txt":
         return read_table(path, task, labelled=labelled)
     reader = RowReader(path, task.columns, label="required" if labelled else "optional", json=True)

@@ -1,8 +1,8 @@
 """RACE (Lai et al. 2017): questions on English texts from school examinations, four options each.
 
-`{train,dev,test}/{middle,high}/N.txt`, each one JSON object with an article and several questions. Figures are given
-for both schools together (by question) and apart. A question may hold a blank `_`: an encoder reads it with the option
-put there, as in common ports; GPT-1 reads article, question, delimiter, option.
+The files are `{train,dev,test}/{middle,high}/N.txt`, each one JSON object with an article and several questions.
+Metrics are given for both schools together (by question) and separately. A question may contain a blank `_`: an encoder
+reads it with the option in its place, as in common ports; GPT-1 reads article, question, delimiter, option.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ _NAMES = ("A", "B", "C", "D")
 
 
 def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
-    """Every question of a part: the directory of its schools, or a file with named columns.
+    """Read every question of a split: the directory of its schools, or a file with named columns.
 
     Raises:
-      InputError: no school, or a passage that is not as it should be, with its file.
+      InputError: no school, or a malformed passage, with its file.
     """
     if path.is_file():
         return read_table(path, task, labelled=labelled)
@@ -36,10 +36,12 @@ def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
             try:
                 passage = parse_json(text)
             except ValueError as error:
-                raise InputError(f"{file}: not JSON ({error}); each file is one JSON object") from None
+                raise InputError(f"{file} is not JSON ({error}); each file must be one JSON object") from None
             examples += _questions(passage, school, str(file), labelled)
     if not examples:
-        raise InputError(f"{path}: no {' or '.join(f'{school}/*.txt' for school in SCHOOLS)}; unpack RACE as it comes")
+        raise InputError(
+            f"{path} has no {' or '.join(f'{school}/*.txt' for school in SCHOOLS)}; keep the layout of RACE's archive"
+        )
     return Split(tuple(examples), len(examples), (), sum(not text for example in examples for text in example.parts))
 
 
@@ -51,16 +53,17 @@ def _questions(passage: Mapping[str, Any], school: str, where: str, labelled: bo
         given = passage.get("answers")
         answers = [""] * len(questions) if given is None else [tfds_text(answer).strip() for answer in given]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: {error!r}; a passage has article, questions, options and answers") from None
+        raise InputError(f"{where}: a passage must have article, questions, options and answers: {error!r}") from None
     if not len(questions) == len(options) == len(answers):
         raise InputError(
-            f"{where}: {len(questions)} questions, {len(options)} options, {len(answers)} answers; mend it"
+            f"{where}: questions, options and answers must be equally many, got {len(questions)}, {len(options)} and "
+            f"{len(answers)}; fix the passage"
         )
     for number, (choices, answer) in enumerate(zip(options, answers, strict=True), 1):
         if len(choices) != len(_NAMES):
-            raise InputError(f"{where} question {number}: {len(choices)} choices where the task has 4; mend the row")
+            raise InputError(f"{where} question {number}: the row must have 4 choices, got {len(choices)}; fix the row")
         if answer not in _NAMES and (answer or labelled):
-            raise InputError(f"{where} question {number}: unknown label {answer!r}; the labels are {', '.join(_NAMES)}")
+            raise InputError(f"{where} question {number}: a label must be one of {', '.join(_NAMES)}, got {answer!r}")
     return [
         Example((article, question), choices, answer or None, school)
         for question, choices, answer in zip(questions, options, answers, strict=True)
@@ -68,7 +71,7 @@ def _questions(passage: Mapping[str, Any], school: str, where: str, labelled: bo
 
 
 def _passage(values: Mapping[str, Any], name: str) -> list[Example]:
-    """A record of TFDS's: a passage, the school being the data set's name."""
+    """Convert a TFDS record: a passage, with the school in the data set's name."""
     return _questions(values, name.partition("/")[2], f"tfds {name}", False)
 
 

@@ -1,7 +1,7 @@
 """Counterfactually revised SNLI (Kaushik et al. 2020): three-class inference whose rows are edits of one another.
 
-The files are TSVs with CSV quoting (43 training fields are wrapped in `"`). The parts are taken as they come: since
-rows are edits of one another, a new split by row would put near copies on both sides.
+The files are TSVs with CSV quoting (43 training fields are enclosed in `"`). The published splits are used: since rows
+are edits of one another, a new split by row would place near copies on both sides.
 """
 
 from jaxlm.tasks.builtin import PAPERS, BuiltIn

@@ -1,9 +1,10 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and a user's own questions on texts.
 
 The official JSON holds articles, their paragraphs and the questions on them. Offsets count code points. Where training
-questions have several answers the first is trained on; scores take them all. `plausible_answers` of questions without
-an answer are never read. A user's rows are JSON lines with `context`, `question` and `answers` (a list of objects with
-`text` and `answer_start`, or one object of two lists; empty: the text has no answer), and an `id` if they like.
+questions have several answers the first is the target; scores take all of them. `plausible_answers` of questions
+without an answer are never read. A user's rows are JSON lines with `context`, `question` and `answers` (a list of
+objects with `text` and `answer_start`, or one object of two lists; empty: the text has no answer), and an optional
+`id`.
 """
 
 import dataclasses
@@ -22,16 +23,16 @@ from jaxlm.tasks.reading.rows import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))
-LISTED = 20  # names in a message
+LISTED = 20  # maximum number of names in a message
 
 
 def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Errors = "strict") -> Split:
-    """Every question of a file: official JSON (`.json`), or rows as `stream_questions` reads them.
+    """Read every question of a file: official JSON (`.json`), or rows as `stream_questions` reads them.
 
-    labelled: whether there must be answers; they are read where there are some.
+    labelled: whether answers are required; otherwise they are read where there are some.
 
     Raises:
-      InputError: a file that is not as it should be; two questions of one id.
+      InputError: a malformed file; two questions with one id.
     """
     if Path(path).suffix.lower() == ".json":
         examples = list(_official(Path(path), task, labelled, errors))
@@ -41,10 +42,10 @@ def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Erro
     seen: set[str] = set()
     for example in examples:
         if example.name in seen:
-            raise InputError(f"{path}: two questions have the id {example.name!r}; give each its own")
+            raise InputError(f"{path}: ids must be distinct, got {example.name!r} twice; give each question its own")
         seen.add(example.name)
     if not examples:
-        raise InputError(f"{path}: the file holds no questions")
+        raise InputError(f"{path} has no questions")
     empty = sum(not text for example in examples for text in example.parts)
     return Split(tuple(examples), len(examples), (), empty)
 
@@ -52,10 +53,10 @@ def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Erro
 def stream_questions(
     path: Path | str, task: Task, *, label: LabelRule = "ignored", errors: Errors = "strict"
 ) -> Iterator[SpanExample]:
-    """Questions from JSON lines, or without their answers from a TSV or CSV, one at a time.
+    """Yield questions from JSON lines, or without their answers from a TSV or CSV, one at a time.
 
     Raises:
-      InputError: a row without a field, or with one of another kind, with its line.
+      InputError: a row with a missing field or a field of another type, with its line.
     """
     name = "standard input" if str(path) == "-" else str(path)
     suffix = Path(path).suffix.lower()
@@ -71,41 +72,45 @@ def stream_questions(
             fields = [_field(row, names, where) for names in task.columns.texts]
             for names, value in zip(task.columns.texts, fields, strict=True):
                 if not isinstance(value, str):
-                    raise InputError(f"{where}: {names[0]} is {value!r:.80}, not a string; write a string")
+                    raise InputError(f"{where}: {names[0]} must be a string, got {value!r:.80}")
             given = None
             if label != "ignored":
                 given = next((row[name] for name in task.columns.label if name in row), None)
             if label == "required" and given is None:
-                raise InputError(f"{where}: no field {task.columns.label[0]!r}; write a list, empty for no answer")
+                raise InputError(f"{where} has no field {task.columns.label[0]!r}; write a list, empty for no answer")
             answers = None if given is None else _answers(given, bool(row.get("is_impossible")), where)
             _refuse_none(answers, task, where)
             yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers)
 
 
 def check_answers(splits: Mapping[str, Split], *, strict: bool = False) -> dict[str, Split]:
-    """The parts, training questions whose answer does not stand at its offset left out, as in the original, and
-    counted; and what is to be said of several answers.
+    """Return the splits without training questions whose answer is not at its offset, and with notes.
+
+    Such training questions are dropped, as in the original, and counted; the notes also count those of the other splits
+    and the questions with several answers.
 
     Raises:
-      InputError: with `strict`, such an answer in any part, listed.
+      InputError: with `strict`, such an answer in any split, listed.
     """
     checked = {}
     for part, split in splits.items():
-        astray = [example for example in split.examples if example.answers and example.first_place is None]
+        misplaced = [example for example in split.examples if example.answers and example.answer_span is None]
         notes = []
-        if astray:
-            names = ", ".join(example.name for example in astray[:LISTED])
-            more = f" and {len(astray) - LISTED} more" if len(astray) > LISTED else ""
-            count = f"{len(astray)} of {len(split.examples)} questions have an answer that is not at its answer_start"
+        if misplaced:
+            names = ", ".join(example.name for example in misplaced[:LISTED])
+            more = f" and {len(misplaced) - LISTED} more" if len(misplaced) > LISTED else ""
+            count = (
+                f"{len(misplaced)} of {len(split.examples)} questions have an answer that is not at its answer_start"
+            )
             if strict:
-                raise InputError(f"{part}: {count}: {names}{more}; mend the offsets, which count code points")
-            notes.append(count + ("; they are left out (--strict lists them)" if part == "train" else ""))
+                raise InputError(f"{part}: {count}: {names}{more}; fix the offsets, which count code points")
+            notes.append(count + ("; they are dropped (--strict lists them)" if part == "train" else ""))
         if part == "train":
             several = sum(len(example.answers or ()) > 1 for example in split.examples)
             if several:
-                notes.append(f"{several} questions have several answers; the first is trained on")
-            if astray:
-                gone = {id(example) for example in astray}
+                notes.append(f"{several} questions have several answers; the first is the target")
+            if misplaced:
+                gone = {id(example) for example in misplaced}
                 split = dataclasses.replace(split, examples=tuple(e for e in split.examples if id(e) not in gone))
             if not split.examples:
                 raise InputError("train: no question has an answer at its answer_start, which counts code points")
@@ -127,15 +132,15 @@ def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterato
                 impossible = bool(qa.get("is_impossible"))
                 given = qa.get("answers")
                 if given is None and labelled and not impossible:
-                    raise InputError(f"{where}: no answers; a part with labels has them")
+                    raise InputError(f"{where} has no answers; a labelled split needs them")
                 answers = _answers(given or [], impossible, where) if given is not None or impossible else None
                 _refuse_none(answers, task, where)
                 yield SpanExample(str(qa["id"]), qa["question"].strip(), context, answers)
     except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); SQuAD's files are one JSON object") from None
+        raise InputError(f"{path} is not JSON ({error}); a SQuAD file must be one JSON object") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path}: {error!r}; SQuAD's files hold data, paragraphs, context, qas, id, question and answers"
+            f"{path}: a SQuAD file must have data, paragraphs, context, qas, id, question and answers: {error!r}"
         ) from None
 
 
@@ -147,7 +152,7 @@ def _answers(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int],
             given = [{"text": t, "answer_start": s} for t, s in zip(given["text"], given["answer_start"], strict=True)]
         answers = tuple((tfds_text(answer["text"]), int(answer["answer_start"])) for answer in given)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise InputError(f"{where}: answers are objects with text and answer_start; mend them") from None
+        raise InputError(f"{where}: answers must be objects with text and answer_start; fix them") from None
     return answers
 
 
@@ -163,11 +168,11 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
     for name in names:
         if name in row:
             return row[name]
-    raise InputError(f"{where}: no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}")
+    raise InputError(f"{where} has no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}")
 
 
 def _record(values: Mapping[str, Any], name: str) -> list[SpanExample]:
-    """A record of TFDS's."""
+    """Convert a TFDS record."""
     question = tfds_text(values["id"])
     answers = _answers(values["answers"], bool(values.get("is_impossible")), f"tfds {name} {question}")
     return [SpanExample(question, tfds_text(values["question"]).strip(), tfds_text(values["context"]), answers)]

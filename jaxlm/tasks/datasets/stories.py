@@ -1,8 +1,9 @@
-"""What happens next: SWAG (Zellers et al. 2018) and the Story Cloze Test (Mostafazadeh et al. 2016).
+"""Continuations of stories: SWAG (Zellers et al. 2018) and the Story Cloze Test (Mostafazadeh et al. 2016).
 
-Both are CSV files with quoting. SWAG's second sentence is begun in its own column, and the endings complete it. The
-Story Cloze Test has no labelled training stories of this form: its validation part is trained on, a fifth of it held
-out as dev, as in GPT-1's code (1,497 and 374 of 1,871, there by its own seed); its right ending counts from 1.
+Both are CSV files with quoting. The beginning of SWAG's second sentence has its own column, and the endings complete
+it. The Story Cloze Test has no labelled training stories of this form: training uses its validation split, and a fifth
+of it is held out as dev, as in GPT-1's code (1,497 and 374 of 1,871, there by its own seed); its correct ending counts
+from 1.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ SWAG = BuiltIn(
 
 
 def _story(values: Mapping[str, Any], name: str) -> list[Example]:
-    """A record of TFDS's, which passes the answer on unshifted (1 or 2; -1: none)."""
+    """Convert a TFDS record; its answer is passed through unchanged (1 or 2; -1: unlabelled)."""
     endings = tuple(tfds_text(ending).strip() for ending in values["endings"])
     label = int(values["label"])
     return [Example((tfds_text(values["context"]).strip(),), endings, str(label) if label > 0 else None)]
@@ -70,5 +71,5 @@ STORY_CLOZE = BuiltIn(
         "test": ("cloze_test_test__spring2016 - cloze_test_ALL_test.csv", "test.csv"),
     },
     Catalogue("story_cloze/2016", splits={"train": "validation", "test": "test"}, read=_story),
-    held_out_share=0.2,
+    held_out_fraction=0.2,
 )

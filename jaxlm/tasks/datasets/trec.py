@@ -1,8 +1,8 @@
-"""TREC's question types (Li and Roth 2002), six coarse classes, one question a line.
+"""TREC's question types (Li and Roth 2002), six coarse classes, one question per line.
 
-Two copies go about: `train.txt` and `test.txt`, UTF-8 with the class as a number, and the original
-`train_5500.label` and `TREC_10.label`, Latin-1 with `COARSE:fine`. Their classes are the same six in the same order
-here; TFDS numbers LOC and NUM the other way round. Neither has a dev part.
+There are two copies: `train.txt` and `test.txt`, UTF-8 with the class as a number, and the original `train_5500.label`
+and `TREC_10.label`, Latin-1 with `COARSE:fine`. Their classes are the same six in the same order here; TFDS swaps the
+numbers of LOC and NUM. Neither has a dev split.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxlm.tasks.task import Columns, Example, Split, Task
 
 
 def read_questions(path: Path, task: Task, *, labelled: bool) -> Split:
-    """Lines of a label, one blank and a question; a file with named columns (`text`, `label`) is read as such.
+    """Read lines of a label, one blank and a question, or a file with named columns (`text`, `label`).
 
     Raises:
       InputError: a line without a label or a question, or with an unknown label, with its number.
@@ -36,11 +36,11 @@ def read_questions(path: Path, task: Task, *, labelled: bool) -> Split:
                 continue
             label, blank, text = line.partition(" ")
             if not blank or not text.strip():
-                raise InputError(f"{path} line {number}: a label, one blank and a question are needed; mend the line")
+                raise InputError(f"{path} line {number} must be a label, one blank and a question; fix the line")
             known = parse(label.partition(":")[0] if original else label, task, str(path), number)
             examples.append(Example((text.strip(),), (), known))
     if not examples:
-        raise InputError(f"{path}: the file holds no rows; each is a label, one blank and a question")
+        raise InputError(f"{path} has no rows; each must be a label, one blank and a question")
     return Split(tuple(examples), rows, tuple(dropped), 0)
 
 

@@ -1,1 +1,1 @@
-"""Predictions from a model's outputs, and the metrics they are judged by."""
+"""Predictions from a model's outputs, and their metrics."""

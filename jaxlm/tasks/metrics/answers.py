@@ -1,14 +1,14 @@
-"""From scores of starts and ends to answers (Devlin et al. 2019, sections 4.2 and 4.3; `run_squad.py`, 740 to 925).
+"""Answers from scores of starts and ends (Devlin et al. 2019, sections 4.2 and 4.3; `run_squad.py`, 740 to 925).
 
-Of each window the `num_best` best starts and ends are joined where the end does not come first, the answer is no longer
-than allowed and its start has its most context there. The answers of all windows are sorted by start + end. What is
-answered is the text itself, cut out by the places of the tokens. The original looks for starts and ends among all
-positions and then leaves out those that are not the text's; here only the text's are looked at, so that padding and
+In each window the `num_best` best starts and ends are combined if the end does not precede the start, the answer is not
+longer than allowed and its start has its most context there. The answers of all windows are sorted by start + end. The
+answer is a slice of the text, taken by the offsets of the tokens. The original looks for starts and ends among all
+positions and then discards those outside the text; here only the text's positions are considered, so that padding and
 the length of a batch change nothing.
 
-No answer scores s_null, the start and end at CLS, the least over the windows. A question is answered if its best text
+No answer scores s_null, the start and end at CLS, the minimum over the windows. A question is answered if its best text
 scores more than s_null + tau. The original's option `null_score_diff_threshold` is -tau, and `null_odds.json` holds
-s_null less the best score. Tau is tuned on each question's best text, whatever had been predicted before.
+s_null less the best score. Tau is tuned on each question's best text, whatever was predicted before.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold
 from jaxlm.tasks.task import Task
 
-PLACEHOLDER = "empty"  # the original's text where there is none to give
+PLACEHOLDER = "empty"  # the original's text where there is no candidate
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A text and what its first and last token score."""
+    """A text and the scores of its first and last token."""
 
     text: str
     start: float
@@ -41,7 +41,7 @@ class Answer:
 def predict_answers(
     task: Task, encoded: SpanSplit, outputs: Sequence[np.ndarray] | np.ndarray, threshold: float | None
 ) -> Predicted:
-    """Answers, exact match and F1, and the original's three files. See `predictions`."""
+    """Return answers, exact match and F1, and the original's three files. See `predictions`."""
     listed, nulls = [], []
     for question in range(encoded.num_examples):
         answers, null = best_answers(task, encoded, outputs, question)
@@ -49,7 +49,7 @@ def predict_answers(
         nulls.append(null)
     odds = np.array([null.score - answers[0].score for answers, null in zip(listed, nulls, strict=True)], np.float64)
     texts = predicted = [answers[0].text for answers in listed]
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if task.no_answer:
         if threshold is None and encoded.labelled:
             gain = np.array([f1 for _, f1 in _scores(task, encoded, texts)])
@@ -58,8 +58,8 @@ def predict_answers(
         elif threshold is None:
             threshold = task.threshold or 0.0
         predicted = [text if odd < -threshold else "" for text, odd in zip(texts, odds, strict=True)]
-        figures["threshold"] = threshold
-    figures = _figures(task, encoded, predicted) | figures if encoded.labelled and encoded.num_examples else {}
+        metrics["threshold"] = threshold
+    metrics = _metrics(task, encoded, predicted) | metrics if encoded.labelled and encoded.num_examples else {}
     best: dict[str, Any] = {}
     lines: list[tuple[Any, dict[str, Any]]] = []
     for example, answers, null, text, odd in zip(encoded.examples, listed, nulls, predicted, odds, strict=True):
@@ -73,21 +73,21 @@ def predict_answers(
         files["null_odds.json"] = dict(zip(names, odds.tolist(), strict=True))
     if encoded.part not in ("", task.selects):
         files = {f"{encoded.part}/{name}": content for name, content in files.items()}
-    return Predicted(lines, figures, files)
+    return Predicted(lines, metrics, files)
 
 
 def best_answers(
     task: Task, encoded: SpanSplit, outputs: Sequence[np.ndarray] | np.ndarray, question: int
 ) -> tuple[list[Answer], Answer]:
-    """The best texts of a question, best first and each once, at least one; and no answer."""
+    """Return the distinct best texts of a question, best first, at least one; and no answer."""
     rows = encoded.rows_of(question)
     context, number = encoded.examples[question].context, encoded.context_of[question]
     offsets = encoded.offsets[number]
     spans = [(int(encoded.first[row]), int(encoded.count[row])) for row in rows]
     options = task.options
     scores = [np.asarray(outputs[row], np.float64) for row in rows]
-    at_cls = min((Answer("", float(s[0, 0]), float(s[0, 1])) for s in scores), key=lambda answer: answer.score)
-    # Of each window the starts and the ends of its text.
+    at_cls = min((Answer("", float(s[0, 0]), float(s[0, 1])) for s in scores), key=_score_of)
+    # For each window the scores of its text's positions.
     parts = [
         s[begin : begin + count] for s, begin, (_, count) in zip(scores, map(encoded.begin, rows), spans, strict=True)
     ]
@@ -99,7 +99,7 @@ def best_answers(
             ]
         )
         if len(table):
-            break  # else no best start goes with a best end, and all that may be joined are looked at
+            break  # otherwise no best start combines with a best end, and all positions are combined
     table = table[np.argsort(-table[:, 0], kind="stable")]
     answers: dict[str, Answer] = {}
     for _, start_score, end_score, first_token, last_token in table:
@@ -112,7 +112,7 @@ def best_answers(
 
 
 def _joined(scores: np.ndarray, mask: np.ndarray, first: int, num_best: int, longest: int) -> np.ndarray:
-    """(n, 5): score, start score, end score, first and last token in the text, of one window's answers.
+    """Return (n, 5): score, start score, end score, first and last token in the text, of one window's answers.
 
     Args:
       scores: (tokens, 2), those of the window's text. mask: its tokens that may be starts. first: its first token.
@@ -128,35 +128,39 @@ def _joined(scores: np.ndarray, mask: np.ndarray, first: int, num_best: int, lon
 
 
 def _entries(answers: list[Answer], null: Answer | None, num_best: int) -> list[dict[str, Any]]:
-    """What nbest_predictions.json has of a question; no answer stands among the texts, in its place or last."""
+    """Return a question's entries of nbest_predictions.json; no answer is inserted by its score, or last."""
     listed = list(answers)
     if null is not None:
-        place = next((place for place, answer in enumerate(listed) if answer.score < null.score), len(listed))
-        listed = [*listed[:place], null, *listed[place:]][:num_best]
+        rank = next((rank for rank, answer in enumerate(listed) if answer.score < null.score), len(listed))
+        listed = [*listed[:rank], null, *listed[rank:]][:num_best]
         listed = listed if null in listed else [*listed, null]
     scores = np.array([answer.score for answer in listed])
-    shares = np.exp(scores - scores.max())
-    shares /= shares.sum()
+    probabilities = np.exp(scores - scores.max())
+    probabilities /= probabilities.sum()
     return [
-        {"text": answer.text, "probability": float(share), "start_logit": answer.start, "end_logit": answer.end}
-        for answer, share in zip(listed, shares, strict=True)
+        {"text": answer.text, "probability": float(value), "start_logit": answer.start, "end_logit": answer.end}
+        for answer, value in zip(listed, probabilities, strict=True)
     ]
 
 
 def _scores(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> list[tuple[float, float]]:
-    """(exact match, F1) of a text for each question."""
+    """Return (exact match, F1) of a text for each question."""
     return [
         answer_scores(text, [answer for answer, _ in example.answers or ()], no_answer=task.no_answer)
         for text, example in zip(texts, encoded.examples, strict=True)
     ]
 
 
-def _figures(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> dict[str, float]:
+def _metrics(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> dict[str, float]:
     table = np.array(_scores(task, encoded, texts))
-    figures = {"f1": float(table[:, 1].mean()), "exact_match": float(table[:, 0].mean())}
+    metrics = {"f1": float(table[:, 1].mean()), "exact_match": float(table[:, 0].mean())}
     if task.no_answer:
         answerable = np.array([bool(example.answers) for example in encoded.examples])
         for name, rows in (("answerable", answerable), ("unanswerable", ~answerable)):
             if rows.any():
-                figures[f"f1_{name}"] = float(table[rows, 1].mean())
-    return figures
+                metrics[f"f1_{name}"] = float(table[rows, 1].mean())
+    return metrics
+
+
+def _score_of(answer: Answer) -> float:
+    return answer.score

@@ -1,8 +1,8 @@
-"""What predictions are judged by, from scikit-learn and scipy: accuracy, F1, Matthews, Pearson, Spearman.
+"""Metrics from scikit-learn and scipy: accuracy, F1, Matthews, Pearson, Spearman.
 
 All are fractions. F1 of two classes is that of the second label (class 1: MRPC's paraphrases, `yes` of no and yes); of
-more classes it is the macro mean over the task's labels. Where a measure is undefined because the predictions (or the
-labels) are all the same, it is 0 and a warning says so: an untrained model must not end a run with NaN.
+more classes it is the macro mean over the task's labels. Where a metric is undefined because all predictions (or all
+labels) are the same, it is 0 and a warning says so: an untrained model must not end a run with NaN.
 """
 
 import warnings
@@ -13,18 +13,20 @@ from jaxlm.tasks.task import Task
 
 
 def compute_metrics(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The task's metrics by name.
+    """Return the task's metrics by name.
 
     Args:
-      predictions: int (n,) class or choice numbers, or float (n,) scores; any linear unit of scores will do.
-      labels: the same of the truth.
+      predictions: int (n,) class or choice numbers, or float (n,) scores in any linear unit.
+      labels: the true values, in the same form.
     """
     predictions, labels = np.asarray(predictions), np.asarray(labels)
     if predictions.shape != labels.shape or predictions.ndim != 1 or not len(labels):
-        raise ValueError(f"predictions {predictions.shape} and labels {labels.shape} must be two equal, non-empty rows")
+        raise ValueError(
+            f"predictions and labels must be equal (n,) with n > 0, got {predictions.shape}, {labels.shape}"
+        )
     if task.kind == "regression":
         predictions, labels = predictions.astype(np.float64), labels.astype(np.float64)
-    return {name: _MEASURES[name](task, predictions, labels) for name in task.metrics}
+    return {name: _METRICS[name](task, predictions, labels) for name in task.metrics}
 
 
 def _accuracy(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -39,7 +41,7 @@ def _f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     if len(task.labels) > 2:
         return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="macro", zero_division=0))
     if not (predictions == 1).any() and not (labels == 1).any():
-        _warn("f1", "neither predictions nor labels have the second class")
+        _warn("f1", "neither predictions nor labels contain the second class")
     return float(f1_score(labels, predictions, pos_label=1, average="binary", zero_division=0))
 
 
@@ -76,7 +78,7 @@ def _constant(name: str, predictions: np.ndarray, labels: np.ndarray) -> bool:
 
 
 def _warn(name: str, why: str) -> None:
-    warnings.warn(f"{name}: {why}, where it is undefined; reported as 0", stacklevel=2)
+    warnings.warn(f"{name}: {why}, so it is undefined; reported as 0", stacklevel=2)
 
 
-_MEASURES = {"accuracy": _accuracy, "f1": _f1, "matthews": _matthews, "pearson": _pearson, "spearman": _spearman}
+_METRICS = {"accuracy": _accuracy, "f1": _f1, "matthews": _matthews, "pearson": _pearson, "spearman": _spearman}

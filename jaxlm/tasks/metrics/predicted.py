@@ -1,4 +1,4 @@
-"""What a model's outputs come to: a prediction a line, the task's figures, and the files that others read."""
+"""Predictions of a split: one per example, with the task's metrics and the files that other programs read."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of one part, in the order of its examples.
+    """The predictions of one split, in the order of its examples.
 
     lines: for each example (prediction, scores): a name and a probability for each label; a number and nothing; the
-    text of an answer; a list of tags. figures: metric -> value, empty where the part has no labels. files: name, below
-    the run's directory, -> text, or what is to be written as JSON.
+    text of an answer; a list of tags. figures: metric -> value, empty where the split has no labels. files: path
+    relative to the run's directory -> text, or a value to be written as JSON.
     """
 
     lines: list[tuple[Any, dict[str, Any]]]

@@ -1,6 +1,6 @@
-"""From a model's outputs to predictions and figures: one entrance for every kind of task.
+"""Predictions and metrics from a model's outputs: one entry point for every kind of task.
 
-Classes, scores and choices are here; spans (`answers.py`) and tags (`tagging.py`) have pages of their own.
+Classes, scores and choices are handled here, spans in `answers.py` and tags in `tags.py`.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,17 @@ from jaxlm.tasks.task import Task
 def predictions(
     task: Task, encoded: Encoded, outputs: Sequence[np.ndarray] | np.ndarray, *, threshold: float | None = None
 ) -> Predicted:
-    """What `outputs` come to.
+    """Return the predictions and metrics of these outputs.
 
     Args:
-      outputs: the head's numbers for each row of `encoded`, in order: float (outputs,), or (C,) for choices, or
+      outputs: the head's outputs for each row of `encoded`, in order: float (outputs,), or (C,) for choices, or
         (length, outputs) for spans and tags, padded or not.
-      threshold: for questions that may have no answer, how much better than none an answer must be (the paper's tau).
-        None: tuned on this part if it is labelled, and given as the figure `threshold`; else the task's own, or 0.
+      threshold: for questions that may have no answer, the score above that of no answer which an answer needs (the
+        paper's tau). None: tuned on this split if it is labelled, and returned as the metric `threshold`; else the
+        task's own, or 0.
     """
     if len(outputs) != len(encoded):
-        raise ValueError(f"{len(outputs)} outputs for {len(encoded)} rows")
+        raise ValueError(f"outputs must have one entry per row ({len(encoded)}), got {len(outputs)}")
     if task.kind == "span":
         assert isinstance(encoded, SpanSplit)
         return predict_answers(task, encoded, outputs, threshold)
@@ -40,18 +41,18 @@ def predictions(
     assert isinstance(encoded, EncodedSplit)
     lines = [task.prediction(row) for row in outputs]
     files = submission(task, encoded.part, [prediction for prediction, _ in lines])
-    return Predicted(lines, _figures(task, encoded, outputs), files)
+    return Predicted(lines, _metrics(task, encoded, outputs), files)
 
 
-def _figures(task: Task, encoded: EncodedSplit, outputs: Sequence[np.ndarray] | np.ndarray) -> dict[str, float]:
+def _metrics(task: Task, encoded: EncodedSplit, outputs: Sequence[np.ndarray] | np.ndarray) -> dict[str, float]:
     if not encoded.labelled or not len(encoded):
         return {}
     numbers = np.asarray(outputs).reshape(len(encoded), -1)
     predicted = numbers[:, 0] if task.kind == "regression" else numbers.argmax(axis=1)
-    figures = compute_metrics(task, predicted, encoded.labels)
+    metrics = compute_metrics(task, predicted, encoded.labels)
     groups = np.array(encoded.groups)
     for group in dict.fromkeys(encoded.groups):
         rows = groups == group
-        apart = compute_metrics(task, predicted[rows], encoded.labels[rows])
-        figures |= {f"{name}_{group}": value for name, value in apart.items()}
-    return figures
+        of_group = compute_metrics(task, predicted[rows], encoded.labels[rows])
+        metrics |= {f"{name}_{group}": value for name, value in of_group.items()}
+    return metrics

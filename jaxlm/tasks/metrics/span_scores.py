@@ -1,9 +1,9 @@
 """Exact match and F1 of answers, by the definitions of SQuAD's two official scripts, and the threshold for no answer.
 
-A text is lower-cased, loses ASCII punctuation, then the articles a, an and the, and its white space is squeezed. The
-best value over a question's answers counts, and the mean is over all questions. The scripts differ on texts of which
-nothing is left: 1.1 gives "the" against "the" an exact match of 1 and an F1 of 0; 2.0 leaves such answers out, says
-that a question without any has the answer "", and gives an F1 of 1 where both are empty.
+A text is lower-cased and stripped of ASCII punctuation, then of the articles a, an and the, and its white space is
+collapsed. The best value over a question's answers counts, and the mean is over all questions. The scripts differ on
+texts that this leaves empty: 1.1 gives "the" against "the" an exact match of 1 and an F1 of 0; 2.0 discards such
+answers, treats a question without any as having the answer "", and gives an F1 of 1 where both are empty.
 """
 
 import re
@@ -17,19 +17,19 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(text: str) -> str:
-    """`text` as the official scripts compare it."""
+def normalized(text: str) -> str:
+    """Return `text` in the form in which the official scripts compare it."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, answer: str) -> float:
-    """1 where nothing but case, punctuation, articles and blanks differs."""
-    return float(normalised(predicted) == normalised(answer))
+    """Return 1 if only case, punctuation, articles and blanks differ, else 0."""
+    return float(normalized(predicted) == normalized(answer))
 
 
 def token_f1(predicted: str, answer: str, *, no_answer: bool) -> float:
-    """F1 over the words of two texts; `no_answer`: as SQuAD 2.0's script has it."""
-    given, wanted = normalised(predicted).split(), normalised(answer).split()
+    """Return the F1 over the words of two texts; `no_answer`: as SQuAD 2.0's script defines it."""
+    given, wanted = normalized(predicted).split(), normalized(answer).split()
     if no_answer and (not given or not wanted):
         return float(given == wanted)
     same = sum((Counter(given) & Counter(wanted)).values())
@@ -40,9 +40,9 @@ def token_f1(predicted: str, answer: str, *, no_answer: bool) -> float:
 
 
 def answer_scores(predicted: str, answers: Sequence[str], *, no_answer: bool) -> tuple[float, float]:
-    """(exact match, F1) of one question: the best over its answers."""
+    """Return (exact match, F1) of one question: the best over its answers."""
     if no_answer:
-        answers = [answer for answer in answers if normalised(answer)] or [""]
+        answers = [answer for answer in answers if normalized(answer)] or [""]
     return (
         max((exact_match(predicted, answer) for answer in answers), default=0.0),
         max((token_f1(predicted, answer, no_answer=no_answer) for answer in answers), default=0.0),
@@ -50,29 +50,29 @@ def answer_scores(predicted: str, answers: Sequence[str], *, no_answer: bool) ->
 
 
 def best_threshold(odds: np.ndarray, gain: np.ndarray, without: np.ndarray) -> float:
-    """The threshold tau with the best sum of scores, when a question is answered if -odds > tau.
+    """Return the threshold tau with the best sum of scores, when a question is answered if -odds > tau.
 
     Args:
-      odds: float (n,), the score of no answer less that of the best text. gain: (n,) the score that the best text earns
-      if it is given, without: (n,) what "" earns.
+      odds: float (n,), the score of no answer less that of the best text. gain: (n,) the score of predicting the best
+      text, without: (n,) that of predicting "".
 
     Returns:
-      Of equal cuts the one whose threshold is nearest to 0; half-way between the two questions that it parts.
+      Among equally good thresholds the one nearest to 0, midway between the two questions that it separates.
     """
     order = np.argsort(odds, kind="stable")
     ranked = odds[order].astype(np.float64)
-    # sums[k]: the score when the k questions with the least odds are answered. Equal odds cannot be parted.
+    # sums[k]: the score when the k questions with the least odds are answered. Equal odds cannot be separated.
     sums = without.sum() + np.concatenate([[0.0], np.cumsum((gain - without)[order])])
     n = len(ranked)
     cuts = [cut for cut in range(n + 1) if cut in (0, n) or ranked[cut - 1] < ranked[cut]]
     highest = max(sums[cut] for cut in cuts)
     best = [cut for cut in cuts if sums[cut] >= highest - 1e-9]
-    border = min((_border(ranked, k) for k in best), key=abs)
-    return -border if border else 0.0
+    boundary = min((_boundary(ranked, k) for k in best), key=abs)
+    return -boundary if boundary else 0.0
 
 
-def _border(ranked: np.ndarray, cut: int) -> float:
-    """The odds below which `cut` of the ranked odds lie: 0 where it will do, else half-way."""
+def _boundary(ranked: np.ndarray, cut: int) -> float:
+    """Return odds that exactly `cut` of the ranked odds are below: 0 if that qualifies, else the midpoint."""
     below = ranked[cut - 1] if cut else -np.inf
     above = ranked[cut] if cut < len(ranked) else np.inf
     if below < 0.0 <= above:

@@ -1,7 +1,7 @@
-"""GLUE's submission files: one TSV for each test part, as gluebenchmark.com reads them.
+"""GLUE's submission files: one TSV for each test split, in the format of gluebenchmark.com.
 
 A header `index<TAB>prediction`, the index counting from 0 in each file, no quoting; words for MNLI, AX, QNLI and RTE,
-whole numbers for the rest, three decimals between 0 and 5 for STS-B. The server wants all eleven files in one archive.
+integers for the rest, three decimals between 0 and 5 for STS-B. The server requires all eleven files in one archive.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ NAMES = {
 
 
 def submission(task: Task, part: str, predictions: Sequence[Any]) -> dict[str, str]:
-    """`glue/NAME.tsv` -> its text, for a part that GLUE's server judges; nothing for another.
+    """Return `glue/NAME.tsv` -> its text, for a split that GLUE's server scores; empty for another.
 
-    predictions: as `Task.prediction` gives them, in the order of the part.
+    predictions: as `Task.prediction` gives them, in the order of the split.
     """
     name = NAMES.get((task.name, part))
     if name is None:

@@ -1,8 +1,8 @@
 """Tasks from `tensorflow_datasets`, read without TensorFlow where the data is prepared as ArrayRecord.
 
-`tfds` means TFDS's own data directory, `tfds:DATA_DIR` another one. Preparing a set for the first time downloads it
-and needs TensorFlow, the extra `[tfds]`. Label ids are TFDS's: they are turned into names by the data set's own list
-and the names into the task's, never taken as they are; -1 (GLUE's test parts) means unlabelled.
+`tfds` means TFDS's own data directory, `tfds:DATA_DIR` another one. Preparing a data set for the first time downloads
+it and needs TensorFlow, the extra `[tfds]`. Label ids are TFDS's: they are mapped to names by the data set's own list
+and from there to the task's names, never used as they are; -1 (GLUE's test splits) means unlabelled.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,16 @@ from jaxlm.tasks.task import Example, Split
 
 
 def is_catalogue(task_dir: str) -> bool:
-    """Whether `--task-dir` names TFDS: `tfds` or `tfds:DATA_DIR`."""
+    """Return True if `--task-dir` names TFDS: `tfds` or `tfds:DATA_DIR`."""
     return task_dir == "tfds" or task_dir.startswith("tfds:")
 
 
 def read_catalogue(built_in: BuiltIn, task_dir: str) -> dict[str, Split]:
-    """Every part of a task from TFDS's copy.
+    """Read every split of a task from TFDS's copy.
 
     Raises:
-      InputError: TFDS or TensorFlow is missing (names the extra), the set cannot be had, or the task is not in TFDS.
+      InputError: TFDS or TensorFlow is missing (names the extra), the data set is unavailable, or TFDS does not have
+        the task.
     """
     catalogue, task = built_in.catalogue, built_in.task
     if catalogue is None:
@@ -40,14 +41,14 @@ def read_catalogue(built_in: BuiltIn, task_dir: str) -> dict[str, Split]:
             if part in catalogue.optional:
                 continue
             raise
-        parts[part] = _one_part(built_in, catalogue, part, read)
+        parts[part] = _collect(built_in, catalogue, part, read)
     return parts
 
 
 def _read_rows(
     built_in: BuiltIn, catalogue: Catalogue, part: str, split: str, data_dir: str | None
 ) -> tuple[list[Any], int]:
-    """The examples of one split of TFDS's, and how many records it had."""
+    """Return the examples of one TFDS split, and its number of records."""
     name, _, split = split.rpartition("@")
     name = name or catalogue.name
     source = open_split(name, split, data_dir)
@@ -62,11 +63,11 @@ def _read_rows(
         where = f"tfds {name} {split} row {row}"
         examples.append(Example(texts, (), _label(values, catalogue, names, built_in, where)))
     if not examples:
-        raise InputError(f"tfds {name}: the part {split} holds no rows")
+        raise InputError(f"tfds {name}: the split {split} has no rows")
     return examples, len(source)
 
 
-def _one_part(built_in: BuiltIn, catalogue: Catalogue, part: str, read: list[tuple[list[Any], int]]) -> Split:
+def _collect(built_in: BuiltIn, catalogue: Catalogue, part: str, read: list[tuple[list[Any], int]]) -> Split:
     examples = [example for rows, _ in read for example in rows]
     rows, dropped = sum(count for _, count in read), []
     if catalogue.drops_unlabelled:
@@ -80,7 +81,7 @@ def _one_part(built_in: BuiltIn, catalogue: Catalogue, part: str, read: list[tup
 
 
 def _label_names(source: Any, catalogue: Catalogue) -> tuple[str, ...]:
-    """The data set's own list of label names, else the one that is known for TFDS's copy."""
+    """Return the data set's own list of label names, else the known list for TFDS's copy."""
     features: Any = getattr(getattr(source, "dataset_info", None), "features", None)
     try:
         return tuple(features[catalogue.label].names)
@@ -98,7 +99,7 @@ def _label(
     if value is None or int(value) < 0:
         return None
     if int(value) >= len(names):
-        raise InputError(f"{where}: label {int(value)}, where there are {len(names)} labels")
+        raise InputError(f"{where}: the label must be below {len(names)}, the number of labels, got {int(value)}")
     try:
         return built_in.task.parse_label(names[int(value)])
     except ValueError as error:

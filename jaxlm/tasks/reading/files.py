@@ -1,8 +1,9 @@
-"""Lines, TSV rows and JSON objects from a file or a stream, each with its line number and one rule a line.
+"""Lines, TSV rows and JSON objects from a file or a stream, each with its line number.
 
-The rules: UTF-8, a byte order mark at the very start is dropped; lines break at `\\n` only and lose one trailing `\\r`
-(never `str.splitlines`, which also breaks at U+0085, U+2028 and form feeds inside sentences). Quoting is the file's
-choice: `none` splits at the delimiter and nothing else; `csv` reads fields wrapped in `"` with `""` inside, strictly.
+Encoding is UTF-8, and a byte order mark at the very start is dropped. Lines break at `\\n` only and lose one trailing
+`\\r` (never `str.splitlines`, which also breaks at U+0085, U+2028 and form feeds inside sentences). Quoting is a
+setting per file: `none` splits at the delimiter and nothing else; `csv` reads fields enclosed in `"` with `""` inside,
+strictly.
 Everything streams: one row is held at a time.
 """
 
@@ -19,28 +20,28 @@ from jaxlm.errors import InputError
 
 Errors = Literal["strict", "replace"]
 
-MAX_QUOTED_LINES = 1000  # a quote that nobody closes must not read the rest of a large file as one field
+MAX_QUOTED_LINES = 1000  # bound on the lines of a quoted field, so that an unclosed quote does not read a whole file
 
 
 @contextmanager
 def open_input(path: Path | str) -> Iterator[BinaryIO]:
-    """The bytes of a file, or of standard input for `-`. InputError when it cannot be opened."""
+    """Open a file, or standard input for `-`, as bytes. InputError when it cannot be opened."""
     if str(path) == "-":
         yield sys.stdin.buffer
         return
     try:
         stream = open_regular(Path(path))
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give the path of a file that can be read") from None
+        raise InputError(f"{path}: {error.strerror}; give the path of a readable file") from None
     with stream:
         yield stream
 
 
 def numbered_lines(stream: BinaryIO, name: str, errors: Errors = "strict") -> Iterator[tuple[int, str]]:
-    """(line number from 1, text without its line end) for each line.
+    """Yield (line number from 1, text without its line end) for each line.
 
     Raises:
-      InputError: bytes that are not UTF-8, with the line and the offset in the file; errors="replace" puts U+FFFD.
+      InputError: bytes that are not UTF-8, with the line and the offset in the file; errors="replace" inserts U+FFFD.
     """
     offset = 0
     for number, raw in enumerate(stream, 1):
@@ -63,10 +64,10 @@ def numbered_lines(stream: BinaryIO, name: str, errors: Errors = "strict") -> It
 def table_rows(
     lines: Iterator[tuple[int, str]], name: str, *, quoting: str = "none", delimiter: str = "\t"
 ) -> Iterator[tuple[int, list[str] | None]]:
-    """(line number, fields) of each row; a line without anything but blanks gives None.
+    """Yield (line number, fields) for each row; a line of only spaces gives None.
 
     With quoting "csv" a field that begins with `"` ends at the next single `"`, may hold delimiters and line breaks,
-    and is followed by a delimiter or the end of the row; a `"` further inside an unquoted field stands for itself.
+    and is followed by a delimiter or the end of the row; a `"` further inside an unquoted field is a plain character.
 
     Raises:
       InputError: a quoted field that is not closed, or text right after a closing quote, with the line number.
@@ -120,7 +121,7 @@ def _quoted_fields(number: int, line: str, lines: Iterator[tuple[int, str]], nam
 
 
 def json_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line number, object) for each line of JSON; a line without anything but blanks gives None.
+    """Yield (line number, object) for each line of JSON; a line of only white space gives None.
 
     Raises:
       InputError: a line that is not one JSON object, with its number.
@@ -132,14 +133,14 @@ def json_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[int
         try:
             value = parse_json(line)
         except ValueError as error:
-            raise InputError(f"{name} line {number}: not JSON ({error}); write one object a line") from None
+            raise InputError(f"{name} line {number} is not JSON ({error}); write one object per line") from None
         if not isinstance(value, dict):
-            raise InputError(f"{name} line {number}: JSON, but not an object; write one object a line")
+            raise InputError(f"{name} line {number} is JSON, but not an object; write one object per line")
         if "\\u" in line:
             try:
                 json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
                 raise InputError(
-                    f"{name} line {number}: half of a surrogate pair (\\ud800 to \\udfff) is not text; mend the escape"
+                    f"{name} line {number}: half of a surrogate pair (\\ud800 to \\udfff) is not text; fix the escape"
                 ) from None
         yield number, value

@@ -1,8 +1,8 @@
-"""Rows of a TSV, CSV or JSONL file as examples, by the names of their columns.
+"""Reader of TSV, CSV and JSONL rows as examples, by column name.
 
 One reader serves the tasks' own files, a user's files and the rows that `jaxlm.predict` labels. A TSV's first line
-names its columns, unless the task's files come without a header and this one does. Columns that a task does not use
-are ignored; blanks at the edges of a text are dropped (SST-2's texts all end in one), inner ones are kept.
+names its columns, unless the task's files may come without a header and this one does. Columns that a task does not use
+are ignored; a text is stripped of blanks at its ends (SST-2's texts all end in one), and inner blanks are kept.
 """
 
 import itertools
@@ -20,21 +20,21 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
 class RowReader:
-    """Iterates over (line number, example) of one file; labels are left as the file spells them.
+    """Iterates over (line number, example) of one file; labels are kept as the file spells them.
 
     Args:
       path: a file, or `-` for standard input, which is JSONL when its first line begins with `{` and TSV otherwise.
         A file is JSONL or comma-separated CSV by its suffix (`.jsonl`, `.csv`), else TSV.
       columns: the names to look for.
-      label: `required` refuses a file or row without one, `optional` gives None there, `ignored` never looks.
-      quoting: of a TSV; `none` or `csv`. A CSV is always read with quoting.
-      headerless: names of the columns of a file without a header, where such a file may come.
-      blank_lines: `drop` counts blank lines between rows as dropped, `refuse` is an InputError. Those at the end of
+      label: `required` raises for a file or row without one, `optional` gives None there, `ignored` never looks.
+      quoting: quoting of a TSV, `none` or `csv`. A CSV is always read with quoting.
+      headerless: names of the columns, for files that may come without a header.
+      blank_lines: `drop` counts blank lines between rows as dropped, `refuse` raises InputError. Those at the end of
         the file are ignored.
-      warn_quotes: after the last row, warn when fields look as if they wanted csv quoting.
-      short_rows: `drop` counts rows with another number of columns as dropped, and rows without the label that is
-        required; `refuse` is an InputError.
-      json: read JSON lines whatever the suffix.
+      warn_quotes: whether to warn, after the last row, about fields that look as if they needed csv quoting.
+      short_rows: `drop` counts rows with another number of columns, and rows without a required label, as dropped;
+        `refuse` raises InputError.
+      json: whether to read JSON lines whatever the suffix.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields.
 
@@ -78,13 +78,13 @@ class RowReader:
                 yield number, example
         if self.warn_quotes and self.quoted_fields:
             warnings.warn(
-                f'{self.name}: {self.quoted_fields} fields begin and end with " and hold "" inside; '
-                "a file saved that way wants quoting csv, it was read with quoting none",
+                f'{self.name}: {self.quoted_fields} fields begin and end with " and hold "" inside; the file was read '
+                "with quoting none and probably needs quoting csv",
                 stacklevel=2,
             )
 
     def _rows(self, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """The rows that hold something; blank lines are counted once a row follows them."""
+        """Yield the rows that are not blank; blank lines are counted once a row follows them."""
         blank: list[int] = []
         for number, row in rows:
             if row is None:
@@ -102,7 +102,7 @@ class RowReader:
         rows = table_rows(lines, self.name, quoting=quoting, delimiter="," if comma else "\t")
         first = next(((number, fields) for number, fields in rows if fields is not None), None)
         if first is None:
-            raise InputError(f"{self.name}: the file holds no rows; its first line names the columns")
+            raise InputError(f"{self.name} has no rows; its first line must name the columns")
         header = [field.strip() for field in first[1]]
         if self._without_header(header):
             header = list(self.headerless)
@@ -123,10 +123,10 @@ class RowReader:
                 self.dropped.append((number, f"{len(fields)} columns"))
                 continue
             if len(fields) != len(header):
-                hint = '; a field wrapped in " wants quoting csv' if quoting == "none" and _quoted(fields) else ""
+                hint = '; a field enclosed in " needs quoting csv' if quoting == "none" and _quoted(fields) else ""
                 raise InputError(
-                    f"{self.name} line {number}: {len(fields)} columns where there should be {len(header)} "
-                    f"({', '.join(header)}); mend the row{hint}"
+                    f"{self.name} line {number}: the row must have {len(header)} columns ({', '.join(header)}), got "
+                    f"{len(fields)}; fix the row{hint}"
                 )
             if quoting == "none":
                 self.quoted_fields += sum('""' in field[1:-1] for field in fields if _wrapped(field))
@@ -155,7 +155,7 @@ class RowReader:
                 label = self._json_label(number, row)
             yield number, Example(texts, self._json_choices(number, row), label)
         if not rows:
-            raise InputError(f"{self.name}: the file holds no rows; write one JSON object a line")
+            raise InputError(f"{self.name} has no rows; write one JSON object per line")
 
     def _joined(self, texts: tuple[str, ...]) -> tuple[str, ...]:
         return (" ".join(texts),) if self.columns.whole else texts
@@ -167,12 +167,12 @@ class RowReader:
     def _column(self, header: list[str], names: tuple[str, ...]) -> int:
         for name in names:
             if header.count(name) > 1:
-                raise InputError(f"{self.name} line 1: two columns are called {name!r}; rename one")
+                raise InputError(f"{self.name} line 1: columns must be distinct, got {name!r} twice; rename one")
             if name in header:
                 return header.index(name)
         raise InputError(
-            f"{self.name} line 1: no column {' or '.join(map(repr, names))}; the header names {', '.join(header)[:300]}"
-            f"; needed are {self.columns.describe()}"
+            f"{self.name} line 1 has no column {' or '.join(map(repr, names))}; the header names "
+            f"{', '.join(header)[:300]}; required are {self.columns.describe()}"
         )
 
     def _text(self, number: int, row: dict[str, Any], names: tuple[str, ...]) -> str:
@@ -180,24 +180,24 @@ class RowReader:
             if name in row:
                 return self._string(number, name, row[name])
         raise InputError(
-            f"{self.name} line {number}: no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}"
-            f"; needed are {self.columns.describe()}"
+            f"{self.name} line {number} has no field {' or '.join(map(repr, names))}; the row has "
+            f"{', '.join(row)[:300]}; required are {self.columns.describe()}"
         )
 
     def _string(self, number: int, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise InputError(f"{self.name} line {number}: {name} is {value!r:.80}, not a string; write a string")
+            raise InputError(f"{self.name} line {number}: {name} must be a string, got {value!r:.80}")
         return value.strip()
 
     def _json_choices(self, number: int, row: dict[str, Any]) -> tuple[str, ...]:
         for name in self.columns.choice_list:
             if name in row:
                 if not isinstance(row[name], list):
-                    raise InputError(f"{self.name} line {number}: {name} is not a list; write a list of strings")
+                    raise InputError(f"{self.name} line {number}: {name} must be a list of strings")
                 return tuple(self._string(number, name, value) for value in row[name])
         if self.columns.choice_list and not self.columns.choices:
             raise InputError(
-                f"{self.name} line {number}: no field {self.columns.choice_list[0]!r}; the row has "
+                f"{self.name} line {number} has no field {self.columns.choice_list[0]!r}; the row has "
                 f"{', '.join(row)[:300]}"
             )
         return tuple(self._text(number, row, names) for names in self.columns.choices)
@@ -210,19 +210,21 @@ class RowReader:
             value = str(value)
         if value is None or (isinstance(value, str) and not value.strip()):
             if self.label == "required":
-                raise InputError(f"{self.name} line {number}: no label ({' or '.join(self.columns.label)}); add it")
+                raise InputError(f"{self.name} line {number} has no label ({' or '.join(self.columns.label)}); add it")
             return None
         if not isinstance(value, str):
-            raise InputError(f"{self.name} line {number}: the label is {value!r:.80}; write a string or a number")
+            raise InputError(f"{self.name} line {number}: the label must be a string or a number, got {value!r:.80}")
         return value.strip()
 
 
 def collect(
     rows: list[tuple[int, Example]], reader: RowReader, task: Task, *, dropped_labels: tuple[str, ...] = ()
 ) -> Split:
-    """A split of rows that were read, their labels now the task's; rows with `dropped_labels` are left out and counted.
+    """Return a split of rows that were read, with the task's labels; rows with `dropped_labels` are dropped and
+    counted.
 
-    InputError: an unknown label, with its line.
+    Raises:
+      InputError: an unknown label, with its line.
     """
     dropped = [(number, f"label {example.label}") for number, example in rows if example.label in dropped_labels]
     rows = [(number, example) for number, example in rows if example.label not in dropped_labels]
@@ -231,30 +233,30 @@ def collect(
         check_choices(example, task, reader.name, number)
         examples.append(Example(example.texts, example.choices, parse(example.label, task, reader.name, number)))
     if not examples:
-        raise InputError(f"{reader.name}: the file holds no rows")
+        raise InputError(f"{reader.name} has no rows")
     missing = [number for (number, _), example in zip(rows, examples, strict=True) if example.label is None]
     if missing and len(missing) < len(examples):
         raise InputError(
-            f"{reader.name} line {missing[0]}: no label, where other rows have one; label all rows or none"
+            f"{reader.name} line {missing[0]} has no label, but other rows have one; label all rows or none"
         )
     return Split(tuple(examples), reader.rows_read, tuple(sorted([*reader.dropped, *dropped])), reader.empty_fields)
 
 
 def parse(label: str | float | None, task: Task, name: str, number: int) -> str | float | None:
-    """A label as the task names it. InputError says file, line and what is wrong."""
+    """Return a label as the task names it. InputError gives file, line and the fault."""
     if label is None:
         return None
     try:
         return task.parse_label(str(label))
     except ValueError as error:
-        raise InputError(f"{name} line {number}: {error}; mend the row") from None
+        raise InputError(f"{name} line {number}: {error}; fix the row") from None
 
 
 def check_choices(example: Example, task: Task, name: str, number: int) -> Example:
-    """Refuse a row with another number of choices than the task's."""
+    """Return the example. Raise InputError if its number of choices is not the task's."""
     if task.form == "choice" and len(example.choices) != task.num_choices:
         raise InputError(
-            f"{name} line {number}: {len(example.choices)} choices where the task has {task.num_choices}; mend the row"
+            f"{name} line {number}: the row must have {task.num_choices} choices, got {len(example.choices)}; fix it"
         )
     return example
 
