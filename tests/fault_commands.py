@@ -20,9 +20,9 @@ import toy_encoder
 from faults import Fault, copied, damage
 from fork_server import Request, Server
 from toy_runs import checkpoints, checksums, finetune_arguments, make_task, metrics, sentences
+from toy_store import write_store
 
 from jaxlm.atomic_write import write_json
-from jaxlm.data.writer import write_store
 from jaxlm.text import train_sentencepiece
 
 SECONDS = 60  # that a command may take longer than the undamaged one

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from toy_store import write_store
 
 from jaxlm.data.store import Store
-from jaxlm.data.writer import write_store
 from jaxlm.text import Tokenizer
 
 END = 0

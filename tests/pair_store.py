@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from toy_store import write_store
 
 from jaxlm.data.batch import PairBatch
 from jaxlm.data.config import SentencePairs
@@ -13,7 +14,6 @@ from jaxlm.data.pairs import empty_pairs
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import Store
 from jaxlm.data.versions import CURRENT
-from jaxlm.data.writer import write_store
 from jaxlm.text.wordpiece import WordPieceTokenizer
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)

@@ -26,9 +26,9 @@ from toy_runs import (
     run_process,
     sentences,
 )
+from toy_store import write_store
 
 from jaxlm.data.store import open_store
-from jaxlm.data.writer import write_store
 from jaxlm.text import train_sentencepiece
 
 

@@ -6,11 +6,11 @@ import time
 import numpy as np
 import pytest
 from numbers_store import END, numbers_store
+from toy_store import write_store
 
 from jaxlm.data.config import MEMBERS, Packed
 from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins, validation_batches
 from jaxlm.data.rows import training_rows
-from jaxlm.data.writer import write_store
 
 FIELDS = ("ids", "targets", "positions", "segments", "weights")
 BATCH = 8

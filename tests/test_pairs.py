@@ -301,7 +301,8 @@ def test_one_sentence_is_parted_within_or_always_random(tmp_path):
 
 
 def test_ends_of_documents_are_in_no_pair(tmp_path):
-    from jaxlm.data.writer import write_store
+    from toy_store import write_store
+
     from jaxlm.text import train_sentencepiece
 
     texts = ["The cat sat.\nThe dog lay down.\nIt slept."] * 4 + ["A fox.\nA crow sang."] * 4
@@ -386,7 +387,7 @@ def test_a_section_of_one_document_takes_others_of_its_store(tmp_path):
 
 def test_documents_without_tokens_are_never_drawn(tmp_path):
     texts = [" ", "w1 w2 w3\nw4 w5 w6", "\u0301", "w7 w8 w9\nw10 w11"]
-    from jaxlm.data.writer import write_store
+    from toy_store import write_store
 
     store = write_store(tmp_path / "s", texts, word_tokenizer(12), sentences="lines")
     rows = rows_of(store, length=24, random_share=1.0)
@@ -405,7 +406,8 @@ def test_options_reach_the_plan():
 )
 def test_rows_of_books_are_full(data_directory, tmp_path, length, chunks, fills):
     """Real text with sentencex's sentences: whole books, and their paragraphs as short documents."""
-    from jaxlm.data.writer import write_store
+    from toy_store import write_store
+
     from jaxlm.text import tokenizer_from_spec
 
     tokenizer = tokenizer_from_spec(f"wordpiece:{data_directory / 'vocab' / 'bert' / 'bert-base-uncased-vocab.txt'}")

@@ -28,12 +28,12 @@ from toy_runs import (
     sentences,
     starts,
 )
+from toy_store import write_store
 
 from jaxlm.compiler import memory
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
-from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs

@@ -33,6 +33,7 @@ from toy_runs import (
     sentences,
     starts,
 )
+from toy_store import write_store
 
 from jaxlm import pretrain
 from jaxlm.config import load_config
@@ -42,7 +43,6 @@ from jaxlm.data.phases import phased_rows
 from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
-from jaxlm.data.writer import write_store
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.objectives import masked_lm
 from jaxlm.runs.directory import RunDirectory

@@ -204,7 +204,8 @@ def test_lengths_do_not_tell_random_pairs(store, kind, chunks):
 @pytest.fixture(scope="module")
 def real_books(data_directory, tmp_path_factory):
     """A store, and the lengths of the sentences of each of the real books: those of valid, those of test."""
-    from jaxlm.data.writer import write_store
+    from toy_store import write_store
+
     from jaxlm.text import tokenizer_from_spec
 
     vocabulary = data_directory / "vocab" / "bert" / "bert-base-uncased-vocab.txt"

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import toy_run
+from toy_store import write_store
 
 from jaxlm import show
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows, steps_of_passes
 from jaxlm.data.rows import training_rows
-from jaxlm.data.writer import write_store
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory

@@ -6,9 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
+from toy_store import write_store
 
 from jaxlm.data.store import DESCRIPTION, open_store, partial_path, token_dtype
-from jaxlm.data.writer import StoreWriter, write_store
+from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError
 from jaxlm.text import train_sentencepiece
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import toy
+from toy_store import write_store
 
 from jaxlm.atomic_write import write_json
 from jaxlm.config import to_json
 from jaxlm.data.config import MEMBERS
 from jaxlm.data.store import Store
-from jaxlm.data.writer import write_store
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory

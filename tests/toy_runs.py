@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toy_store import write_store
+
 from jaxlm import convert, doctor, evaluate, finetune, generate, predict, pretrain, show
-from jaxlm.data.writer import write_store
 from jaxlm.errors import LOGGERS, run_command
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics

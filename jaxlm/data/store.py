@@ -32,7 +32,6 @@ FORMAT = "jaxlm token store"
 VERSION = 1
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer"
-ARRAYS = ("tokens", "document_starts", "token_counts")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -13,18 +12,13 @@ import numpy as np
 from jaxlm.atomic_write import rename_synced, write_file
 from jaxlm.bounded_read import read_object
 from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
-from jaxlm.data.sentences import Sentences, borders_by, resolved
-from jaxlm.data.shards import blocks, encode_documents
 from jaxlm.data.store import (
     DESCRIPTION,
     FORMAT,
     TOKENIZER,
     VERSION,
     Section,
-    Store,
     description_fingerprint,
-    open_store,
-    partial_path,
     token_dtype,
 )
 from jaxlm.errors import InputError
@@ -32,37 +26,6 @@ from jaxlm.text import Tokenizer
 
 # Items copied at a time from a mapped shard.
 _CHUNK = 1 << 21
-
-
-def write_store(
-    path: str | Path,
-    texts: Iterable[str] | dict[str, Iterable[str]],
-    tokenizer: Tokenizer,
-    weights: Sequence[float] | None = None,
-    sentences: Sentences = "none",
-    language: str = "en",
-) -> Store:
-    """Make a small store at once from texts in memory: `texts`, or source -> texts for several sections.
-
-    sentences, language: how sentences are found, as jaxlm.prepare does it.
-    """
-    parts = texts if isinstance(texts, dict) else {"memory": texts}
-    path = Path(path)
-    sentences = resolved(sentences, tokenizer)
-    borders = None if sentences == "none" else borders_by(sentences, language)
-    writer = StoreWriter(partial_path(path), tokenizer, sentences=borders is not None)
-    for k, (source, documents) in enumerate(parts.items()):
-        writer.begin_section(source, weights[k] if weights else None)
-        fragments = ((text, True) for text in documents)
-        encoded = list(encode_documents(blocks(fragments, tokenizer, borders), tokenizer))
-        ids, lengths, starts = (
-            np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in encoded)])
-            for name, dtype in (("ids", writer.dtype), ("lengths", "<i8"), ("sentences", "<i8"))
-        )
-        text_bytes, words = sum(part.bytes for part in encoded), sum(part.words for part in encoded)
-        writer.append(ids, lengths, text_bytes, words, None if borders is None else starts)
-    writer.finish(path, arguments={}, inputs=[])
-    return open_store(path)
 
 
 class StoreWriter:
