@@ -17,7 +17,8 @@ from jaxlm.errors import InputError
 from jaxlm.inference.decoding import Decoder, left_context
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
-from jaxlm.tasks import CustomConfig, gpt1_sequences, read_labelled
+from jaxlm.tasks import CustomConfig, read_labelled
+from jaxlm.tasks.batching.gpt1_inputs import arrange
 from jaxlm.text import train_sentencepiece
 from jaxlm.training import perplexity as perplexity_module
 
@@ -337,7 +338,8 @@ def test_a_fine_tuned_run_is_evaluated_on_another_file(task_run, tmp_path, monke
     loaded = load_run(path)
     example = read_labelled(file, task).examples[4]
     scores = []
-    for ids in gpt1_sequences(example, task, loaded.tokenizer, 40)[0]:
+    texts, choices = (loaded.tokenizer.encode_batch(one) for one in (example.texts, example.choices))
+    for ids in arrange(texts, choices, task.form, loaded.tokenizer.specials, 40)[0]:
         h, _ = loaded.model.apply({"params": loaded.params["backbone"]}, np.array([ids]), np.arange(len(ids))[None])
         scores.append(float(h[0, -1] @ loaded.params["head"]["kernel"][:, 0]))
     expected = 1 / (1 + math.exp(scores[1] - scores[0]))

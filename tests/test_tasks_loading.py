@@ -16,14 +16,12 @@ from jaxlm.tasks import (
     encode_examples,
     encode_split,
     eval_batches,
-    gpt1_sequences,
-    num_eval_batches,
     read_task,
     standard_lengths,
     steps_of_epochs,
     train_batches,
 )
-from jaxlm.tasks.batching.gpt1_inputs import split_room
+from jaxlm.tasks.batching.gpt1_inputs import arrange, split_room
 
 START, DELIMITER, EXTRACT = 1, 2, 3
 
@@ -40,6 +38,11 @@ class Words:
         return [self.encode(text) for text in texts]
 
 
+def sequences_of(task, length, texts, choices=()):
+    encode = Words().encode
+    return arrange([*map(encode, texts)], [*map(encode, choices)], task.form, Words.specials, length)
+
+
 def words(first, count):
     return " ".join(str(number) for number in range(first, first + count))
 
@@ -50,7 +53,7 @@ def tokens(first, count):
 
 def sequences(form, texts, choices=(), length=512):
     task = dataclasses.replace(TASKS["codah"], form=form, num_choices=len(choices))
-    return gpt1_sequences(Example(tuple(texts), tuple(choices)), task, Words(), length)
+    return sequences_of(task, length, texts, choices)
 
 
 def test_forms():
@@ -138,7 +141,7 @@ def test_encoded_examples(split):
     assert split.longest.max() == 64 and split.truncated > 0
     (sequence,) = split.sequences(7)
     assert sequence[0] == START and sequence[-1] == EXTRACT and set(sequence[1:-1].tolist()) <= {107}
-    by_one = [gpt1_sequences(Example((" ".join([str(i)] * 70),)), TASKS["cola"], Words(), 64)[0][0] for i in range(3)]
+    by_one = [sequences_of(TASKS["cola"], 64, [" ".join([str(i)] * 70)])[0][0] for i in range(3)]
     assert [made([70] * 3).sequences(i)[0].tolist() for i in range(3)] == by_one
     assert not made([3, 4], labelled=False).labelled
 
@@ -234,7 +237,7 @@ def test_a_set_smaller_than_a_batch():
 def test_evaluation_sees_each_example_once(count, batch_size):
     encoded = made(np.random.default_rng(2).integers(1, 60, count))
     batches = list(eval_batches(encoded, batch_size=batch_size))
-    assert len(batches) == num_eval_batches(encoded, batch_size) == -(-count // batch_size)
+    assert len(batches) == -(-count // batch_size)
     index, weights = (np.concatenate([getattr(batch, name) for batch in batches]) for name in ("index", "weights"))
     assert sorted(index[index >= 0]) == list(range(count)) and ((index >= 0) == (weights == 1)).all()
     assert all(batch.ids.shape[0] == batch_size for batch in batches)

@@ -30,7 +30,7 @@ def sentencepiece(tmp_path):
 def test_ids_are_those_of_encode_and_places_are_in_order(tmp_path, make):
     tokenizer = make(tmp_path)
     for text in (TEXT, "", " ", "plain words only"):
-        ids, places = tokenizer.encode_with_offsets(text)
+        ids, places = tokenizer.encode_batch_with_offsets([text])[0]
         assert ids == tokenizer.encode(text)
         assert places.shape == (len(ids), 2) and places.dtype == np.int64
         assert (places[:, 0] <= places[:, 1]).all() and (np.diff(places[:, 0]) >= 0).all()
@@ -42,7 +42,7 @@ def test_ids_are_those_of_encode_and_places_are_in_order(tmp_path, make):
 @pytest.mark.parametrize("make", [wordpiece, json_file])
 def test_places_count_code_points_of_the_text_before_it_was_treated(tmp_path, make):
     tokenizer = make(tmp_path)
-    ids, places = tokenizer.encode_with_offsets(TEXT)
+    ids, places = tokenizer.encode_batch_with_offsets([TEXT])[0]
     found = dict(zip(tokenizer.pieces(ids), (TEXT[a:b] for a, b in places), strict=True))
     assert found["cafe"] == "CAFÉ" and found["[UNK]"] == "\U0001f642" and found["京"] == "京"
     assert found["zoe"].startswith("Zoe") and found["ﬁ"] == "ﬁ" and found["##ne"] == "ne"
@@ -50,7 +50,7 @@ def test_places_count_code_points_of_the_text_before_it_was_treated(tmp_path, ma
 
 def test_places_of_sentencepiece_cover_the_text(tmp_path):
     tokenizer = sentencepiece(tmp_path)
-    ids, places = tokenizer.encode_with_offsets(TEXT)
+    ids, places = tokenizer.encode_batch_with_offsets([TEXT])[0]
     covered = np.zeros(len(TEXT), bool)
     for start, end in places:
         assert end > start  # a character spelt in bytes is the place of each of them
@@ -62,7 +62,7 @@ def test_places_of_sentencepiece_cover_the_text(tmp_path):
 def test_words_are_found_by_their_places(tmp_path, make):
     words = ("the", "Zoe\u0301", "don't", "CAFÉ", "北京", "saw")
     tokenizer = make(tmp_path)
-    _, places = tokenizer.encode_with_offsets(" ".join(words))
+    _, places = tokenizer.encode_batch_with_offsets([" ".join(words)])[0]
     starting = first_tokens(words, places)
     assert [number for number in starting if number >= 0] == list(range(len(words)))
 
@@ -86,7 +86,7 @@ def test_published_vocabularies(data_directory):
     )
     for spec in specs:
         tokenizer = tokenizer_from_spec(spec)
-        ids, places = tokenizer.encode_with_offsets(TEXT)
+        ids, places = tokenizer.encode_batch_with_offsets([TEXT])[0]
         assert ids == tokenizer.encode(TEXT)
         words = [TEXT[a:b].strip(" \u200b") for a, b in places]
         assert "CAFÉ" in "".join(words) and "\U0001f642" in words and "the" in words

@@ -96,7 +96,7 @@ def test_codah_choices_and_answers(tmp_path):
     second = data.splits["train"].examples[1]
     assert (second.texts, second.choices, second.label) == (("She",), ("ran.", "sat.", "sang.", '5" tall.'), "3")
     assert data.splits["train"].empty_fields == 0  # the category is not read
-    assert (task.num_sequences, task.num_outputs, task.label_number("3")) == (4, 1, 3)
+    assert (task.sequences_for("gpt"), task.num_outputs, task.label_number("3")) == (4, 1, 3)
     with pytest.raises(InputError, match="line 1: a label must be one of 0, 1, 2, 3, got '4'"):
         read_task("codah", write(tmp_path, train=row.replace("\t3\n", "\t4\n")))
 
@@ -182,7 +182,7 @@ def test_every_task_has_what_a_run_needs():
         for kind in ("gpt", "bert"):
             own = kind == "gpt" and task.kind in ("span", "tagging")  # a decoder does not do these
             assert set(task.paper_for(kind)) == (set() if own else {"length", "batch_size", "peak_lr", "num_epochs"})
-        assert task.paper == task.paper_for("gpt") and task.selects in (BUILT_IN[name].files.keys() | {"dev"})
+        assert task.selects in (BUILT_IN[name].files.keys() | {"dev"})
         assert all(len(names) == len(task.labels) for names in task.spellings)
 
 

@@ -136,9 +136,9 @@ class StopSignal:
         self.received = False
         self._asked = 0
         self._several = jax.process_count() > 1
-        self._before = {signal.SIGINT: signal.signal(signal.SIGINT, self._on_signal)}
+        signal.signal(signal.SIGINT, self._on_signal)
         if not self._several:
-            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -153,8 +153,3 @@ class StopSignal:
             self._asked += 1
             return multihost_utils.reached_preemption_sync_point(self._asked)
         return self.received
-
-    def restore(self) -> None:
-        """Put the former handlers back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

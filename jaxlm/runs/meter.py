@@ -13,7 +13,6 @@ class Reading:
 
     tokens_per_second: float
     flops_per_second: float
-    steps_per_second: float
     waiting: float
     eta: float
 
@@ -83,7 +82,6 @@ class Meter:
         reading = Reading(
             tokens_per_second=(tokens - old_tokens) / active,
             flops_per_second=(flops - old_flops) / active,
-            steps_per_second=(self._step - self._mark_step) / active,
             waiting=min(self._waited / active, 1.0),
             eta=max(self._work(self._total)[0] - tokens, 0) * pace,
         )

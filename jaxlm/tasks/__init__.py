@@ -7,7 +7,6 @@ from jaxlm.tasks.batching.batches import (
     TrainBatches,
     choose_lengths,
     eval_batches,
-    num_eval_batches,
     standard_lengths,
     steps_of_epochs,
     train_batches,
@@ -15,7 +14,7 @@ from jaxlm.tasks.batching.batches import (
 from jaxlm.tasks.batching.bert_inputs import ENCODER_ROLES
 from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
 from jaxlm.tasks.batching.encoding import encode_examples, encode_split
-from jaxlm.tasks.batching.gpt1_inputs import ROLES, gpt1_sequences
+from jaxlm.tasks.batching.gpt1_inputs import ROLES
 from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.metrics.classification import compute_metrics
@@ -48,8 +47,6 @@ __all__ = [
     "encode_examples",
     "encode_split",
     "eval_batches",
-    "gpt1_sequences",
-    "num_eval_batches",
     "predictions",
     "read_labelled",
     "read_rows",

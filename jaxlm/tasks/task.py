@@ -94,11 +94,6 @@ class Task:
     scheme: Scheme = "bio"
     options: TaskOptions = TaskOptions()
 
-    @property
-    def paper(self) -> Mapping[str, float]:
-        """GPT-1's settings for this task."""
-        return self.paper_for("gpt")
-
     def paper_for(self, model_kind: str) -> Mapping[str, float]:
         """Return the settings of a model's paper for this task, empty where it has none."""
         return self.papers.get(model_kind, {})
@@ -116,11 +111,6 @@ class Task:
         return (
             self.labels[1] if self.kind == "classification" and len(self.labels) == 2 and "f1" in self.metrics else None
         )
-
-    @property
-    def num_sequences(self) -> int:
-        """Token sequences per example in a decoder; see `sequences_for`."""
-        return self.sequences_for("gpt")
 
     def sequences_for(self, model_kind: str) -> int:
         """Return the token sequences per example: the choices, a decoder's two orders of a similarity pair, or one."""

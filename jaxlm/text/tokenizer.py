@@ -82,10 +82,6 @@ class Tokenizer(ABC):
             "take wordpiece:VOCAB.txt, sentencepiece:FILE or hf:DIR"
         )
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """`encode_batch_with_offsets` of one text."""
-        return self.encode_batch_with_offsets([text])[0]
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out. Raises ValueError for an id outside the vocabulary."""
         hidden = self._hidden

@@ -6,28 +6,12 @@ the epoch; the seed orders the examples within that plan. So all seeds of a tabl
 programs in the same order, and a run resumes from its step number alone.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
-from jaxlm.tasks.batching.encoding import encode_examples, encode_split
-
-__all__ = [
-    "Encoded",
-    "EncodedSplit",
-    "TrainBatches",
-    "choose_lengths",
-    "encode_examples",
-    "encode_split",
-    "eval_batches",
-    "num_eval_batches",
-    "standard_lengths",
-    "steps_of_epochs",
-    "train_batches",
-]
+from jaxlm.tasks.batching.encoded_split import Encoded
 
 MAX_LENGTHS = 4
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
@@ -165,11 +149,6 @@ def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | 
         rows = order[first : first + batch_size]
         length = buckets[np.searchsorted(buckets, encoded.longest[rows[0]])]
         yield encoded.batch(rows, int(length), batch_size)
-
-
-def num_eval_batches(encoded: Encoded, batch_size: int) -> int:
-    """Return the number of batches that `eval_batches` yields."""
-    return math.ceil(len(encoded) / batch_size)
 
 
 def _apportion(total: int, sizes: np.ndarray) -> np.ndarray:

@@ -15,13 +15,9 @@ texts the first is truncated, and the second only when nothing of the first is l
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.task import Example, Form, Task
-
-if TYPE_CHECKING:
-    from jaxlm.text import Tokenizer
+from jaxlm.tasks.task import Form
 
 Ids = Sequence[int]
 MINIMUM_LENGTH = 5  # three special tokens and one token of each text
@@ -30,20 +26,14 @@ ROLES = ("start", "delimiter", "extract")
 """Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
 
 
-def gpt1_sequences(example: Example, task: Task, tokenizer: "Tokenizer", length: int) -> tuple[list[list[int]], bool]:
-    """Return the token sequences of one example, each of at most `length`, and whether any was truncated.
-
-    One sequence for `single` and `entailment`, two for `similarity` (both orders), one per choice for `choice`.
-    """
-    texts = [tokenizer.encode(text) for text in example.texts]
-    choices = [tokenizer.encode(choice) for choice in example.choices]
-    return arrange(texts, choices, task.form, tokenizer.specials, length)
-
-
 def arrange(
     texts: Sequence[Ids], choices: Sequence[Ids], form: Form, specials: Mapping[str, int], length: int
 ) -> tuple[list[list[int]], bool]:
-    """Return `gpt1_sequences` from ids. specials: role -> id, of start, delimiter and extract."""
+    """Return the token sequences of one example, each of at most `length`, and whether any was truncated.
+
+    One sequence for `single` and `entailment`, two for `similarity` (both orders), one per choice for `choice`.
+    texts, choices: their ids. specials: role -> id, of start, delimiter and extract.
+    """
     if length < MINIMUM_LENGTH:
         raise InputError(
             f"length must be at least {MINIMUM_LENGTH} to hold a pair and its special tokens, got {length}"
