@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxlm.tasks.examples import Split
 from jaxlm.tasks.reading.rows import LabelRule, RowReader, collect
-from jaxlm.tasks.task import Split, Task
+from jaxlm.tasks.task import Task
 
 # GPT-1's fine-tuning settings "for most tasks" (Radford et al. 2018, section 4.1); the length is its position table.
 GPT1_PAPER: Mapping[str, float] = {"length": 512, "batch_size": 32, "peak_lr": 6.25e-5, "num_epochs": 3}

@@ -24,9 +24,10 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import PAPERS
 from jaxlm.tasks.datasets.ner import NER, read_sentences
 from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, read_questions
+from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.reading.rows import RowReader, collect
-from jaxlm.tasks.task import Columns, Example, Form, Kind, Quoting, Split, Task
+from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
 
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "f1", "matthews"),

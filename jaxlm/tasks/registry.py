@@ -19,12 +19,12 @@ from jaxlm.tasks.datasets.snli_counterfactual import SNLI_COUNTERFACTUAL
 from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, check_answers, read_questions, stream_questions
 from jaxlm.tasks.datasets.stories import STORY_CLOZE, SWAG
 from jaxlm.tasks.datasets.trec import TREC
-from jaxlm.tasks.examples import SpanExample, TaggedSentence
+from jaxlm.tasks.examples import SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.options import TaskOptions
 from jaxlm.tasks.reading.catalogue import is_catalogue, read_catalogue
 from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.reading.rows import JSON_SUFFIXES, RowReader, check_choices, collect
-from jaxlm.tasks.task import Split, Task, TaskData, with_scale
+from jaxlm.tasks.task import Task, with_scale
 
 _GLUE = (COLA, SST2, MRPC, STSB, QQP, MNLI, QNLI, RTE, WNLI)
 _INFERENCE = (SNLI, SCITAIL, SNLI_COUNTERFACTUAL)

@@ -15,10 +15,8 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.entities import Scheme, judged_by
-from jaxlm.tasks.examples import Example, Split, TaskData
+from jaxlm.tasks.examples import Example
 from jaxlm.tasks.options import TaskOptions
-
-__all__ = ["Columns", "Example", "Form", "Kind", "ModelKind", "Quoting", "Split", "Task", "TaskData", "with_scale"]
 
 Kind = Literal["classification", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]

@@ -12,9 +12,10 @@ from typing import Any
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
+from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.tasks.task import Columns, Example, Split, Task
+from jaxlm.tasks.task import Columns, Task
 
 SCHOOLS = ("middle", "high")
 _NAMES = ("A", "B", "C", "D")

@@ -12,9 +12,10 @@ from typing import BinaryIO
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
+from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.reading.rows import parse
-from jaxlm.tasks.task import Columns, Example, Split, Task
+from jaxlm.tasks.task import Columns, Task
 
 
 def read_questions(path: Path, task: Task, *, labelled: bool) -> Split:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxlm.data.sources import open_split
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue
-from jaxlm.tasks.task import Example, Split
+from jaxlm.tasks.examples import Example, Split
 
 
 def is_catalogue(task_dir: str) -> bool:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input, table_rows
-from jaxlm.tasks.task import Columns, Example, Quoting, Split, Task
+from jaxlm.tasks.task import Columns, Quoting, Task
 
 LabelRule = Literal["required", "optional", "ignored"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
