@@ -16,9 +16,7 @@ from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import command_line
 from jaxlm.data.config import DataConfig, SentencePairs
 from jaxlm.data.loader import batches, describe_rows
-from jaxlm.data.pairs import Pairs, pair_figures
-from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases, steps_of_passes
-from jaxlm.data.rows import rows_per_epoch
+from jaxlm.data.phases import Phase, PhasedRows, phased_rows, phases, rows_per_pass, steps_of_passes
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.distributed.agreement import first_process_decides
@@ -139,7 +137,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         )
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
-    rows = tuple(sum(rows_per_epoch(stores, config.data, phase.length, versions)) for phase in found)
+    rows = tuple(rows_per_pass(stores, config.data, phase.length, config.batch_size, versions) for phase in found)
     if config.data.layout == "pairs":  # refused now, if there is nothing to make pairs of, not after a run has begun
         for phase in found:
             held_out_rows(validation, config, phase.length, versions, batch_size=1)
@@ -253,7 +251,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             *dropout_said(planned.source, config.model),
             *pretraining.says,
             *config.execution.says(),
-            *_of_pairs(rows),
+            *_described(rows, config.data.layout),
             *(f"changed since the last start: {change}" for change in changed),
             *notes,
         ):
@@ -344,14 +342,10 @@ def _changes_length(data: DataConfig) -> bool:
     return isinstance(data, SentencePairs) and data.short_length > 0 and 0 < data.short_share < 1
 
 
-def _of_pairs(rows: PhasedRows) -> list[str]:
-    """What pairs there are in the rows of each phase; nothing where rows are no pairs."""
-    found = []
-    for phase, part in zip(rows.phases, rows.rows, strict=True):
-        sources = [source for source in part.sources if isinstance(source, Pairs)]
-        if sources:
-            found.append(f"pairs at length {phase.length}: {pair_figures(sources)}")
-    return found
+def _described(rows: PhasedRows, layout: str) -> list[str]:
+    """Return sentences on the pairs or the streams in the rows of each phase; none of other layouts."""
+    found = [(phase.length, part.description()) for phase, part in zip(rows.phases, rows.rows, strict=True)]
+    return [f"{layout} at length {length}: {said}" for length, said in found if said is not None]
 
 
 def _unigram_entropy(stores: tuple[Store, ...]) -> float:

@@ -159,7 +159,7 @@ def test_stores_that_give_no_pairs(pair_stores, tmp_path):
 
 def test_a_gpt_is_not_trained_on_pairs(stores, pair_stores, tmp_path):
     for flags, fragments in (
-        (("--data.layout", "pairs"), ["data.layout must be windows or packed for a GPT, got pairs"]),
+        (("--data.layout", "pairs"), ["data.layout must be windows, packed or streams for a GPT, got pairs"]),
         (
             ("--data.short-length", 16),
             ["data.short_length must be given with data.layout pairs, got windows"],

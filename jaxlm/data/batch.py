@@ -18,6 +18,8 @@ class Batch:
     ids, targets, positions, segments: int32 (B, L). targets[b, l] is the token that follows ids[b, l].
     segments number the documents of a row from 1; 0 is padding. positions restart with each segment.
     weights: float32 (B, L), 1 where the target counts and 0 elsewhere (padding, the border between two segments).
+    begins: of streams, bool (B,), True where the row is the first of its stream, so that a state carried from the
+    batch before must be empty. None in other layouts.
     """
 
     ids: Array
@@ -25,6 +27,7 @@ class Batch:
     positions: Array
     segments: Array
     weights: Array
+    begins: Array = None
 
 
 @struct.dataclass

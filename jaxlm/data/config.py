@@ -11,13 +11,14 @@ import tyro
 
 from jaxlm.errors import InputError
 
-Layout = Literal["windows", "packed", "pairs"]
+Layout = Literal["windows", "packed", "pairs", "streams"]
 
 _LAYOUT = tyro.conf.arg(
     metavar="{" + ",".join(typing.get_args(Layout)) + "}",
     help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents, split "
     "where they are longer than a row, none of which attends to another. pairs: sentence pairs for an encoder (Devlin "
-    "et al., 2019), several to a row; the store must keep sentences. Each layout has flags of its own: --help lists "
+    "et al., 2019), several to a row; the store must keep sentences. streams: row b of each "
+    "batch continues where row b of the batch before it ended. Each layout has flags of its own: --help lists "
     "those of the layout that is given.",
 )
 
@@ -109,7 +110,23 @@ class SentencePairs(Stores):
                 raise InputError(f"data.{name} must be at least {least}, got {getattr(self, name)}; give a larger one")
 
 
-DataConfig = Windows | Packed | SentencePairs
+@dataclass(frozen=True)
+class Streams(Stores):
+    """Rows that continue those of the batch before, for models that carry a state from batch to batch."""
+
+    layout: Annotated[Literal["streams"], _LAYOUT] = "streams"
+
+    def check(self) -> None:
+        """Raise InputError for a mixture, which has no order to read on in."""
+        if self.weights:
+            raise InputError(
+                f"data.weights must be left out with data.layout streams, got {' '.join(map(str, self.weights))}; "
+                "the stores are read one after the other"
+            )
+
+
+ShuffledConfig = Windows | Packed | SentencePairs
+DataConfig = ShuffledConfig | Streams
 
 # The dataclass of each layout.
 MEMBERS: dict[str, type[DataConfig]] = {member.layout: member for member in typing.get_args(DataConfig)}

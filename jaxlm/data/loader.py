@@ -19,12 +19,13 @@ from jaxlm.data.pairs import Pairs, empty_pairs
 from jaxlm.data.phases import PhasedRows
 from jaxlm.data.rows import Packed, TrainingRows, empty_batch
 from jaxlm.data.store import Store
+from jaxlm.data.streams import StreamRows, Text, empty_streams
 from jaxlm.data.versions import CURRENT, DataVersions
 
 _THREADS = 2
 _VALIDATION_SEED = 0
 
-Rows = TrainingRows | PhasedRows
+Rows = TrainingRows | StreamRows | PhasedRows
 B = TypeVar("B", Batch, PairBatch)
 
 
@@ -170,6 +171,41 @@ class ValidationPacked(_Validation[Batch]):
         self._sources[source].fill(row, batch, b, 0)
 
 
+class ValidationStreams(_Validation[Batch]):
+    """Stores, one after the other, in batch_size streams of equal length, each token a target exactly once.
+
+    Row b of a batch continues that of the batch before, and `begins` is True in the first batch alone. The last rows of
+    a stream end in padding of weight 0. The first token of the text is predicted from the id that ends documents; where
+    the tokenizer has none it is the one token that is not predicted. num_tokens: targets in all batches, of all
+    processes.
+    """
+
+    def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
+        self._text, self._length = Text(stores), length
+        self._end = stores[0].end if stores else None
+        self.num_tokens = max(0, self._text.tokens - (self._end is None))
+        self._stream = -(-self.num_tokens // batch_size)
+        super().__init__([-(-self._stream // length) * batch_size], batch_size, host_rows)
+
+    def _empty(self, rows: int) -> Batch:
+        return empty_streams(rows, self._length)
+
+    def _fill(self, source: int, row: int, batch: Batch, b: int) -> None:
+        step, stream = divmod(row, self._batch_size)
+        batch.begins[b] = step == 0
+        start = stream * self._stream + step * self._length
+        slots = min(self._length, (stream + 1) * self._stream - start, self.num_tokens - start)
+        if slots <= 0:
+            return
+        first = start + (self._end is None)  # the first target's place in the text; its input is one before
+        batch.targets[b, :slots] = self._text.read(first, first + slots)
+        batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
+        batch.ids[b, 0] = self._text.read(first - 1, first)[0] if first else self._end
+        batch.positions[b, :slots] = np.arange(slots)
+        batch.segments[b, :slots] = 1
+        batch.weights[b, :slots] = 1
+
+
 class ValidationPairs(_Validation[PairBatch]):
     """The pairs of epoch 0 of some stores, in order, from a fixed seed: the same pairs and masks for any run.
 
@@ -221,13 +257,16 @@ def validation_batches(
     length: int,
     batch_size: int,
     host_rows: np.ndarray | None = None,
-    layout: Literal["windows", "packed"] = "windows",
+    layout: Literal["windows", "packed", "streams"] = "windows",
     versions: DataVersions = CURRENT,
-) -> ValidationWindows | ValidationPacked:
+) -> ValidationWindows | ValidationPacked | ValidationStreams:
     """Every token of the stores predicted once, in batches of which this process takes `host_rows`.
 
-    layout: windows, across documents and in order; or packed, each document by itself.
+    layout: windows, across documents and in order; packed, each document by itself; or streams, each row of a batch
+    going on from that of the batch before.
     """
+    if layout == "streams":
+        return ValidationStreams(stores, length, batch_size, host_rows)
     if layout == "packed":
         return ValidationPacked(stores, length, batch_size, host_rows, versions)
     return ValidationWindows(stores, length, batch_size, host_rows)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig, SentencePairs
+from jaxlm.data.config import DataConfig, SentencePairs, Streams
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows, rows_per_epoch, training_rows
 from jaxlm.data.store import Store
+from jaxlm.data.streams import StreamRows
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 
@@ -70,8 +71,17 @@ def steps_of_passes(
     passes = 0.0  # of one step
     for phase in phases(data, length=length, num_steps=1_000_000):
         share = (phase.end_step - phase.first_step) / 1_000_000
-        passes += share * batch_size / sum(rows_per_epoch(stores, data, phase.length, versions))
+        passes += share * batch_size / rows_per_pass(stores, data, phase.length, batch_size, versions)
     return max(1, math.ceil(num_epochs / passes - 1e-9))
+
+
+def rows_per_pass(
+    stores: Sequence[Store], data: DataConfig, length: int, batch_size: int, versions: DataVersions = CURRENT
+) -> int:
+    """Return the rows in one pass over the stores. InputError where these are too short for a row."""
+    if isinstance(data, Streams):
+        return StreamRows(stores, length, batch_size).rows
+    return sum(rows_per_epoch(stores, data, length, versions))
 
 
 class PhasedRows:
@@ -80,7 +90,7 @@ class PhasedRows:
     phases: one or two. rows: of each.
     """
 
-    def __init__(self, all_phases: Sequence[Phase], rows: Sequence[TrainingRows], batch_size: int):
+    def __init__(self, all_phases: Sequence[Phase], rows: Sequence[TrainingRows | StreamRows], batch_size: int):
         self.phases, self.rows, self.batch_size = tuple(all_phases), tuple(rows), batch_size
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
@@ -111,5 +121,7 @@ def phased_rows(
 ) -> PhasedRows:
     """The rows of a run whose length may change on the way. versions: those of the run."""
     found = phases(data, length=length, num_steps=num_steps)
+    if isinstance(data, Streams):
+        return PhasedRows(found, [StreamRows(stores, phase.length, batch_size) for phase in found], batch_size)
     rows = [training_rows(stores, data, length=phase.length, seed=seed, versions=versions) for phase in found]
     return PhasedRows(found, rows, batch_size)

@@ -16,16 +16,16 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import ShuffledConfig
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.packing import PackingPlan
-from jaxlm.data.pairs import Pairs, empty_pairs
+from jaxlm.data.pairs import Pairs, empty_pairs, pair_figures
 from jaxlm.data.store import Section, Store
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 
 # What rows of a layout are called.
-LAYOUTS = {"windows": "windows", "packed": "packed rows", "pairs": "rows of pairs"}
+LAYOUTS = {"windows": "windows", "packed": "packed rows", "pairs": "rows of pairs", "streams": "streams"}
 
 # Grain's permutation works within 32 bits; a larger section is shuffled in parts that are mixed evenly.
 _MOST_ROWS = 1 << 31
@@ -166,6 +166,10 @@ class TrainingRows:
         part, row, epoch = self._place(index)
         return part.source.origin(row, epoch)
 
+    def description(self) -> str | None:
+        """Return a sentence on the pairs, for people; None where rows are no pairs."""
+        return str(pair_figures(self.sources)) if self.pairs_per_row else None
+
     def _place(self, index: int) -> tuple[_Part, int, int]:
         """The part that row `index` is taken from, the row of its source, and the epoch of that part."""
         part, taken = self._deal(index)
@@ -191,7 +195,7 @@ class TrainingRows:
 
 
 def training_rows(
-    stores: Sequence[Store], data: DataConfig, *, length: int, seed: int, versions: DataVersions = CURRENT
+    stores: Sequence[Store], data: ShuffledConfig, *, length: int, seed: int, versions: DataVersions = CURRENT
 ) -> TrainingRows:
     """The rows of a run: infinite, index-addressed; row r depends on the stores, layout, weights, length, seed and r.
 
@@ -204,7 +208,7 @@ def training_rows(
 
 
 def rows_per_epoch(
-    stores: Sequence[Store], data: DataConfig, length: int, versions: DataVersions = CURRENT
+    stores: Sequence[Store], data: ShuffledConfig, length: int, versions: DataVersions = CURRENT
 ) -> list[int]:
     """Rows in one pass over each section, the stores' one after the other."""
     return [source.rows for source in _sources(stores, data, length, 0, versions)]
@@ -234,7 +238,9 @@ def empty_batch(rows: int, length: int) -> Batch:
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
 
 
-def _sources(stores: Sequence[Store], data: DataConfig, length: int, seed: int, versions: DataVersions) -> list[Source]:
+def _sources(
+    stores: Sequence[Store], data: ShuffledConfig, length: int, seed: int, versions: DataVersions
+) -> list[Source]:
     sources: list[Source] = []
     for store in stores:
         for section in store.sections:

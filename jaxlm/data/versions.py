@@ -10,6 +10,14 @@ from typing import Any
 
 from jaxlm.errors import InputError
 
+# The versions that rows of a layout depend on.
+_OF_LAYOUT = {
+    "windows": ("order",),
+    "packed": ("packed",),
+    "pairs": ("order", "chunks", "pairs"),
+    "streams": ("streams",),
+}
+
 
 @dataclass(frozen=True)
 class DataVersions:
@@ -18,18 +26,19 @@ class DataVersions:
     order: which row an index is, and windows. packed: rows of packed documents; in version 1 the id that ends documents
     is no input and the first token of a document no target. chunks: what sentence pairs are made from. pairs: what is
     drawn of them; in version 1 a random second part is the first stretch found, whatever data.random_candidates says.
+    streams: which tokens a row of a stream has.
     """
 
     order: int = 1
     packed: int = 2
     chunks: int = 1
     pairs: int = 2
+    streams: int = 1
 
     def recorded(self, layout: str) -> int | list[int]:
         """The versions that rows of a layout depend on, as `fingerprints.data_order` has them."""
-        if layout == "pairs":
-            return [self.order, self.chunks, self.pairs]
-        return self.packed if layout == "packed" else self.order
+        versions = [getattr(self, name) for name in _OF_LAYOUT.get(layout, _OF_LAYOUT["windows"])]
+        return versions if len(versions) > 1 else versions[0]
 
     def begins_documents(self, end: int | None) -> bool:
         """Return whether a packed document begins with `end`, the id that ends documents; None: there is no such id."""
@@ -48,7 +57,7 @@ def saved_versions(config: Mapping[str, Any], name: str) -> DataVersions:
     layout = config.get("data", {}).get("layout", "windows")
     if order is None:
         return CURRENT
-    fields = {"packed": ("packed",), "pairs": ("order", "chunks", "pairs")}.get(layout, ("order",))
+    fields = _OF_LAYOUT.get(layout, _OF_LAYOUT["windows"])
     values = order if isinstance(order, list) else [order]
     known = [range(1, getattr(CURRENT, field) + 1) for field in fields]
     if len(values) != len(fields) or any(value not in those for value, those in zip(values, known, strict=True)):

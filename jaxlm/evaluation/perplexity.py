@@ -53,7 +53,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
     objective = language_model(model, loss_chunks=0)
-    layout: Literal["windows", "packed"] = "packed" if run.layout == "packed" else "windows"
+    layout: Literal["windows", "packed", "streams"] = "windows" if run.layout == "pairs" else run.layout
     batches = validation_batches(
         stores,
         length=length,

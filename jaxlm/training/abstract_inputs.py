@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm.data.pairs import chunk_options, empty_pairs
 from jaxlm.data.rows import empty_batch
+from jaxlm.data.streams import empty_streams
 from jaxlm.distributed.mesh import batch_sharding
 from jaxlm.models.bert import BERT_BASE, BertConfig
 from jaxlm.models.gpt import GPT1
@@ -31,6 +32,8 @@ def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
     row: Any = empty_batch(1, length)
     if config.data.layout == "pairs":
         row = empty_pairs(1, length, chunk_options(config.data, length).pairs_per_row)
+    elif config.data.layout == "streams":
+        row = empty_streams(1, length)
     return abstract_rows(row, config.batch_size, mesh)
 
 

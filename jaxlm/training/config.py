@@ -98,7 +98,7 @@ class PretrainConfig:
         self.data.check()
         encoder, pairs = isinstance(self.model, BertConfig), self.data.layout == "pairs"
         if encoder != pairs:
-            name, wanted = ("a BERT", "pairs") if encoder else ("a GPT", "windows or packed")
+            name, wanted = ("a BERT", "pairs") if encoder else ("a GPT", "windows, packed or streams")
             raise InputError(f"data.layout must be {wanted} for {name}, got {self.data.layout}; give that layout")
         if encoder:
             self.masking.check()

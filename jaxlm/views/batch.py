@@ -10,7 +10,6 @@ from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
-from jaxlm.data.pairs import pair_figures
 from jaxlm.data.phases import phase_at, phased_rows, steps_of_passes
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
@@ -58,8 +57,9 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
         yield f"phase {phase.number + 1} of {len(rows.phases)}: steps {phase.first_step:,} to {phase.end_step - 1:,}"
     yield f"step {step}: {config.batch_size} rows of {phase.length}, layout {config.data.layout}, seed {config.seed}"
     padding = int((np.asarray(batch.segments) == 0).sum())
+    if (said := rows.rows[rows.phases.index(phase)].description()) is not None:
+        yield f"  {said}"
     if isinstance(batch, PairBatch):
-        yield f"  {pair_figures(rows.rows[phase.number].sources)}"
         pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
         yield f"  {pairs} pairs, {pairs - random} true; {padding:,} of {batch.ids.size:,} slots are padding"
     else:
@@ -67,7 +67,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
     origins = row_origins(rows, step, config.batch_size)
     for row in range(min(count, config.batch_size)):
         yield ""
-        yield f"row {row}"
+        yield f"row {row}" + (", the first of its stream" if _begins(batch, row) else "")
         if isinstance(batch, PairBatch):
             yield from pair_row_lines(batch, row, tokenizer, origins[row])
             continue
@@ -78,6 +78,11 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
             part += ", cut" if part and config.data.layout == "packed" else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
+
+
+def _begins(batch: Batch | PairBatch, row: int) -> bool:
+    """Return whether a row is the first of a stream."""
+    return isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
 
 
 def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versions: DataVersions) -> int:

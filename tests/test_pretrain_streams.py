@@ -1,0 +1,75 @@
+"""Pretraining on streams: a GPT, which carries no state, reads them as it reads windows."""
+
+import json
+
+import pytest
+from toy_runs import (
+    Process,
+    assert_one_line,
+    checksums,
+    make_stores,
+    metrics,
+    newest_step,
+    pretrain_arguments,
+    run_here,
+    run_process,
+)
+
+from jaxlm.data.store import open_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store of about 3,000 tokens."""
+    return make_stores(tmp_path_factory.mktemp("stores"))[1]
+
+
+def arguments(run, store, *more):
+    return pretrain_arguments(run, (store, store), "--data.layout", "streams", *more)
+
+
+@pytest.mark.slow
+def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
+    """Two epochs; fails when a stream begins anew on resuming, or the tail of a validation text is left out."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    flags = ("--num-epochs", 2, "--checkpoint-every", 4, "--eval-batch-size", 16)
+    ended = run_process("pretrain", *arguments(whole, store, *flags), log=tmp_path / "whole-log")
+    assert ended.code == 0, ended.errors
+    tokens = open_store(store).num_tokens
+    steps = (tokens - 1) // 8 // 32
+    assert f"streams at length 32: 8 streams of {steps * 32:,} tokens, {steps} steps per epoch; " in ended.errors
+    assert f"validation: {store} in streams of 32" in ended.errors
+    assert list(metrics(whole)) == list(range(1, 2 * steps + 1))
+    saved = json.loads((whole / "config.json").read_text())
+    assert saved["fingerprints"]["data_order"] == 1 and saved["num_steps"] == 2 * steps
+    assert saved["data"] == {"layout": "streams", "store": [str(store)], "validation": [str(store)], "weights": []}
+
+    process = Process("pretrain", *arguments(killed, store, *flags), log=tmp_path / "killed-log")
+    process.until(lambda: newest_step(killed) >= steps + 2, "a step of the second epoch")
+    process.kill()
+    ended = run_process("pretrain", *arguments(killed, store, *flags), log=tmp_path / "again-log")
+    assert ended.code == 0 and "resumed at step" in ended.errors, ended.errors
+    assert metrics(killed) == metrics(whole) and checksums(killed) == checksums(whole)
+
+    ended = run_here("evaluate", "perplexity", "--run", whole, "--data.store", store, "--batch-size", 16)
+    figures = json.loads(ended.output.splitlines()[-1])
+    assert figures["layout"] == "streams" and figures["tokens"] == tokens
+    assert figures["validation_loss"] == pytest.approx(metrics(whole, "validation_loss")[2 * steps], rel=1e-5)
+    ended = run_here("show", whole, "--step", steps)
+    assert "row 0, the first of its stream" in ended.output and f"8 streams of {steps * 32:,} tokens" in ended.output
+    ended = run_here("show", whole, "--step", steps + 1)
+    assert "\nrow 0\n" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "fragments"),
+    [
+        ("--data.weights 1", ["data.weights must be left out with data.layout streams, got 1.0"]),
+        ("--batch-size 512", ["batch_size must be at most ", "for streams of ", " in rows of 32, got 512"]),
+        ("--data.short-length 16", ["data.short_length must be given with data.layout pairs, got streams"]),
+    ],
+)
+def test_what_streams_refuse(store, tmp_path, flags, fragments):
+    ended = run_here("pretrain", *arguments(tmp_path / "run", store, "--num-steps", 2, *flags.split()))
+    assert_one_line(ended, 2, *fragments)
+    assert not (tmp_path / "run").exists()
