@@ -9,6 +9,7 @@ from flax import linen as nn
 from optax import tree
 
 from jaxlm.errors import InputError
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.parameter_groups import ParameterGroup, parameter_rules
 
@@ -174,3 +175,18 @@ def test_it_is_an_optax_transformation(case):
     twice, _ = chained.update(gradients[0], state, params, **rate)
     once, _ = optimizer.transformation.update(gradients[0], state[0], params, **rate)
     jax.tree.map(np.testing.assert_array_equal, twice, tree.scale(2.0, once))
+
+
+@pytest.mark.parametrize(("kind", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adagrad", 0.0), ("adafactor", 0.0)])
+def test_states_are_saved_and_restored(case, tmp_path, kind, momentum):
+    """Fails when an empty node or an empty state is lost in a checkpoint, or comes back as something else."""
+    config = OptimizerConfig(kind=kind, momentum=momentum)
+    groups = (ParameterGroup("head/.*", frozen=True),)
+    saved = dict(zip(("params", "opt_state"), run(config, *case, groups=groups), strict=True))
+    with Checkpoints(tmp_path / "checkpoints", keep_newest=1) as checkpoints:
+        checkpoints.save(1, saved, config={})
+        checkpoints.wait()
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved)
+        restored = checkpoints.restore(abstract).state
+    assert jax.tree.structure(restored) == jax.tree.structure(saved)
+    jax.tree.map(np.testing.assert_array_equal, restored, saved)

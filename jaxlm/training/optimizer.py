@@ -2,7 +2,8 @@
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
 `openai_adam` is the variant that its code has (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one of
-BERT's (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` are torch.optim.SGD's and TensorFlow's rules.
+BERT's (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` are torch.optim.SGD's and TensorFlow's rules,
+`adafactor` is T5's (Shazeer and Stern, 2018).
 """
 
 import math
@@ -17,6 +18,7 @@ import optax
 
 from jaxlm.distributed import devices
 from jaxlm.errors import InputError
+from jaxlm.training.adafactor import Adafactor
 from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
 from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
 from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, openai_rate, warmup_then_decay
@@ -26,10 +28,11 @@ from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, o
 class OptimizerConfig:
     """An optimizer and its learning-rate schedule. The defaults are GPT-1's pretraining (section 4.1)."""
 
-    kind: Literal["adamw", "openai_adam", "bert_adamw", "sgd", "adagrad"] = "adamw"
+    kind: Literal["adamw", "openai_adam", "bert_adamw", "sgd", "adagrad", "adafactor"] = "adamw"
     """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, whose first
     update has rate 0; BERT's does not correct the bias. sgd: with momentum; the decay is added to the gradient.
-    adagrad: as in TensorFlow, decoupled decay."""
+    adagrad: as in TensorFlow, decoupled decay. adafactor: as for T5; peak_lr is relative to the size of each parameter,
+    and eps is not used."""
     peak_lr: float | None = 2.5e-4
     """Highest learning rate. None: that of the task, in fine-tuning."""
     warmup: float = 2000.0
@@ -144,12 +147,14 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
     return Optimizer(transformation, config.learning_rate, chain.direction)
 
 
-def make_scaling(config: OptimizerConfig) -> Scaling:
-    """Return the scaling of an optimizer's kind."""
+def make_scaling(config: OptimizerConfig, rules: Any) -> Scaling:
+    """Return the scaling of an optimizer's kind. rules: of the parameters."""
     if config.kind == "sgd":
         return Momentum(config.momentum)
     if config.kind == "adagrad":
         return Adagrad(config.initial_accumulator, config.eps)
+    if config.kind == "adafactor":
+        return Adafactor(rules)
     return Adam(config.kind, config.beta1, config.beta2, config.eps)
 
 
@@ -157,7 +162,7 @@ class _Chain:
     """The parts of an optimizer applied one after the other; its state is that of the scaling."""
 
     def __init__(self, config: OptimizerConfig, rules: Any) -> None:
-        self.rules, self.scaling = rules, make_scaling(config)
+        self.rules, self.scaling = rules, make_scaling(config, rules)
         self.clip_norm, self.weight_decay = config.clip_norm, config.weight_decay
         self.couples_decay = config.kind == "sgd"
 
