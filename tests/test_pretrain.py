@@ -151,7 +151,7 @@ def test_a_start_is_pinned_and_a_run_that_goes_on_needs_it_no_more(base, stores,
     ended = begin(3)
     assert ended.code == 0 and starts(run)[-1]["started_from"] == "resumed at step 2", ended.errors
     shutil.rmtree(run / "checkpoints")
-    assert_one_line(begin(3), 2, f"{source} is no run directory", "put it back")
+    assert_one_line(begin(3), 2, f"{source} is no run directory", "restore it")
     (tmp_path / "moved").rename(source)
     assert begin(3).code == 0
     ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEADY, "--start", f"{source}@10", "--num-steps", 3))
@@ -182,7 +182,7 @@ def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     source = initialization.source_of(str(run), "hf:gone")
     assert source.model.vocab_size == config["model"]["vocab_size"] and source.fingerprint == "abc"
     assert source.tokenizer.fingerprint == config["fingerprints"]["tokenizer"]
-    with pytest.raises(InputError, match="gone.* put it back"):
+    with pytest.raises(InputError, match="gone.* restore it"):
         source.saved  # noqa: B018
     for file in (run / "tokenizer").iterdir():
         file.write_bytes(file.read_bytes()[:-9])

@@ -269,8 +269,8 @@ def test_a_preparation_goes_on_where_it_stopped(corpus, monkeypatch):
     ("changes", "rule"),
     [
         ({"tokenizer": "train-wordpiece:many"}, "SIZE must be a whole number, as in train-wordpiece:16000"),
-        ({"tokenizer": "train-wordpiece:6"}, "6 is too small"),
-        ({"tokenizer": "train-wordpiece:50000"}, r"cannot fill a vocabulary of 50000: \d+ is the largest"),
+        ({"tokenizer": "train-wordpiece:6"}, "a WordPiece vocabulary must exceed .*, got 6"),
+        ({"tokenizer": "train-wordpiece:50000"}, r"must be at most \d+, got 50000"),
         (
             {"tokenizer": "train-sentencepiece:360", "sentencepiece_model": "unigram", "sentences": "split"},
             "'sentencepiece' cannot be cut without changing its ids",

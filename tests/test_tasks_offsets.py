@@ -72,7 +72,7 @@ def test_a_kind_without_places_says_so(tmp_path):
         kind = "other"
         encode_batch_with_offsets = type(sentencepiece(tmp_path)).__mro__[1].encode_batch_with_offsets
 
-    with pytest.raises(InputError, match="of the kind other does not know the places of its pieces"):
+    with pytest.raises(InputError, match="token offsets, which other tokenizers do not give"):
         Other.encode_batch_with_offsets(Other.__new__(Other), ["x"])
 
 

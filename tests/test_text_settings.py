@@ -70,7 +70,7 @@ def test_the_case_is_said_by_the_settings_or_the_flag(tmp_path):
     beside = tokenizer_from_spec(f"wordpiece:{said}/vocab.txt")
     assert beside.lower_case and beside.notes == ("case: lower-cased, from tokenizer_config.json",)
     flagged = tokenizer_from_spec(f"wordpiece:{said}/vocab.txt", "cased")
-    assert flagged.notes == ("case: kept, as --wordpiece-case says",)
+    assert flagged.notes == ("case: kept, from --wordpiece-case",)
     with pytest.raises(InputError, match=r"do_lower_case must be true or false, got 'no'"):
         read("Hello", directory(tmp_path / "bad", do_lower_case="no"))
 
@@ -91,7 +91,7 @@ def test_the_case_of_googles_releases_and_in_commands(tmp_path, capsys):
         store = prepare(PrepareConfig(*arguments, tmp_path / case, workers=1, wordpiece_case=case))
         assert store.tokenizer().pieces(store.tokens) == [wanted, "world"]
     said = capsys.readouterr().out
-    assert "case: kept, guessed" in said and "case: lower-cased, as --wordpiece-case says" in said
+    assert "case: kept, guessed" in said and "case: lower-cased, from --wordpiece-case" in said
     prepare(PrepareConfig(*arguments, tmp_path / "auto", workers=1))
     with pytest.raises(InputError, match="was made with another tokenizer"):
         prepare(PrepareConfig(*arguments, tmp_path / "auto", workers=1, wordpiece_case="uncased"))

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back."""
+"""Tokenizers: conversion of text to ids and back."""
 
 from jaxlm.text.exporting import OWN, Inputs, padding, published_files
 from jaxlm.text.piece_models import train_sentencepiece

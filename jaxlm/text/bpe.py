@@ -1,6 +1,6 @@
 """GPT-2's published byte-level BPE (Radford et al., 2019), run by Hugging Face `tokenizers`.
 
-Every text is kept exactly: 256 byte symbols and their merges spell anything. Id 50256, <|endoftext|>, ends documents.
+The tokenization is lossless: 256 byte symbols and their merges spell any text. Id 50256, <|endoftext|>, ends documents.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class GPT2Tokenizer(Tokenizer):
 
     kind = "gpt2"
     cuts = True
-    opening = "\u0120"  # how the byte-level alphabet spells a blank
+    opening = "\u0120"  # a blank in the byte-level alphabet
 
     def __init__(self, vocabulary: bytes, merges: bytes, name: str = "GPT-2's vocabulary"):
         from tokenizers import Tokenizer as Library
@@ -47,7 +47,7 @@ class GPT2Tokenizer(Tokenizer):
         return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
 
     def cut(self, text: str, limit: int) -> int:
-        # The pattern that parts words takes white space only at the front of a word.
+        # The pattern that splits words takes white space only at the front of a word.
         return cut_before_white_space(text, limit)
 
     def _decode(self, ids: list[int]) -> str:
@@ -58,32 +58,32 @@ class GPT2Tokenizer(Tokenizer):
 
 
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
-    """piece -> id of a JSON vocabulary; InputError where it is not one."""
+    """Return token -> id of a JSON vocabulary; InputError for any other content."""
     try:
         ids = parse_json(content)
     except ValueError as error:
-        raise InputError(f"{name}: the vocabulary is not JSON ({error})") from error
+        raise InputError(f"{name}: the vocabulary is not JSON ({error}); copy it again") from error
     if not isinstance(ids, dict) or not ids or not all(isinstance(i, int) for i in ids.values()):
-        raise InputError(f"{name}: the vocabulary must be a JSON object from piece to id")
+        raise InputError(f"{name}: the vocabulary must be a JSON object from token to id")
     return ids
 
 
 def read_merges(content: bytes, name: str) -> list[tuple[str, str]]:
-    """The pairs of a merges file, in order, its `#version` line left out; InputError naming a line that is no pair."""
+    """Return the pairs of a merges file, in order, without its `#version` line; InputError names an invalid line."""
     pairs = []
     for number, line in enumerate(content.decode("utf-8", errors="replace").split("\n"), 1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
         parts = line.split(" ")
         if len(parts) != 2:
-            raise InputError(f"{name}: line {number} of the merges is not two pieces parted by a blank: {line!r}")
+            raise InputError(f"{name}: line {number} of the merges must be two tokens and a blank, got {line!r}")
         pairs.append((parts[0], parts[1]))
     return pairs
 
 
 def build_bpe(model, ids: dict[str, int], pairs: list[tuple[str, str]], name: str, **options):
-    """The library's BPE model; InputError where vocabulary and merges do not belong together."""
+    """Return the library's BPE model; InputError if vocabulary and merges do not match."""
     try:
         return model(vocab=ids, merges=pairs, **options)
     except Exception as error:  # the library raises a bare Exception
-        raise InputError(f"{name}: vocabulary and merges do not belong together ({error})") from error
+        raise InputError(f"{name}: vocabulary and merges must match ({error}); copy both again") from error

@@ -1,8 +1,8 @@
-"""A tokenizer as the files that Hugging Face's tokenizers load, giving the same ids for plain text.
+"""Export of a tokenizer to the files that Hugging Face's tokenizers load, with the same ids for plain text.
 
-There a special token's spelling in a text becomes its id; here it is text. GPT-1's treatment of text (ftfy and spaCy)
-has no counterpart there: its words are parted as BERT's are, as in transformers' own class. Nothing else differs. What
-jaxlm itself reads back is a copy of the tokenizer, in OWN.
+In Hugging Face's tokenizers the spelling of a special token in a text becomes its id; here it is text. GPT-1's text
+normalization (ftfy and spaCy) has no counterpart there: words are split as BERT's are, as in transformers' own class.
+There are no other differences. jaxlm itself reads back a copy of the tokenizer, in OWN.
 """
 
 import json
@@ -16,7 +16,7 @@ from jaxlm.text.tokenizer_json import FILE, ROLE_NAMES, JsonTokenizer
 
 OWN = "jaxlm_tokenizer"
 
-# What surrounds texts: nothing, start … delimiter … extract as a tuned decoder reads them, or CLS … SEP … SEP.
+# Special tokens around texts: none, start … delimiter … extract of a fine-tuned decoder, or CLS … SEP … SEP.
 Inputs = Literal["plain", "decoder", "encoder"]
 
 _BLANK = "\u2581"
@@ -24,9 +24,9 @@ _MODEL_INPUTS = ("input_ids", "attention_mask")
 
 
 def published_files(tokenizer: Tokenizer, longest: int, inputs: Inputs = "plain") -> dict[str, bytes]:
-    """File name -> content. longest: tokens of the longest sequence that the model reads.
+    """Return file name -> content. longest: length of the longest sequence that the model reads.
 
-    A tuned decoder's tokenizer needs start, delimiter and extract, an encoder's CLS and SEP.
+    A fine-tuned decoder's tokenizer needs start, delimiter and extract, an encoder's CLS and SEP.
     """
     spelt = {role: tokenizer.pieces([i])[0] for role, i in tokenizer.specials.items()}
     config: dict[str, Any] = {
@@ -34,7 +34,7 @@ def published_files(tokenizer: Tokenizer, longest: int, inputs: Inputs = "plain"
         "model_max_length": longest,
         "truncation_side": "right",
         "padding_side": "right",
-        # A decoder of Hugging Face adds the embeddings of token types to its tokens'.
+        # Hugging Face's decoders add the embeddings of token_type_ids to those of the tokens.
         "model_input_names": list(_MODEL_INPUTS if inputs != "encoder" else ("token_type_ids", *_MODEL_INPUTS)),
     }
     config |= {ROLE_NAMES[role]: token for role, token in spelt.items() if role in ROLE_NAMES}
@@ -51,17 +51,17 @@ def published_files(tokenizer: Tokenizer, longest: int, inputs: Inputs = "plain"
 
 
 def padding(tokenizer: Tokenizer, inputs: Inputs) -> int | None:
-    """The id that pads rows, None where a vocabulary has none.
+    """Return the id that pads rows, or None where the vocabulary has none.
 
-    Hugging Face's decoders classify by the last token that is not this id: extract, so that any other special token
-    will do where there is none for padding.
+    Hugging Face's decoders classify at the last token that differs from this id. That is extract, so any other special
+    token is suitable if there is none for padding.
     """
     roles = ("pad", "end", "start") if inputs == "decoder" else ("pad",)
     return next((tokenizer.specials[role] for role in roles if role in tokenizer.specials), None)
 
 
 def same_vocabulary(tokenizer: Tokenizer, content: bytes) -> bool:
-    """Return whether a `tokenizer.json` gives plain text the ids that `published_files` of `tokenizer` gives it."""
+    """Return True if a `tokenizer.json` gives plain text the same ids as `published_files` of `tokenizer`."""
     from tokenizers import Tokenizer as Library
 
     try:
@@ -73,7 +73,7 @@ def same_vocabulary(tokenizer: Tokenizer, content: bytes) -> bool:
 
 
 def library_of(tokenizer: Tokenizer, inputs: Inputs):
-    """The `tokenizers` library's twin, special tokens marked as such and added to texts as `inputs` says."""
+    """Return the equivalent tokenizer of the `tokenizers` library, with special tokens added as `inputs` selects."""
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Library
 
@@ -90,7 +90,7 @@ def library_of(tokenizer: Tokenizer, inputs: Inputs):
         spelling = tokenizer.pieces([i])[0]
         library.add_special_tokens([AddedToken(spelling, special=True, normalized=False)])
         if library.token_to_id(spelling) != i:
-            raise ValueError(f"{role} {spelling} is {library.token_to_id(spelling)} and not {i}")
+            raise ValueError(f"the {role} token {spelling} must have id {i}, got {library.token_to_id(spelling)}")
     if inputs == "decoder":
         start, delimiter, extract = _special_tokens(tokenizer, "start", "delimiter", "extract")
         library.post_processor = _template((start, "$A", extract), (start, "$A", delimiter, "$B", extract))
@@ -105,14 +105,17 @@ def _special_tokens(tokenizer: Tokenizer, *roles: str) -> list[tuple[str, int]]:
 
 
 def _template(single: Sequence, pair: Sequence):
-    """A post-processor from places of texts, and special tokens as (spelling, id) or (spelling, id, type)."""
+    """Return a post-processor from text positions and special tokens, (spelling, id) or (spelling, id, type)."""
     from tokenizers import processors
 
-    spelt = lambda item: item if isinstance(item, str) else ":".join([item[0], *map(str, item[2:])])  # noqa: E731
     tokens = sorted({item[:2] for item in pair if not isinstance(item, str)})
     return processors.TemplateProcessing(
-        single=list(map(spelt, single)), pair=list(map(spelt, pair)), special_tokens=tokens
+        single=[_spelt(item) for item in single], pair=[_spelt(item) for item in pair], special_tokens=tokens
     )
+
+
+def _spelt(item: str | tuple) -> str:
+    return item if isinstance(item, str) else ":".join([item[0], *map(str, item[2:])])
 
 
 def _of_gpt1(tokenizer: GPT1Tokenizer):
@@ -151,7 +154,7 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer):
     if proto.normalizer_spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(" "))
     library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _BLANK)])
-    if tokenizer.cuts:  # no piece has a blank but at its beginning: words can be looked up one by one
+    if tokenizer.cuts:  # a blank occurs only at the beginning of a token, so words can be looked up one by one
         library.pre_tokenizer = pre_tokenizers.Split(_BLANK, "merged_with_next")
     back: list[Any] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if proto.normalizer_spec.add_dummy_prefix:
@@ -161,9 +164,9 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer):
 
 
 def _merges(proto, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The merges of a BPE model, best first: each piece from every pair of pieces that make it.
+    """Return the merges of a BPE model, best first: for each token all pairs of tokens that form it.
 
-    SentencePiece keeps no merges: it joins the neighbours whose joint piece has the highest score.
+    SentencePiece stores no merges: it joins the neighbours whose joint token has the highest score.
     """
     usable = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}
     found = []

@@ -1,9 +1,9 @@
-"""GPT-1's published vocabulary (Radford et al., 2018) with the text treatment of its code.
+"""GPT-1's published vocabulary (Radford et al., 2018) with the text normalization of its code.
 
-In this order (openai/finetune-transformer-lm, text_utils.py): ftfy, standard punctuation and white space, spaCy's
-English tokenizer, lower case, BPE with </w> at the end of a word; what has no id becomes <unk>, id 0, which also pads.
-The merging is done by Hugging Face `tokenizers`. Case and some spacing are lost, so a decoded text is not the original.
-ftfy and spaCy are the extra [gpt1].
+The steps, in order (openai/finetune-transformer-lm, text_utils.py): ftfy, standard punctuation and white space, spaCy's
+English tokenizer, lower case, BPE with </w> at the end of a word. Anything without an id becomes <unk>, id 0, which is
+also the padding id. Hugging Face `tokenizers` does the merging. Case and some spacing are lost, so a decoded text is
+not the original. ftfy and spaCy are the extra [gpt1].
 """
 
 import re
@@ -21,13 +21,13 @@ END_OF_WORD = "</w>"
 NEWLINE = "\n</w>"
 
 _REPLACEMENTS = str.maketrans({"—": "-", "–": "-", "―": "-", "…": "...", "´": "'"})
-# Runs of one mark, to be surrounded by blanks. A backslash is not among them: the original's pattern is not a raw
-# string, so that what looks like a backslash there is a second plus sign.
+# Runs of one punctuation mark, which get blanks around them. A backslash is not included: the original's pattern is not
+# a raw string, so its apparent backslash is a second plus sign.
 _MARKS = re.compile(r"(-+|~+|!+|\"+|;+|\?+|\++|,+|\)+|\(+|/+|\*+|\[+|\]+|}+|{+|\|+|_+)")
 _NEWLINES = re.compile(r"\s*\n\s*")
 _BLANKS = re.compile(r"[^\S\n]+")
 
-# Characters given to spaCy at a time; its own limit is a million.
+# Characters per call of spaCy; its own limit is a million.
 _BLOCK = 200_000
 
 
@@ -43,7 +43,7 @@ class GPT1Tokenizer(Tokenizer):
 
         ids, pairs = read_vocabulary(vocabulary, name), read_merges(merges, name)
         if UNKNOWN not in ids:
-            raise InputError(f"{name}: no {UNKNOWN} in the vocabulary; GPT-1's published files are expected")
+            raise InputError(f"{name}: the vocabulary must have {UNKNOWN}, like GPT-1's published files; copy them")
         self._unknown = ids[UNKNOWN]
         self._newline = ids.get(NEWLINE, self._unknown)
         self._library = Library(
@@ -63,14 +63,14 @@ class GPT1Tokenizer(Tokenizer):
         return [self._encode(text, words) for text in texts]
 
     def require_packages(self) -> "_EnglishWords":
-        """InputError where ftfy or spaCy is missing. Encoding needs them; a store that is only read does not."""
+        """Raise InputError if ftfy or spaCy is missing. Encoding needs them; reading a store does not."""
         self._words = self._words or _EnglishWords()
         return self._words
 
     def _encode(self, text: str, split: "_EnglishWords") -> list[int]:
         ids: list[int] = []
         for words in split(standard_text(text)):
-            # Lines are encoded whole; a newline is a word of its own, and no merge knows it.
+            # Lines are encoded whole; a newline is a word of its own that occurs in no merge.
             start = 0
             for end, word in enumerate(words):
                 if word.isspace():
@@ -92,7 +92,7 @@ class GPT1Tokenizer(Tokenizer):
 
 
 def standard_text(text: str) -> str:
-    """`text` repaired by ftfy, with GPT-1's standard punctuation and white space."""
+    """Return `text` repaired by ftfy, with GPT-1's standard punctuation and white space."""
     text = _ftfy().fix_text(text).translate(_REPLACEMENTS)
     text = _MARKS.sub(r" \1 ", text)
     text = _NEWLINES.sub(" \n ", text)
@@ -100,7 +100,7 @@ def standard_text(text: str) -> str:
 
 
 class _EnglishWords:
-    """spaCy's English tokenizer, a block of whole lines at a time so that its memory does not grow with the text."""
+    """spaCy's English tokenizer, applied to blocks of whole lines so that its memory does not grow with the text."""
 
     def __init__(self):
         _ftfy()
@@ -112,13 +112,13 @@ class _EnglishWords:
 
     def __call__(self, text: str) -> Iterator[list[str]]:
         for block in _blocks(text):
-            # What a block adds to the vocabulary is dropped with it.
+            # Vocabulary entries of a block are dropped after it.
             with self._language.memory_zone():
                 yield [token.text.lower() for token in self._language.tokenizer(block)]
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Parts of about _BLOCK characters, cut before line breaks, where spaCy's tokens always end."""
+    """Yield blocks of about _BLOCK characters, split before line breaks, where spaCy's tokens always end."""
     start = 0
     while len(text) - start > _BLOCK:
         end = text.rfind(" \n ", start + 1, start + _BLOCK)

@@ -1,8 +1,8 @@
-"""SentencePiece models (Kudo and Richardson, 2018): those trained here, and published ones.
+"""SentencePiece models (Kudo and Richardson, 2018), trained here or published.
 
-A model trained here keeps every text exactly: identity normalisation, no white space removed or added, and what has no
-piece is spelt in bytes, so that nothing is unknown. The one exception is U+2581, with which the library writes blanks:
-it comes back as a blank. A published model keeps its own normalisation.
+A model trained here is lossless: identity normalization, no white space removed or added, and bytes for characters
+without a token of their own, so that nothing is unknown. The one exception is U+2581, which the library uses for
+blanks: it is decoded as a blank. A published model keeps its own normalization.
 """
 
 import io
@@ -20,15 +20,15 @@ from jaxlm.text.tokenizer import ROLES, SPELLINGS, Tokenizer, cut_before_white_s
 MODEL_FILE = "sentencepiece.model"
 BYTES = 256
 
-# Longer sentences are dropped by the trainer, so they are split before (the library's own default is 4192).
+# The trainer drops longer sentences, so they are split beforehand (the library's own default is 4192).
 SENTENCE_BYTES = 4000
 
-# Pieces for characters never take more than this share of what the special tokens and bytes leave: rare characters
-# are spelt in bytes. Without a limit a small vocabulary over a large script would have no room for words, or fail.
-CHARACTER_SHARE = 0.5
+# Maximum fraction of the ids after the special tokens and bytes that single characters get; rare characters are spelt
+# in bytes. Without a limit a small vocabulary over a large script would have no room for words, or training would fail.
+CHARACTER_FRACTION = 0.5
 CHARACTER_COVERAGE = 0.9995
 
-# Unigram's pieces depend on the number of threads, and either kind records it in the model's bytes.
+# The tokens of a unigram model depend on the number of threads, and both kinds record it in the model's bytes.
 TRAINING_THREADS = 1
 
 _BLANK = "\u2581"
@@ -45,7 +45,7 @@ class SentencePieceTokenizer(Tokenizer):
         import sentencepiece
 
         try:
-            if not model:  # the library takes this for no model given
+            if not model:  # the library treats empty content as an absent model
                 raise RuntimeError("it is empty")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             size = self._processor.get_piece_size()
@@ -69,7 +69,7 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
         if not hasattr(self._processor, "encode_as_proto"):
             raise InputError(
-                "places of SentencePiece's pieces need its version 0.2.3: pip install 'sentencepiece>=0.2.3'"
+                "token offsets need sentencepiece 0.2.3 or later; install it: pip install 'sentencepiece>=0.2.3'"
             )
         return [_with_offsets(self._processor.encode_as_proto(text), text) for text in texts]
 
@@ -77,7 +77,7 @@ class SentencePieceTokenizer(Tokenizer):
         return cut_before_white_space(text, limit) if self.cuts else 0
 
     def cuts_at(self, text: str, place: int) -> bool:
-        # No piece holds a line break, so that one can be cut off whatever stands before it.
+        # No token contains a line break, so text can be split before one whatever precedes it.
         return super().cuts_at(text, place) or (self.cuts and 0 < place < len(text) and text[place] == "\n")
 
     def _decode(self, ids: list[int]) -> str:
@@ -88,37 +88,37 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _with_offsets(encoded, text: str) -> tuple[list[int], np.ndarray]:
-    """Ids and places in code points; the library counts bytes, and of a character spelt in several pieces the last has
-    them all, so that the ones before it get the same place."""
-    places = np.array([(piece.begin, piece.end) for piece in encoded.pieces], np.int64).reshape(-1, 2)
-    for k in reversed(range(len(places) - 1)):
-        if places[k, 0] == places[k, 1] == places[k + 1, 0]:
-            places[k, 1] = places[k + 1, 1]
+    """Return ids and offsets in code points. The library counts bytes. Of the tokens that spell one character in bytes
+    only the last covers it there; here all of them get its offsets."""
+    offsets = np.array([(piece.begin, piece.end) for piece in encoded.pieces], np.int64).reshape(-1, 2)
+    for k in reversed(range(len(offsets) - 1)):
+        if offsets[k, 0] == offsets[k, 1] == offsets[k + 1, 0]:
+            offsets[k, 1] = offsets[k + 1, 1]
     if not text.isascii():
         sizes = np.array([len(character.encode()) for character in text])
-        places = np.searchsorted(np.concatenate([[0], np.cumsum(sizes)]), places)
-    return [piece.id for piece in encoded.pieces], places
+        offsets = np.searchsorted(np.concatenate([[0], np.cumsum(sizes)]), offsets)
+    return [piece.id for piece in encoded.pieces], offsets
 
 
 def train_sentencepiece(
     sentences: Iterable[str], size: int, model_type: Literal["bpe", "unigram"] = "bpe"
 ) -> SentencePieceTokenizer:
-    """Train a vocabulary of exactly `size` ids: special tokens (all ROLES), 256 bytes, characters, pieces.
+    """Train a vocabulary of exactly `size` ids: special tokens (all ROLES), 256 bytes, characters, longer tokens.
 
-    The same sentences in the same order give the same bytes, on any number of cores. Lines are split at line breaks,
-    long ones at blanks too, so none is lost. Raises InputError where there is no text, where `size` leaves no room, and
-    where the text cannot fill the vocabulary (the largest size possible is named).
+    The same sentences in the same order give the same bytes, on any number of cores. Text is split at line breaks, and
+    long lines also at blanks, so that the trainer drops none. Raises InputError if there is no text, if `size` leaves
+    no room, and if the text cannot fill the vocabulary (the error names the largest possible size).
     """
     reserved = len(ROLES) + BYTES
     if size <= reserved + 1:
         raise InputError(
-            f"a SentencePiece vocabulary of {size} is too small: {len(ROLES)} special tokens and {BYTES} bytes "
-            f"come first; ask for {reserved + 64} or more"
+            f"the size of a SentencePiece vocabulary must exceed {reserved + 1}, for {len(ROLES)} special tokens and "
+            f"{BYTES} bytes, got {size}; ask for {reserved + 64} or more"
         )
     lines = [line for sentence in sentences for line in split_sentence(sentence)]
     if not lines:
-        raise InputError("no text to train a tokenizer on: the sources hold only blanks")
-    room = max(1, int(CHARACTER_SHARE * (size - reserved)))
+        raise InputError("the sources have no text to train a tokenizer on, only blanks; check --source")
+    room = max(1, int(CHARACTER_FRACTION * (size - reserved)))
     while True:
         chosen, coverage = _with_characters(lines, room)
         try:
@@ -127,7 +127,7 @@ def train_sentencepiece(
             largest = re.search(r"too high.*<= *(\d+)", str(error))
             if largest is None or chosen is lines:
                 raise _training_error(error, size) from error
-            # Too little is left to merge where characters are kept out: let in as many as pieces are wanting.
+            # Excluding characters leaves too few merges: admit as many characters as tokens are missing.
             room += size - int(largest.group(1))
 
 
@@ -163,27 +163,27 @@ def _train(lines: list[str], size: int, model_type: str, coverage: float) -> byt
 
 
 def split_sentence(text: str) -> Iterator[str]:
-    """Lines of `text` of at most SENTENCE_BYTES bytes each, cut at blanks where there are any; nothing is dropped.
+    """Yield lines of `text` of at most SENTENCE_BYTES bytes each, split at blanks where possible; nothing is dropped.
 
-    NUL characters part lines too: the trainer refuses them, and in texts they are spelt in bytes.
+    NUL characters split lines too: the trainer rejects them, and in texts they are spelt in bytes.
     """
     for line in text.replace("\0", "\n").split("\n"):
         line = line.rstrip("\r")
         while len(line.encode()) > SENTENCE_BYTES:
-            # The longest beginning that fits, then back to a blank if one is near enough to matter.
+            # The longest prefix that fits, shortened to a blank in its second half if there is one.
             fits = len(line.encode()[:SENTENCE_BYTES].decode(errors="ignore"))
-            place = line.rfind(" ", fits // 2, fits)
-            place = place if place > 0 else fits
-            yield line[:place]
-            line = line[place:]
+            position = line.rfind(" ", fits // 2, fits)
+            position = position if position > 0 else fits
+            yield line[:position]
+            line = line[position:]
         if line and not line.isspace():
             yield line
 
 
 def _with_characters(lines: list[str], room: int) -> tuple[list[str], float]:
-    """Lines to train on and the share of their characters that get a piece of their own.
+    """Return lines to train on and the fraction of their characters that get a token of their own.
 
-    That is the default share, or less where more than `room` characters would be among them.
+    That is the default fraction, or less if more than `room` characters would be included.
     """
     counts: Counter[str] = Counter()
     for line in lines:
@@ -196,7 +196,7 @@ def _with_characters(lines: list[str], room: int) -> tuple[list[str], float]:
         if covered >= CHARACTER_COVERAGE * total:
             break
         if rank == room:
-            # The trainer takes no share below 0.98, so lines are parted at the rare ones instead.
+            # The trainer rejects fractions below 0.98, so lines are split at the rare characters instead.
             rare = str.maketrans(dict.fromkeys(ranked[rank:], "\n"))
             return [part for line in lines for part in line.translate(rare).split("\n") if part], 1.0
         covered += counts[character]
@@ -207,18 +207,19 @@ def _training_error(error: RuntimeError, size: int) -> InputError:
     message = str(error)
     if match := re.search(r"too high.*<= *(\d+)", message):
         return InputError(
-            f"the text cannot fill a vocabulary of {size}: {match.group(1)} is the largest size possible; "
+            f"the size of a vocabulary for this text must be at most {match.group(1)}, got {size}; "
             "ask for that or less, or give more text"
         )
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return InputError(
-            f"a vocabulary of {size} has no room for the characters of this text; ask for {match.group(1)} or more"
+            f"the size of a vocabulary must leave room for the characters of this text, got {size}; ask for "
+            f"{match.group(1)} or more"
         )
-    return InputError(f"SentencePiece could not train a vocabulary of {size}: {message}")
+    return InputError(f"SentencePiece failed to train a vocabulary of {size}: {message}")
 
 
 def _specials(processor) -> dict[str, int]:
-    """role -> id, of the model's own special ids and of the control symbols with a known spelling."""
+    """Return role -> id of the model's own special ids and of the control symbols with a known spelling."""
     control = {processor.id_to_piece(i): i for i in range(processor.get_piece_size()) if processor.is_control(i)}
     specials = roles_by_spelling(control)
     own = {
@@ -232,10 +233,11 @@ def _specials(processor) -> dict[str, int]:
 
 
 def _cuts(processor) -> bool:
-    """Whether a cut before white space never changes the ids.
+    """Return True if splitting text before white space never changes the ids.
 
-    So it is in a BPE model where no text gets a prefix, white space is neither removed nor changed, a blank only begins
-    a piece and no piece holds a line break. (Unigram compares sums over the whole text, so that a cut can tip a tie.)
+    That holds for a BPE model that adds no prefix, neither removes nor changes white space, has blanks only at the
+    beginning of a token and has no token with a line break. (Unigram compares sums over the whole text, so that a split
+    can decide a tie differently.)
     """
     probe = "  a  b \n c"
     if processor.decode(processor.encode(probe)) != probe or processor.encode(" a") == processor.encode("a"):

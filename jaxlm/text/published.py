@@ -1,7 +1,7 @@
-"""The tokenizer among the files of a published model, by Hugging Face's names for them.
+"""The tokenizer of a published model, found by Hugging Face's file names.
 
-Where there is a `tokenizer.json`, it says everything. Elsewhere a vocabulary comes with settings in
-`tokenizer_config.json`; those that decide ids are followed, and refused by name where they have no counterpart here.
+A `tokenizer.json` is complete in itself. A vocabulary without one comes with settings in `tokenizer_config.json`: the
+settings that decide ids are applied, and an error names those without a counterpart here.
 """
 
 from pathlib import Path
@@ -16,17 +16,17 @@ from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
 
 
 def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Tokenizer | None:
-    """The tokenizer in `directory`; None where there is none. InputError for what has no counterpart here.
+    """Return the tokenizer in `directory`, or None. InputError for features without a counterpart here.
 
-    What jaxlm's export keeps of a tokenizer comes first. GPT-1's vocabulary gets its own text treatment, which its
-    `tokenizer.json` lacks; elsewhere that file comes next.
+    The copy that jaxlm's export keeps is preferred. GPT-1's vocabulary gets its own text normalization, which its
+    `tokenizer.json` lacks; for other vocabularies that file is preferred next.
     case: as in `wordpiece_tokenizer`.
     """
     notes: tuple[str, ...] = ()
     if (directory / OWN / DESCRIPTION).is_file():
         own, notes = _exported(directory)
         if own is not None:
-            return _of_no_case(own, case, f"{directory}/{OWN} says how text is treated")
+            return _without_case(own, case, f"{directory}/{OWN} defines the text normalization")
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
     of_pairs = vocabulary.is_file() and merges.is_file()
     has_json = (directory / tokenizer_json.FILE).is_file()
@@ -38,7 +38,7 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
     elif has_json:
         found = tokenizer_json.JsonTokenizer.from_directory(directory)
         found.notes = notes
-        return _of_no_case(found, case, f"{directory}/{tokenizer_json.FILE} says how text is treated")
+        return _without_case(found, case, f"{directory}/{tokenizer_json.FILE} defines the text normalization")
     elif of_pairs:
         settings.check("gpt2")
         found = bpe.GPT2Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
@@ -46,25 +46,26 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
         return wordpiece_tokenizer(directory / wordpiece.FILE, case)
     else:
         return None
-    return _of_no_case(settings.with_added(found), case, f"{directory} has no WordPiece vocabulary")
+    return _without_case(settings.with_added(found), case, f"{directory} has no WordPiece vocabulary")
 
 
 def _exported(directory: Path) -> tuple[Tokenizer | None, tuple[str, ...]]:
-    """The copy of its tokenizer that jaxlm's export leaves in OWN, None where the files beside it are no longer its."""
+    """Return the copy of its tokenizer that jaxlm's export left in OWN, or None if the files beside it were changed."""
     own, file = directory / OWN, directory / tokenizer_json.FILE
     try:
         found = load_tokenizer(own, read_file)
     except InputError as error:
-        raise InputError(f"{error}; put it back, or delete {own} to read {tokenizer_json.FILE} alone") from error
+        raise InputError(f"{error}; restore it, or delete {own} to read {tokenizer_json.FILE} alone") from error
     if file.is_file() and same_vocabulary(found, read_file(file)):
         return found, ()
     return None, (f"{OWN} is not used: {tokenizer_json.FILE} beside it has been changed since the export",)
 
 
 def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:
-    """A WordPiece vocabulary with the settings that stand beside it, where it is called `vocab.txt`.
+    """Return a WordPiece vocabulary with the settings beside it, if it is called `vocab.txt`.
 
-    case: whether text keeps its case; auto: as the settings say, else as the vocabulary looks. `notes` say which.
+    case: whether text keeps its case; auto: from the settings, else guessed from the vocabulary. `notes` give the
+    result.
     """
     if file.name == wordpiece.FILE and (file.parent / DESCRIPTION).is_file():
         return _saved_here(file, case)
@@ -80,13 +81,13 @@ def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:
         part_ideographs=settings.truth("tokenize_chinese_chars") is not False,
     )
     settings.check_roles(found)
-    source = "as --wordpiece-case says" if case != "auto" else f"from {SETTINGS}"
+    source = "from --wordpiece-case" if case != "auto" else f"from {SETTINGS}"
     found.notes = (_case_note(found.lower_case, source if lower_case is not None else None),)
     return settings.with_added(found)
 
 
 def _saved_here(file: Path, case: wordpiece.Case) -> Tokenizer:
-    """A vocabulary that jaxlm saved, with what it saved beside it."""
+    """Return a vocabulary that jaxlm saved, with the settings that it saved beside it."""
     names = [name for name in (wordpiece.CASE_FILE, wordpiece.SETTINGS_FILE) if (file.parent / name).is_file()]
     files = {name: read_file(file.parent / name) for name in names} | {wordpiece.FILE: read_file(file)}
     if case != "auto":
@@ -95,22 +96,22 @@ def _saved_here(file: Path, case: wordpiece.Case) -> Tokenizer:
         found = wordpiece.WordPieceTokenizer.from_files(files, str(file))
     except (ValueError, TypeError) as error:
         raise InputError(f"{file.parent}/{wordpiece.SETTINGS_FILE} is damaged ({error}); copy it again") from error
-    source = "as --wordpiece-case says" if case != "auto" else f"from {DESCRIPTION}"
+    source = "from --wordpiece-case" if case != "auto" else f"from {DESCRIPTION}"
     found.notes = (_case_note(found.lower_case, source),)
     return found
 
 
 def _case_note(lower_case: bool, source: str | None) -> str:
-    what, other, value = ("lower-cased", "cased", "false") if lower_case else ("kept", "uncased", "true")
+    result, other, value = ("lower-cased", "cased", "false") if lower_case else ("kept", "uncased", "true")
     if source is None:
         source = (
             f"guessed from the vocabulary; to change it, give --wordpiece-case {other}, or put a {SETTINGS} with "
             f'{{"do_lower_case": {value}}} beside the vocabulary'
         )
-    return f"case: {what}, {source}"
+    return f"case: {result}, {source}"
 
 
-def _of_no_case(tokenizer: Tokenizer, case: wordpiece.Case, why: str) -> Tokenizer:
+def _without_case(tokenizer: Tokenizer, case: wordpiece.Case, why: str) -> Tokenizer:
     if case != "auto":
         raise InputError(f"wordpiece_case must be auto here, got {case}: {why}; leave --wordpiece-case out")
     return tokenizer

@@ -1,4 +1,4 @@
-"""Tokenizers as `Tokenizer.save` leaves them: read, and checked against their fingerprint."""
+"""Loader of the tokenizers that `Tokenizer.save` writes, with a check of their fingerprint."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxlm.errors import InputError
 from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json, wordpiece
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
 
-# The files that a kind may have. A description that names another one is not ours.
+# The files that each kind may have. A description that names another file was not written by jaxlm.
 FILES: Mapping[str, tuple[str, ...]] = {
     "sentencepiece": (piece_models.MODEL_FILE,),
     "wordpiece": (wordpiece.FILE, wordpiece.CASE_FILE, wordpiece.SETTINGS_FILE),
@@ -20,16 +20,16 @@ FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def read_within(file: Path) -> bytes:
-    """The content of a file that lies in its directory itself; InputError for a link that leads out of it."""
+    """Return the content of a file in its own directory; InputError for a link that leads out of it."""
     if file.resolve().parent != file.parent.resolve():
         raise InputError(f"{file} must be a file of its directory, got a link to {file.resolve()}; put a copy there")
     return read_file(file)
 
 
 def load_tokenizer(directory: Path, read: Callable[[Path], bytes] = read_within) -> Tokenizer:
-    """Read what `Tokenizer.save` wrote. InputError where it is damaged: the fingerprint is checked.
+    """Read the files that `Tokenizer.save` wrote. InputError if they are damaged: the fingerprint is checked.
 
-    read: gives the content of one of its files, or raises InputError.
+    read: returns the content of one of the files, or raises InputError.
     """
     directory = Path(directory)
     saved = _description(directory / DESCRIPTION, read)
@@ -55,24 +55,24 @@ def load_tokenizer(directory: Path, read: Callable[[Path], bytes] = read_within)
 
 
 def _description(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
-    """The values of a description. InputError where one is not of its type, or a file is not one of the kind."""
+    """Return the values of a description. InputError for a value of a wrong type or a file foreign to the kind."""
     content = read(file)
     try:
         saved = parse_json(content)
         kind, names, specials, _ = (saved[key] for key in ("kind", "files", "specials", "fingerprint"))
         if not all(type(value) is int for value in (saved["size"], saved["base_size"], *specials.values())):
-            raise ValueError("sizes and ids must be whole numbers")
+            raise ValueError("sizes and ids must be integers")
         if kind in FILES and not set(names) <= set(FILES[kind]):
             raise ValueError(f"files must be among {', '.join(FILES[kind])}, got {', '.join(map(repr, names))}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file} is damaged or not a tokenizer's description ({error}); copy it again") from error
     if kind not in FILES:
-        raise InputError(f"{file.parent}: no tokenizer of kind {kind!r} in this version of jaxlm")
+        raise InputError(f"{file.parent}: the tokenizer's kind must be one of {', '.join(FILES)}, got {kind!r}")
     return saved
 
 
 def tokenizer_from_files(kind: str, files: Mapping[str, bytes], name: str) -> Tokenizer:
-    """The tokenizer of a kind from the content of its files. KeyError where one is missing."""
+    """Return the tokenizer of a kind from the content of its files. KeyError for a missing file."""
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer(files[piece_models.MODEL_FILE], name)
     if kind == "wordpiece":

@@ -1,6 +1,6 @@
-"""What stands beside a published vocabulary and decides ids: `tokenizer_config.json`, added tokens, the class's name.
+"""Settings beside a published vocabulary that decide ids: `tokenizer_config.json`, added tokens, the class's name.
 
-Only a vocabulary without a `tokenizer.json` needs it. What has no counterpart here is refused by name.
+They are read only for a vocabulary without a `tokenizer.json`. Errors name settings without a counterpart here.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from jaxlm.text.tokenizer import SPELLINGS, Tokenizer, read_file
 FILE = "tokenizer_config.json"
 REMEDY = "give a directory with a tokenizer.json"
 
-# Hugging Face's classes that treat text as a kind here does, each also under its name with Fast at the end.
+# Hugging Face's classes that normalize text as a kind here does; each may also have the suffix Fast.
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "gpt1": ("OpenAIGPTTokenizer",),
     "gpt2": ("GPT2Tokenizer", "RobertaTokenizer"),
     "wordpiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
 }
-# Settings that change ids, and the one value that has a counterpart here; null is any default.
+# Settings that change ids, and the one value that has a counterpart here; null means the default.
 ONLY: Mapping[str, Mapping[str, Any]] = {
     "gpt1": {},
     "gpt2": {"add_prefix_space": False},
@@ -33,14 +33,15 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         "never_split": [],
     },
 }
-# The special tokens of BERT's input by their names in the settings; others that are named there are not used.
+# The special tokens of BERT's input by their names in the settings; other special tokens are not used.
 _ROLES = {"pad": "pad_token", "unknown": "unk_token", "mask": "mask_token", "cls": "cls_token", "sep": "sep_token"}
 
 
 class Settings:
-    """The settings in a directory, none where it is None or has no file of them.
+    """The settings in a directory, empty if it is None or has no settings file.
 
-    added: content -> id of the tokens that are added to the vocabulary. ordinary: those of them that are not special.
+    added: content -> id of the tokens that are added to the vocabulary. ordinary: the added tokens that are not
+    special.
     """
 
     def __init__(self, directory: Path | None):
@@ -63,12 +64,12 @@ class Settings:
             raise InputError(f"{directory}: its added tokens are damaged ({error!r}); download it again") from error
 
     def fit(self, kind: str) -> bool:
-        """Return whether the class that is named, if one is, treats text as `kind` does."""
+        """Return True if the settings name no class, or one that normalizes text as `kind` does."""
         name = self.values.get("tokenizer_class")
         return name is None or str(name).removesuffix("Fast") in CLASSES[kind]
 
     def check(self, kind: str) -> None:
-        """InputError, by name, for a class or a setting that has no counterpart in `kind`."""
+        """Raise InputError for a class or a setting that has no counterpart in `kind`."""
         if not self.fit(kind):
             raise InputError(
                 f"{self.file.parent}: tokenizer_class must be {' or '.join(CLASSES[kind])} for such a vocabulary, got "
@@ -80,14 +81,14 @@ class Settings:
                 raise InputError(f"{self.file}: {key} must be {only}, got {value!r}; {REMEDY}")
 
     def truth(self, key: str) -> bool | None:
-        """A setting that is true or false, None where it is left out or null."""
+        """Return a setting that is true or false, or None if it is absent or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise InputError(f"{self.file}: {key} must be true or false, got {value!r}; download it again")
         return value
 
     def check_roles(self, tokenizer: Tokenizer) -> None:
-        """InputError where another piece of the vocabulary is named as a special token than the one used here."""
+        """Raise InputError if the settings name another token of the vocabulary as a special token than jaxlm uses."""
         ids = _ids(tokenizer)
         for role, key in _ROLES.items():
             token = self.values.get(key)
@@ -97,9 +98,9 @@ class Settings:
                 raise InputError(f"{self.file}: {key} must be {used}, got {token!r}; {REMEDY}")
 
     def with_added(self, tokenizer: Tokenizer) -> Tokenizer:
-        """`tokenizer` with the special tokens that were added after its vocabulary.
+        """Return `tokenizer` with the special tokens that were added after its vocabulary.
 
-        InputError for a token that is looked for in texts before words are parted, or has another id than here.
+        Raises InputError for a token that is searched in texts before words are split, or has another id than here.
         """
         ids = _ids(tokenizer) if self.added else {}
         for content, i in sorted(self.added.items(), key=lambda item: item[1]):
@@ -115,12 +116,12 @@ class Settings:
 
 
 def _ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """piece -> id."""
+    """Return token -> id."""
     return {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The values of a JSON object, none where there is no such file."""
+    """Return the values of a JSON object, or an empty dict if the file does not exist."""
     if not file.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""The tokenizers that a command line or a directory can name."""
+"""Specifications of tokenizers on a command line, and their loader."""
 
 from pathlib import Path
 
@@ -13,14 +13,15 @@ SPECS = "sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, st
 
 
 def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
-    """The tokenizer that `spec` names, one of SPECS. InputError where it is not one, or its files are not there.
+    """Return the tokenizer that `spec` names, one of SPECS. InputError for another form or missing files.
 
-    case: whether a WordPiece vocabulary keeps the case of text; auto: as what stands beside it says. `notes` say which.
+    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it. `notes` give the
+    result.
     """
-    kind, colon, place = spec.partition(":")
-    if not colon or not place:
-        raise InputError(f"tokenizer {spec!r}: expected one of {SPECS}")
-    path = Path(place).expanduser()
+    kind, colon, location = spec.partition(":")
+    if not colon or not location:
+        raise InputError(f"tokenizer must be one of {SPECS}, got {spec!r}")
+    path = Path(location).expanduser()
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer.from_file(path)
     if kind == "wordpiece":
@@ -28,7 +29,7 @@ def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
     if kind == "hf" and path.is_dir():
         found = published_tokenizer(path, case)
         if found is None:
-            raise InputError(f"tokenizer {spec!r}: no tokenizer's files in {path}; a tokenizer.json is expected there")
+            raise InputError(f"tokenizer {spec!r}: {path} has no tokenizer files; it should have a tokenizer.json")
         return found
     if case != "auto":
         raise InputError(f"wordpiece_case must be auto for tokenizer {spec!r}, got {case}; leave --wordpiece-case out")
@@ -42,6 +43,6 @@ def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
         return tokenizer_json.JsonTokenizer.from_directory(path)
     if kind == "store":
         if not (path / "tokenizer" / DESCRIPTION).exists():
-            raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run (no tokenizer in it)")
+            raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run, it has no tokenizer")
         return load_tokenizer(path / "tokenizer")
-    raise InputError(f"tokenizer {spec!r}: no kind {kind!r}; expected one of {SPECS}")
+    raise InputError(f"tokenizer must be one of {SPECS}, got {spec!r}")

@@ -1,8 +1,8 @@
-"""A tokenizer turns text into ids and back, and can be saved, checked and read again.
+"""Base class of all tokenizers: text to ids and back, saving, and a fingerprint.
 
-The merging itself is done by the sentencepiece and Hugging Face `tokenizers` libraries; what is here is what every
-scheme shares: the roles of special tokens, the fingerprint over everything that decides ids, and the directory format.
-Special tokens go by role, never by spelling: text that spells "<pad>" is text, and never yields the id of pad.
+The sentencepiece and Hugging Face `tokenizers` libraries do the merging. This module holds the parts common to all
+schemes: the roles of special tokens, the fingerprint over everything that decides ids, and the directory format.
+Special tokens are identified by role, never by spelling: a text that contains "<pad>" never yields the id of pad.
 """
 
 import copy
@@ -18,10 +18,10 @@ from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_regular
 from jaxlm.errors import InputError
 
-# The roles in the order in which a trained vocabulary holds them.
+# The roles in the order of their ids in a trained vocabulary.
 ROLES = ("pad", "unknown", "start", "end", "delimiter", "extract", "mask", "cls", "sep")
 
-# How published vocabularies spell the roles; the first spelling that a vocabulary has is the role's token.
+# Spellings of the roles in published vocabularies; the first spelling that a vocabulary has is the role's token.
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]", "<|padding|>", "<|pad|>"),
     "unknown": ("<unk>", "[UNK]"),
@@ -36,25 +36,25 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 
 DESCRIPTION = "tokenizer_description.json"
 
-# How pieces spell a line break: as it is, as SentencePiece's byte, as the byte-level symbol.
+# Spellings of a line break in tokens: plain, SentencePiece's byte, the byte-level symbol.
 _LINE_BREAKS = ("\n", "<0x0A>", "<0x0D>", "\u010a", "\u010d")
 
 
 class Tokenizer(ABC):
-    """Text to ids and back.
+    """Converter of text to ids and back.
 
     kind: the scheme, a name that `load_tokenizer` knows.
-    size: the number of ids, special tokens included: the rows of an embedding table.
+    size: the number of ids including special tokens: the rows of an embedding table.
     specials: role -> id, of those in ROLES that the vocabulary has. Two roles may share an id (GPT-1's id 0).
-    files: name -> content of everything the scheme needs; what is saved and what the fingerprint covers.
-    notes: sentences about how it was read, for the first to use it; not saved.
+    files: name -> content of everything the scheme needs; they are saved and covered by the fingerprint.
+    notes: sentences about its origin, for the first user of the tokenizer; not saved.
     """
 
     kind: str
-    cuts = False  # whether `cut` and `cuts_at` find places
-    whole_bytes = 0  # memory for each character of a text that is encoded whole, as measured on books
-    continuing = ""  # what begins a piece that continues a word, for schemes that mark these
-    opening = ""  # what begins a piece that opens a word, for schemes that mark those
+    cuts = False  # whether `cut` and `cuts_at` are supported
+    whole_bytes = 0  # memory per character of a text that is encoded whole, as measured on books
+    continuing = ""  # prefix of tokens that continue a word, for schemes that mark them
+    opening = ""  # prefix of tokens that begin a word, for schemes that mark them
     notes: tuple[str, ...] = ()
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
@@ -65,48 +65,48 @@ class Tokenizer(ABC):
         self._added: dict[int, str] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`. No special token is added, and none comes out of plain text."""
+        """Return the ids of `text`. No special token is added, and plain text never yields one."""
         return self.encode_batch([text])[0]
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text; faster than one by one."""
+        """Return `encode` of each text; faster than one by one."""
 
     def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
-        """`encode` of each text, and for each id its place in the text, int64 (ids, 2): [start, end) in code points.
+        """Return `encode` of each text with the offsets of its ids, int64 (ids, 2): [start, end) in code points.
 
-        Raises InputError for a scheme that does not know its places.
+        Raises InputError for a scheme without offsets.
         """
         raise InputError(
-            f"a tokenizer of the kind {self.kind} does not know the places of its pieces, which spans and tags need; "
-            "take wordpiece:VOCAB.txt, sentencepiece:FILE or hf:DIR"
+            f"spans and tags need token offsets, which {self.kind} tokenizers do not give; "
+            "use wordpiece:VOCAB.txt, sentencepiece:FILE or hf:DIR"
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out. Raises ValueError for an id outside the vocabulary."""
+        """Return the text of `ids` without special tokens. Raises ValueError for an id outside the vocabulary."""
         hidden = self._hidden
         return self._decode([i for i in self._checked(ids) if i not in hidden])
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """One readable string for each id; special tokens that were added show as <role>."""
+        """Return one readable string for each id; special tokens that were added appear as <role>."""
         return [self._added[i] if i in self._added else self._piece(i) for i in self._checked(ids)]
 
     def cut(self, text: str, limit: int) -> int:
-        """The last place in 1 … `limit` where `text` can be cut without changing its ids, or 0 where none is known.
+        """Return the last position in 1 … `limit` at which splitting `text` does not change its ids; 0 if unknown.
 
-        It lets long documents be encoded block by block. A scheme that looks at its whole input returns 0 always.
+        Long documents are encoded block by block with it. A scheme that depends on its whole input always returns 0.
         """
         return 0
 
     def cuts_at(self, text: str, place: int) -> bool:
-        """Whether `text` can be cut before the character `place` without changing its ids, as far as is known."""
+        """Return True if splitting `text` before character `place` is known not to change its ids."""
         return self.cuts and 0 < place < len(text) and text[place] in " \n" and not text[place - 1].isspace()
 
     @property
     def continues(self) -> np.ndarray:
-        """bool (size,): whether a piece continues the word of the piece before it, for masks of whole words.
+        """bool (size,): True for tokens that continue the word of the preceding token, for whole-word masks.
 
-        Where a scheme marks neither kind, each piece is a word. Special tokens and line breaks continue nothing.
+        If a scheme marks neither kind, each token is a word. Special tokens and line breaks continue nothing.
         """
         found = np.zeros(self.size, bool)
         for i in range(self.base_size):
@@ -119,10 +119,10 @@ class Tokenizer(ABC):
         return found
 
     def with_specials(self, roles: Sequence[str]) -> "Tokenizer":
-        """This tokenizer with the missing ones of `roles` as new ids at the end; itself where none is missing."""
+        """Return this tokenizer with the missing ones of `roles` as new ids at the end; itself if none is missing."""
         missing = [role for role in dict.fromkeys(roles) if role not in self.specials]
         if unknown := [role for role in missing if role not in ROLES]:
-            raise ValueError(f"no such role of a special token: {unknown[0]!r}; the roles are {', '.join(ROLES)}")
+            raise ValueError(f"the role of a special token must be one of {', '.join(ROLES)}, got {unknown[0]!r}")
         if not missing:
             return self
         grown = copy.copy(self)
@@ -159,11 +159,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _decode(self, ids: list[int]) -> str:
-        """The text of ids that are in the base vocabulary and not special."""
+        """Return the text of ids that are in the base vocabulary and not special."""
 
     @abstractmethod
     def _piece(self, i: int) -> str:
-        """One readable string for an id of the base vocabulary."""
+        """Return one readable string for an id of the base vocabulary."""
 
     @property
     def _hidden(self) -> set[int]:
@@ -173,20 +173,20 @@ class Tokenizer(ABC):
         checked = [int(i) for i in ids]
         for i in checked:
             if not 0 <= i < self.size:
-                raise ValueError(f"id {i} is outside the vocabulary of {self.size}")
+                raise ValueError(f"an id must be in the vocabulary of {self.size}, got {i}")
         return checked
 
 
 def read_file(path: Path) -> bytes:
-    """The content of one of a tokenizer's files; InputError where it cannot be read, or is not a regular file."""
+    """Return the content of one of a tokenizer's files; InputError if it is unreadable or not a regular file."""
     try:
         return read_regular(Path(path))
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; a tokenizer's file is expected there") from error
+        raise InputError(f"{path}: {error.strerror or error}; a tokenizer's file should be there") from error
 
 
 def roles_by_spelling(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """role -> id for the special tokens that `vocabulary` (spelling -> id) has."""
+    """Return role -> id for the special tokens that `vocabulary` (spelling -> id) has."""
     found = {}
     for role in ROLES:
         for spelling in SPELLINGS[role]:
@@ -197,15 +197,15 @@ def roles_by_spelling(vocabulary: Mapping[str, int]) -> dict[str, int]:
 
 
 def library_offsets(encodings: Sequence) -> list[tuple[list[int], np.ndarray]]:
-    """Ids and places from encodings of the `tokenizers` library, whose offsets count code points."""
+    """Return ids and offsets from encodings of the `tokenizers` library, whose offsets count code points."""
     return [(encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)) for encoding in encodings]
 
 
 def cut_before_white_space(text: str, limit: int) -> int:
-    """The last place in 1 … `limit` where a blank or line break follows something that is not white space, or 0."""
-    place = min(limit, len(text) - 1)
-    while (place := max(text.rfind(" ", 1, place + 1), text.rfind("\n", 1, place + 1))) > 0:
-        if not text[place - 1].isspace():
-            return place
-        place -= 1
+    """Return the last position in 1 … `limit` of a blank or line break that does not follow white space, or 0."""
+    position = min(limit, len(text) - 1)
+    while (position := max(text.rfind(" ", 1, position + 1), text.rfind("\n", 1, position + 1))) > 0:
+        if not text[position - 1].isspace():
+            return position
+        position -= 1
     return 0

@@ -1,7 +1,7 @@
-"""Any vocabulary in the `tokenizer.json` format of Hugging Face `tokenizers`, with its own normalisation.
+"""Vocabularies in the `tokenizer.json` format of Hugging Face `tokenizers`, with their own normalization.
 
-Roles of special tokens come from `tokenizer_config.json` or `special_tokens_map.json` beside it where there is one,
-else from their spelling. Its post-processing (adding special tokens), padding and truncation are not used.
+Roles of special tokens come from `tokenizer_config.json` or `special_tokens_map.json` beside the file if there is one,
+else from their spelling. The post-processing (special tokens), padding and truncation of the file are not used.
 """
 
 import json
@@ -19,12 +19,12 @@ from jaxlm.text.wordpiece import cuts_between_words
 FILE = "tokenizer.json"
 ROLES_FILE = "roles.json"
 
-# The normaliser, what parts words, and the model of BERT's scheme.
+# The types of the normalizer, the pre-tokenizer and the model of BERT's scheme.
 _BERT = ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
 
 _BLANKS = ("\u2581", "\u0120")
 
-# The names that Hugging Face gives to roles; others are additional special tokens there.
+# The names that Hugging Face gives to roles; other roles are additional special tokens there.
 ROLE_NAMES = {
     "pad": "pad_token",
     "unknown": "unk_token",
@@ -37,7 +37,7 @@ ROLE_NAMES = {
 
 
 class JsonTokenizer(Tokenizer):
-    """A `tokenizer.json`, and role -> spelling of its special tokens (None: go by spelling)."""
+    """A `tokenizer.json`, and role -> spelling of its special tokens (None: roles are found by spelling)."""
 
     kind = "tokenizers"
     whole_bytes = 120
@@ -48,10 +48,10 @@ class JsonTokenizer(Tokenizer):
         try:
             self._library = Library.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises a bare Exception
-            raise InputError(f"{name} is not a tokenizer.json that this version reads ({error})") from error
+            raise InputError(f"{name} must be a tokenizer.json that this version reads ({error})") from error
         self._library.no_padding()
         self._library.no_truncation()
-        # Text that spells a special token is text.
+        # Text that contains the spelling of a special token is plain text.
         self._library.encode_special_tokens = True
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         size = max(vocabulary.values()) + 1
@@ -69,7 +69,7 @@ class JsonTokenizer(Tokenizer):
         self.cuts = (self._is_bert or _is_gpt2(scheme)) and not any(map(_spans_white_space, scheme["added_tokens"]))
         if kinds[2] == "WordPiece":
             self.continuing = scheme["model"]["continuing_subword_prefix"]
-        else:  # the marks that SentencePiece's and GPT-2's vocabularies write for a blank
+        else:  # the marks for a blank in SentencePiece's and GPT-2's vocabularies
             self.opening = next((mark for mark in _BLANKS if any(piece.startswith(mark) for piece in vocabulary)), "")
 
     @classmethod
@@ -105,12 +105,12 @@ class JsonTokenizer(Tokenizer):
 
 
 def _kinds(scheme: dict[str, Any]) -> list[str | None]:
-    """The types of a scheme's normaliser, of what parts words, and of its model."""
+    """Return the types of a scheme's normalizer, pre-tokenizer and model."""
     return [(scheme.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
 
 
 def _is_gpt2(scheme: dict[str, Any]) -> bool:
-    """Return whether words are split and merged as in GPT-2: white space is only at the front of a word."""
+    """Return True if words are split and merged as in GPT-2: white space is only at the front of a word."""
     if _kinds(scheme) != [None, "ByteLevel", "BPE"]:
         return False
     words, dropout = scheme["pre_tokenizer"], scheme["model"].get("dropout")
@@ -118,7 +118,7 @@ def _is_gpt2(scheme: dict[str, Any]) -> bool:
 
 
 def _spans_white_space(token: dict[str, Any]) -> bool:
-    """Return whether an added token that is searched in texts may contain white space, or take what follows it."""
+    """Return True if an added token that is searched in texts may contain white space or absorb what follows it."""
     return not token["special"] and (token["rstrip"] or any(map(str.isspace, token["content"])))
 
 

@@ -1,17 +1,18 @@
-"""BERT's WordPiece vocabularies (Devlin et al., 2019), published and trained here, run by Hugging Face `tokenizers`.
+"""BERT's WordPiece vocabularies (Devlin et al., 2019), published or trained here, run by Hugging Face `tokenizers`.
 
-A vocabulary without upper-case letters lower-cases and strips accents, as BERT's uncased models do. Words of more than
-200 characters are unknown, as in google-research/bert (the library's default is 100). Case, white space and what is
-unknown are lost, so a decoded text is not the original.
+A vocabulary without upper-case letters lower-cases text and strips accents, as BERT's uncased models do. Words of more
+than 200 characters are unknown, as in google-research/bert (the library's default is 100). Case, white space and
+unknown words are lost, so a decoded text is not the original.
 
-The library differs from Google's code in four points. A capital sigma at the end of a word is lower-cased to σ, there
-to ς. Private-use characters are dropped, there they make their word unknown. The 256 ideographs from U+2B820 are part
-of the word around them, there words of their own. And characters go by the categories of Unicode 8, there by those of
-the Python in use, so that later punctuation does not part words and later combining marks stay.
+The library differs from Google's code in four points. The library lower-cases a capital sigma at the end of a word to
+σ, Google's code to ς. The library drops private-use characters, in Google's code they make their word unknown. The 256
+ideographs from U+2B820 are part of the word around them in the library, words of their own in Google's code. And the
+library uses the character categories of Unicode 8, Google's code those of the Python in use, so that in the library
+later punctuation does not split words and later combining marks are kept.
 
-Training is the library's. Left alone, it numbers characters in the order of a hash table that differs from process to
-process, and ties between pairs follow those numbers; here every character comes first, in order, so that the same text
-gives the same bytes.
+The library trains the vocabulary. By default it numbers characters in the order of a hash table that differs between
+processes, and ties between pairs depend on those numbers; here every character comes first, in order, so that the same
+text gives the same bytes.
 """
 
 import json
@@ -34,9 +35,9 @@ from jaxlm.text.tokenizer import (
 )
 
 FILE = "vocab.txt"
-CASE_FILE = "case.txt"  # only where the vocabulary does not show whether it lower-cases
-SETTINGS_FILE = "settings.json"  # only where accents or ideographs are treated otherwise than BERT's models do
-# Whether text keeps its case; auto: as what stands beside the vocabulary says, else as the vocabulary looks.
+CASE_FILE = "case.txt"  # only if the vocabulary does not show whether it lower-cases
+SETTINGS_FILE = "settings.json"  # only if accents or ideographs are treated differently from BERT's models
+# Whether text keeps its case; auto: from the files beside the vocabulary, else guessed from the vocabulary.
 Case = Literal["auto", "uncased", "cased"]
 UNKNOWN = "[UNK]"
 CONTINUES = "##"
@@ -45,21 +46,21 @@ LONGEST_WORD = 200
 # The special tokens of a trained vocabulary, in this order from id 0.
 TRAINED_ROLES = ("pad", "unknown", "cls", "sep", "mask")
 
-# Pieces for characters (at the beginning of a word, and within one) take at most this share of a trained vocabulary;
-# words with rarer characters are parted there in training, and unknown in texts.
-CHARACTER_SHARE = 0.5
+# Maximum fraction of a trained vocabulary for tokens of single characters (at the beginning of a word, and within one).
+# Words with rarer characters are split there in training, and unknown in texts.
+CHARACTER_FRACTION = 0.5
 
 _SPACES = " \n\t\r"
-# Characters that are words of their own, after which sentences end. (BERT parts words at all of Unicode's punctuation;
-# which characters that is depends on the version of Unicode.)
+# Characters that are words of their own, after which sentences end. (BERT splits words at all of Unicode's punctuation,
+# which depends on the version of Unicode.)
 _PUNCTUATION = frozenset(".!?:;,\"')]}…”’»›。！？；：，」』）】．｡؟۔।॥")
 
 
 class WordPieceTokenizer(Tokenizer):
-    """A `vocab.txt`: a piece a line, its id the number of the line, from 0.
+    """A `vocab.txt`: one token per line, with the line number from 0 as its id.
 
-    lower_case: whether text is lower-cased; None: where the vocabulary has no upper-case letter.
-    strip_accents: whether text loses its accents; None: where it is lower-cased.
+    lower_case: whether text is lower-cased; None: yes if the vocabulary has no upper-case letter.
+    strip_accents: whether accents are stripped; None: yes if text is lower-cased.
     part_ideographs: whether each Chinese character is a word of its own.
     """
 
@@ -82,12 +83,12 @@ class WordPieceTokenizer(Tokenizer):
         lines = _lines(vocabulary, name)
         ids = {line.strip(): number for number, line in enumerate(lines)}
         if UNKNOWN not in ids:
-            raise InputError(f"{name}: no {UNKNOWN} among its {len(lines)} lines; it is not a WordPiece vocabulary")
+            raise InputError(f"{name}: a WordPiece vocabulary must have {UNKNOWN}, got {len(lines)} lines without")
         self.lower_case = _looks_lower(ids, "[]", "<>") if lower_case is None else lower_case
         strip_accents = None if strip_accents == self.lower_case else strip_accents
         model = models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD)
         self._library = Library(model)
-        self._library.normalizer, self._library.pre_tokenizer = _treatment(
+        self._library.normalizer, self._library.pre_tokenizer = _normalization(
             self.lower_case, strip_accents, part_ideographs
         )
         self._library.decoder = decoders.WordPiece()
@@ -101,9 +102,9 @@ class WordPieceTokenizer(Tokenizer):
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], name: str) -> "WordPieceTokenizer":
-        """The tokenizer whose `files` these are. KeyError or ValueError where they are not those of one.
+        """Return the tokenizer with these `files`. KeyError or ValueError if they are not those of one.
 
-        Without a CASE_FILE the vocabulary decides as it always did there, by all pieces but those in square brackets.
+        Without a CASE_FILE the case is guessed as in earlier versions, from all tokens but those in square brackets.
         """
         vocabulary = files[FILE]
         case = files.get(CASE_FILE)
@@ -134,22 +135,22 @@ class WordPieceTokenizer(Tokenizer):
 def train_wordpiece(
     sentences: Iterable[str], size: int, case: Literal["uncased", "cased"] = "uncased"
 ) -> WordPieceTokenizer:
-    """Train a vocabulary of exactly `size` ids: special tokens (TRAINED_ROLES), characters, pieces.
+    """Train a vocabulary of exactly `size` ids: special tokens (TRAINED_ROLES), characters, longer tokens.
 
-    The same sentences give the same bytes, in any order and on any number of cores. Raises InputError where there is no
-    text, where `size` leaves no room for characters, and where the text cannot fill the vocabulary (the largest size
-    possible is named).
+    The same sentences give the same bytes, in any order and on any number of cores. Raises InputError if there is no
+    text, if `size` leaves no room for characters, and if the text cannot fill the vocabulary (the error names the
+    largest possible size).
     """
     specials = [SPELLINGS[role][1] for role in TRAINED_ROLES]
     if size <= len(specials) + 2:
         raise InputError(
-            f"a WordPiece vocabulary of {size} is too small: {len(specials)} special tokens come first; ask for 64 or "
-            "more"
+            f"the size of a WordPiece vocabulary must exceed {len(specials) + 2}, for {len(specials)} special tokens "
+            f"and characters, got {size}; ask for 64 or more"
         )
     lines = [line for sentence in sentences for line in split_sentence(sentence)]
     if not lines:
-        raise InputError("no text to train a tokenizer on: the sources hold only blanks")
-    room = max(2, int(CHARACTER_SHARE * (size - len(specials))))
+        raise InputError("the sources have no text to train a tokenizer on, only blanks; check --source")
+    room = max(2, int(CHARACTER_FRACTION * (size - len(specials))))
     everything = _train(lines, case, "", specials, 0)[len(specials) :]
     while True:
         rare = _rare_characters(lines, case, everything, room)
@@ -160,26 +161,26 @@ def train_wordpiece(
             break
         if not rare:
             raise InputError(
-                f"the text cannot fill a vocabulary of {size}: {len(pieces)} is the largest size possible; "
+                f"the size of a vocabulary for this text must be at most {len(pieces)}, got {size}; "
                 "ask for that or less, or give more text"
             )
-        # Too little is left to merge where characters are kept out: let in as many as pieces are wanting.
+        # Excluding characters leaves too few merges: admit as many characters as tokens are missing.
         room += size - len(pieces)
     return WordPieceTokenizer("".join(f"{piece}\n" for piece in pieces).encode(), FILE, case == "uncased")
 
 
 def _train(lines: list[str], case: str, rare: str, first: list[str], size: int) -> list[str]:
-    """The pieces of a vocabulary of `size` in their order: `first`, the characters that these lack, then merges."""
+    """Return the tokens of a vocabulary of `size` in order: `first`, missing characters, then merges."""
     from tokenizers import Regex, models, normalizers, trainers
     from tokenizers import Tokenizer as Library
 
     library = Library(models.WordPiece({}, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
-    normalizer, library.pre_tokenizer = _treatment(case == "uncased")
+    normalizer, library.pre_tokenizer = _normalization(case == "uncased")
     if rare:
-        part = normalizers.Replace(Regex("[" + "".join(f"\\x{{{ord(c):x}}}" for c in rare) + "]"), " ")
-        normalizer = normalizers.Sequence([normalizer, part])
+        split = normalizers.Replace(Regex("[" + "".join(f"\\x{{{ord(c):x}}}" for c in rare) + "]"), " ")
+        normalizer = normalizers.Sequence([normalizer, split])
     library.normalizer = normalizer
-    # Only their ids are wanted: the trainer gives what it calls special tokens the first ids, in this order.
+    # Only the ids matter: the trainer gives the first ids to what it calls special tokens, in this order.
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first, min_frequency=0, show_progress=False)
     library.train_from_iterator(iter(lines), trainer, length=len(lines))
     vocabulary = library.get_vocab(with_added_tokens=False) | {piece: k for k, piece in enumerate(first)}
@@ -187,10 +188,10 @@ def _train(lines: list[str], case: str, rare: str, first: list[str], size: int) 
 
 
 def _rare_characters(lines: list[str], case: str, pieces: list[str], room: int) -> str:
-    """The characters to leave out so that the pieces of those that stay are at most `room`, the rarest first."""
+    """Return the rarest characters, which are excluded so that at most `room` tokens of single characters remain."""
     if len(pieces) <= room:
         return ""
-    normalizer, _ = _treatment(case == "uncased")
+    normalizer, _ = _normalization(case == "uncased")
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(normalizer.normalize_str(line))
@@ -208,17 +209,19 @@ def _lines(vocabulary: bytes, name: str) -> list[str]:
     try:
         return vocabulary.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{name}: byte {error.start} is not UTF-8; a WordPiece vocabulary is UTF-8") from error
+        raise InputError(f"{name}: a WordPiece vocabulary must be UTF-8, which byte {error.start} is not") from error
 
 
 def _looks_lower(pieces: Iterable[str], *brackets: str) -> bool:
-    """Return whether no token outside these pairs of brackets has an upper-case letter."""
-    special = lambda piece: any(piece.startswith(pair[0]) and piece.endswith(pair[1]) for pair in brackets)  # noqa: E731
-    return not any(piece != piece.lower() and not special(piece) for piece in pieces)
+    """Return True if no token outside these pairs of brackets has an upper-case letter."""
+    return not any(
+        piece != piece.lower() and not any(piece.startswith(pair[0]) and piece.endswith(pair[1]) for pair in brackets)
+        for piece in pieces
+    )
 
 
-def _treatment(lower_case: bool, strip_accents: bool | None = None, part_ideographs: bool = True):
-    """What BERT does to text before its words are looked up: (normalizer, pre-tokenizer)."""
+def _normalization(lower_case: bool, strip_accents: bool | None = None, part_ideographs: bool = True):
+    """Return BERT's (normalizer, pre-tokenizer), which prepare text before its words are looked up."""
     from tokenizers import normalizers, pre_tokenizers
 
     normalizer = normalizers.BertNormalizer(
@@ -228,9 +231,9 @@ def _treatment(lower_case: bool, strip_accents: bool | None = None, part_ideogra
 
 
 def cuts_between_words(text: str, place: int) -> bool:
-    """Whether BERT's treatment of `text` ends a word before the character `place`: at white space and punctuation.
+    """Return True if BERT's rules end a word before character `place` of `text`: at white space and punctuation.
 
-    What combines with the character before it is never parted from it.
+    A combining mark is never separated from the preceding character.
     """
     if not 0 < place < len(text) or unicodedata.category(text[place])[0] == "M":
         return False
