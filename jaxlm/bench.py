@@ -30,7 +30,7 @@ from jaxlm.config import command_line
 from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at
-from jaxlm.data.rows import training_rows
+from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
 from jaxlm.distributed.devices import peak_memory_gib, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import check_batch, make_mesh, replicated, to_devices, use_mesh
@@ -201,8 +201,16 @@ def _with_rows(arguments: Arguments) -> tuple[PretrainConfig, Tokenizer | None, 
     stores = [open_store(path) for path in config.data.store]
     config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
     config.check()
-    rows = training_rows(stores, config.data, length=config.length, seed=config.seed)
-    batches = [batch_at(rows, step, config.batch_size) for step in range(arguments.warmup + arguments.steps)]
+    steps = arguments.warmup + arguments.steps
+    rows = phased_rows(
+        stores,
+        config.data,
+        length=config.length,
+        seed=config.seed,
+        num_steps=steps,
+        batch_size=config.batch_size,
+    )
+    batches = [batch_at(rows, step, config.batch_size) for step in range(steps)]
     return config, stores[0].tokenizer(), batches
 
 
@@ -214,7 +222,8 @@ def _random_batch(config: PretrainConfig) -> Batch | PairBatch:
     if config.data.layout != "pairs":
         ids = rng.integers(config.model.vocab_size, size=(rows, length + 1)).astype(np.int32)
         weights = np.ones(positions_BL.shape, np.float32)
-        return Batch(ids=ids[:, :-1], targets=ids[:, 1:], positions=positions_BL, segments=None, weights=weights)
+        begins = np.zeros(rows, bool) if config.data.layout == "streams" else None
+        return Batch(ids[:, :-1], ids[:, 1:], positions_BL, segments=None, weights=weights, begins=begins)
     ids = rng.integers(3, config.model.vocab_size, size=(rows, length)).astype(np.int32)
     ids[:, 0], ids[:, [length // 2, -1]] = 0, 1  # CLS and SEP, as make_pretraining numbers them without a tokenizer
     return PairBatch(
