@@ -7,11 +7,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
-import tyro
 
 from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_signed
@@ -23,16 +22,15 @@ from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.distributed.processes import DistributedConfig, StopSignal, start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, RunError, run_command
+from jaxlm.finetuning.arguments import TaskArguments
 from jaxlm.finetuning.trial import Work, make_programs, member_directory, read_predictions
 from jaxlm.finetuning.vectorized import run_members
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.tasks import (
     ROLES,
-    CustomConfig,
     Task,
     TaskData,
-    TaskOptions,
     encode_split,
     read_task,
     steps_of_epochs,
@@ -59,26 +57,12 @@ from jaxlm.training.trained_length import OF_START, check_trained, kept_start_le
 log = logging.getLogger("jaxlm.finetune")
 
 
-@dataclass(frozen=True)
-class Arguments:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments):
     """Fine-tune on a labelled task."""
 
-    config: tyro.conf.Positional[str]
-    """A config file, or its name: finetune/gpt1, finetune/bert."""
     run: str
     """The run directory, or gs://BUCKET/RUN: made anew, or continued."""
-    task: str
-    """The task: cola, sst2, …, or custom for files of your own."""
-    task_dir: str | None = None
-    """Where the task's files are; tfds or tfds:DATA_DIR for TFDS's copy."""
-    custom: CustomConfig = field(default_factory=CustomConfig)
-    options: TaskOptions = field(default_factory=TaskOptions)
-    strict: bool = False
-    """Refuse and list answers that do not stand at their offsets, which are counted otherwise."""
-    start: str | None = None
-    """A run to start from (RUN or RUN@STEP); from scratch unless given."""
-    tokenizer: str | None = None
-    """For a run from scratch: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
     seeds: int = 1
     """Runs with one seed after the other, from `seed` on."""
     learning_rates: tuple[float, ...] = ()
@@ -87,10 +71,7 @@ class Arguments:
     """Use positions of the start's table that were never trained: up to the task's length, or --length."""
     keep: Literal["best", "all"] = "best"
     """Of several seeds and rates, the parameters of the best on dev are kept, or all."""
-    held_out_seed: int = 0
-    """Decides which rows become the dev part where the task has none."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 
 @dataclass(frozen=True)

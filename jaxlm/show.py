@@ -17,14 +17,12 @@ import tyro
 from jaxlm.config import command_line, load_config
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError, run_command
+from jaxlm.finetuning.arguments import TaskArguments
 from jaxlm.inference.loaded_run import run_config, split_run
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.remote import is_url
-from jaxlm.tasks import (
-    CustomConfig,
-    read_task,
-)
+from jaxlm.tasks import read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.trained_length import trained_length
@@ -58,28 +56,14 @@ class PretrainArguments:
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
-@dataclass(frozen=True)
-class FinetuneArguments:
+@dataclass(frozen=True, kw_only=True)
+class FinetuneArguments(TaskArguments):
     """Show the batch that a fine-tuning config makes of a task."""
 
-    config: tyro.conf.Positional[str]
-    """A config file, or its name."""
-    task: str
-    """The task: cola, sst2, …, or custom for files of your own."""
-    task_dir: str | None = None
-    """Where the task's files are; tfds or tfds:DATA_DIR for TFDS's copy."""
-    custom: CustomConfig = field(default_factory=CustomConfig)
-    start: str | None = None
-    """A run whose tokenizer is used."""
-    tokenizer: str | None = None
-    """Or a tokenizer: sentencepiece:FILE, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
-    held_out_seed: int = 0
-    """Decides which rows become the dev part where the task has none."""
     step: int = 0
     """The step, counted from 0."""
     count: int = 3
     """Examples to show."""
-    settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 
 def show_config(name: str) -> Iterator[str]:
@@ -116,7 +100,15 @@ def show_config(name: str) -> Iterator[str]:
     else:
         raise InputError("which tokenizer? give --tokenizer, or --start a run")
     config.check()
-    task, data = read_task(arguments.task, arguments.task_dir, arguments.custom, seed=arguments.held_out_seed)
+    arguments.options.check()
+    task, data = read_task(
+        arguments.task,
+        arguments.task_dir,
+        arguments.custom,
+        seed=arguments.held_out_seed,
+        options=arguments.options,
+        strict=arguments.strict,
+    )
     return finetune_lines(config, task, data, tokenizer, arguments.step, arguments.count, longest)
 
 

@@ -176,6 +176,18 @@ def test_a_fine_tuning_batch_shows_sequences_labels_and_what_was_cut(tokenizer, 
     assert "fine-tuning on custom" in run_text and "start: runs/x@7" in run_text
 
 
+def test_a_fine_tuning_config_takes_the_flags_of_finetune(store, custom, monkeypatch, capsys):
+    """Fails when a command line of finetune, its options included, cannot be shown."""
+    words = ["finetune/gpt1", "--task", "custom", "--tokenizer", f"store:{store.path}", "--length", 40]
+    for name in ("train", "text", "label", "kind"):
+        words += [f"--custom.{name}", getattr(custom, name)]
+    words += ["--custom.choices", *custom.choices, "--batch-size", 4, "--options.stride", 7, "--strict"]
+    text = shown(monkeypatch, capsys, *words, "--step", 1)
+    assert "task custom: choice" in text and "4 examples of 2 sequences" in text
+    with pytest.raises(InputError, match=r"options\.stride"):
+        shown(monkeypatch, capsys, *words, "--options.stride", 0)
+
+
 def test_every_split_of_the_results_is_shown(tokenizer, custom, tmp_path):
     """Fails on 2968321: MNLI's two dev splits are left out."""
     path, *_ = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
