@@ -25,7 +25,7 @@ from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import transformers_installed, verify
-from jaxlm.models.bert import BertConfig
+from jaxlm.models import build, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves, nested_leaves
@@ -117,7 +117,7 @@ def _with_rows(published: Published, custom: CustomConfig) -> Published:
 
 def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
     """What the run's config.json holds: the model, what it was imported from, and, of a tuned one, its task."""
-    encoder = isinstance(published.model, BertConfig)
+    encoder = family_of(published.model).context == "bidirectional"
     fingerprints = {
         "tokenizer": None if published.tokenizer is None else published.tokenizer.fingerprint,
         "published": published.fingerprint,
@@ -131,7 +131,7 @@ def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
     }
     if published.task is None:
         data = SentencePairs() if encoder else Windows()
-        length = published.model.num_positions
+        length = build(published.model).max_length
         return resolved_json(PretrainConfig(published.model, data=data, length=length), fingerprints) | origin
     tuned: dict[str, Any] = {"task": "custom", "start": published.name, "seeds": 1, "options": None}
     tuned["custom"] = None if custom == CustomConfig() else to_json(custom)
@@ -146,7 +146,7 @@ def _verify(model: Published | LoadedRun, directory: Path, architecture: str, to
     def ours(ids: list[list[int]]) -> dict[str, np.ndarray]:
         return activations(config, model.params, kind, IdRows(ids, None))
 
-    for line in verify(directory, architecture, ours, tokenizer, config.vocab_size, config.num_positions):
+    for line in verify(directory, architecture, ours, tokenizer, config.vocab_size, build(config).max_length):
         print(line)
 
 

@@ -25,6 +25,7 @@ from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.finetuning.arguments import TaskArguments
 from jaxlm.finetuning.trial import Work, make_programs, member_directory, read_predictions
 from jaxlm.finetuning.vectorized import run_members
+from jaxlm.models import build, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.tasks import (
@@ -119,18 +120,19 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         options=arguments.options,
         strict=arguments.strict,
     )
-    if config.model.kind == "gpt":
+    family = family_of(config.model)
+    if family.input_format == "gpt1":
         tokenizer = tokenizer.with_specials(ROLES)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=replace(config.model, vocab_size=rows))
     saved = saved_config(arguments.run)
-    longest = config.model.num_positions
+    longest = build(config.model).max_length
     if source is not None and not arguments.beyond_length:
         longest = source.trained_length
         if config.length is not None and (saved is None or config.length != saved.get("length")):
             check_trained("length", config.length, longest, source.name, beyond=False)
-    paper = task.paper_for(config.model.kind)
+    paper = task.paper_for(family.input_format)
     config, length, batch_size = filled(kept_value(config, saved, "length"), paper, longest)
     config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
@@ -148,7 +150,7 @@ def _notes_on_length(
     config: FinetuneConfig, length: int, source: Source | None, paper: Mapping[str, float], task: Task
 ) -> tuple[str, ...]:
     """Return notes on the length: that it is the trained one, that windows of a text do not overlap."""
-    notes, positions = [], config.model.num_positions
+    notes, positions = [], build(config.model).max_length
     if source is not None and length == source.trained_length < min(int(paper.get("length", positions)), positions):
         notes.append(f"length {length}: {limited(length, positions, source.name)}")
     room = length - task.options.question_length - 3
@@ -169,8 +171,9 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     batch_size = planned.batch_size
     mesh = make_mesh(config.mesh)
     check_batches(config, mesh)
+    input_format = family_of(config.model).input_format
     encoded = {
-        part: encode_split(task, planned.data, part, planned.tokenizer, planned.length, config.model.kind)
+        part: encode_split(task, planned.data, part, planned.tokenizer, planned.length, input_format)
         for part in planned.data.splits
     }
     row = encoded["train"].batch(np.array([0]), planned.length, 1)
@@ -178,8 +181,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
     check_batch_memory(row, config.eval_batch_size or batch_size, "eval_batch_size")
     num_steps = config.num_steps
     if num_steps is None:
-        epochs, kind = config.num_epochs or 0, config.model.kind
-        num_steps = steps_of_epochs(kind, encoded["train"], batch_size=batch_size, num_epochs=epochs)
+        epochs = config.num_epochs or 0
+        num_steps = steps_of_epochs(input_format, encoded["train"], batch_size=batch_size, num_epochs=epochs)
         config = replace(config, num_steps=num_steps)
     chunks = config.execution.loss_chunks
     for length in train_batches(encoded["train"], batch_size=batch_size, seed=0, num_steps=1).lengths:

@@ -21,7 +21,6 @@ from jaxlm.inference.decoding import ENDED, Decoder, Sampling, TextStream
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.masked_lm_scoring import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.models.bert import Bert
 from jaxlm.tasks.reading.files import numbered_lines
 from jaxlm.training.config import check_seed
 
@@ -60,7 +59,7 @@ def generate(arguments: Arguments) -> None:
     arguments.sampling.check()
     check_seed("--seed", arguments.seed)
     run = load_run(arguments.run)
-    if isinstance(run.model, Bert):
+    if run.model.family.context == "bidirectional":
         fill(run, arguments)
         return
     specials = run.tokenizer.specials
@@ -94,7 +93,9 @@ def fill(run: LoadedRun, arguments: Arguments) -> None:
         for prompt in prompts(arguments.prompt):
             cloze = text_cloze(run.tokenizer, prompt)
             if not cloze.is_blank:
-                raise InputError(f"{run.path} is an encoder (bert), which fills blanks: put {BLANK} into the prompt")
+                raise InputError(
+                    f"{run.path} is {run.model.family.title}, which fills blanks: put {BLANK} into the prompt"
+                )
             size = default_batch_size(len(cloze.where), run.mesh)
             (answer,) = answers(
                 model,
@@ -137,7 +138,7 @@ def continue_prompt(
             "--prompt must not be empty, since no token began a text when this model was trained; give a --prompt"
         )
     length = arguments.length or max(1, min(DEFAULT_LENGTH, decoder.room(ids)))
-    if not arguments.length and decoder.positions < min(len(ids) + DEFAULT_LENGTH, run.model.config.num_positions):
+    if not arguments.length and decoder.positions < min(len(ids) + DEFAULT_LENGTH, run.model.max_length):
         print(f"note: {length} new tokens at most: {run.limit}", file=sys.stderr)
     streams = [TextStream(run.tokenizer, ids) for _ in range(arguments.samples)]
     made: list[list[int]] = [[] for _ in streams]

@@ -63,7 +63,7 @@ def predict(arguments: Arguments) -> int:
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     task, config, network = run.tuned("predict")
-    limit = config.length or config.model.num_positions
+    limit = config.length or run.model.max_length
     lengths = standard_lengths(limit)
     step = CompiledStep("labelling", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
     batch_size = default_batch_size(arguments.batch_size, mesh)
@@ -73,7 +73,7 @@ def predict(arguments: Arguments) -> int:
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
         for examples in in_pieces(rows, at_a_time):
-            encoded = encode_examples(task, examples, run.tokenizer, limit, config.model.kind)
+            encoded = encode_examples(task, examples, run.tokenizer, limit, run.model.family.input_format)
             labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
             predicted, _ = labelled.predicted(task, encoded)
             for number, (example, (prediction, scores)) in enumerate(zip(examples, predicted.lines, strict=True)):

@@ -95,9 +95,9 @@ def test_what_becomes_of_a_second_text():
     assert read_as(question, TASKS["race"], "bert") == (("Article.",), ("Who is he ?", "Who is she ?"))
     plain = Example(("Article.", "Who?"), ("he", "she"))
     assert read_as(plain, TASKS["race"], "bert") == (("Article.",), ("Who? he", "Who? she"))
-    assert read_as(question, TASKS["race"], "gpt") == (question.texts, question.choices)  # article, question $ option
+    assert read_as(question, TASKS["race"], "gpt1") == (question.texts, question.choices)  # article, question $ option
     swag = Example(("She sits.", "She"), ("eats.", "sings."))
-    for kind in ("gpt", "bert"):
+    for kind in ("gpt1", "bert"):
         assert read_as(swag, TASKS["swag"], kind) == (("She sits.",), ("She eats.", "She sings."))
 
 
@@ -135,4 +135,4 @@ def test_what_cannot_be_is_refused_in_one_line():
         encode("cola", Example(("5",), (), "1"), length=4)
     for name in ("squad", "squad2", "ner"):
         with pytest.raises(InputError, match=f"task {name} needs an encoder"):
-            encode_examples(TASKS[name], [], Words(), 64, "gpt")
+            encode_examples(TASKS[name], [], Words(), 64, "gpt1")

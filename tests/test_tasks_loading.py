@@ -159,7 +159,7 @@ def test_batches_hold_what_they_say(split):
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32, 500, 501])
 def test_steps_are_the_originals(split, batch_size):
-    num_steps = steps_of_epochs("gpt", split, batch_size=batch_size, num_epochs=3)
+    num_steps = steps_of_epochs("gpt1", split, batch_size=batch_size, num_epochs=3)
     batches = train_batches(split, batch_size=batch_size, num_steps=num_steps, seed=0)
     assert len(batches) == max(1, 501 // batch_size) * 3
     for epoch in range(2):
@@ -185,7 +185,7 @@ def test_steps_are_the_originals(split, batch_size):
 def test_epochs_are_counted_as_each_models_code_counts_them(examples, batch_size, num_epochs, gpt, bert):
     """Fails on 2968321: a BERT's steps were floor(n / batch) * epochs, GPT-1's rule, so 231 on RTE for 233."""
     split = SimpleNamespace(num_examples=examples)
-    counted = [steps_of_epochs(kind, split, batch_size=batch_size, num_epochs=num_epochs) for kind in ("gpt", "bert")]
+    counted = [steps_of_epochs(kind, split, batch_size=batch_size, num_epochs=num_epochs) for kind in ("gpt1", "bert")]
     assert counted == [gpt, bert]
 
 

@@ -179,8 +179,8 @@ def test_every_task_has_what_a_run_needs():
     for name, task in TASKS.items():
         assert task.name == name and task.metric == task.metrics[0]
         assert task.kind != "classification" or "accuracy" in task.metrics
-        for kind in ("gpt", "bert"):
-            own = kind == "gpt" and task.kind in ("span", "tagging")  # a decoder does not do these
+        for kind in ("gpt1", "bert"):
+            own = kind == "gpt1" and task.kind in ("span", "tagging")  # a decoder does not do these
             assert set(task.paper_for(kind)) == (set() if own else {"length", "batch_size", "peak_lr", "num_epochs"})
         assert task.selects in (BUILT_IN[name].files.keys() | {"dev"})
         assert all(len(names) == len(task.labels) for names in task.spellings)

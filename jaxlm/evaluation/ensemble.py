@@ -75,11 +75,11 @@ class Opinion:
 def opinion(run: LoadedRun, parts: dict[str, Split], *, mesh: Mesh, batch_size: int) -> Opinion:
     """Label every part with one run."""
     task, config, network = run.tuned("evaluate ensemble")
-    limit = config.length or config.model.num_positions
+    limit = config.length or run.model.max_length
     lengths = standard_lengths(limit)
     step = CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
     encoded = {
-        part: encode_examples(task, split.examples, run.tokenizer, limit, config.model.kind, part=part)
+        part: encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format, part=part)
         for part, split in parts.items()
     }
     labelled = {

@@ -23,7 +23,7 @@ from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, pr
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import SMALLEST_BUCKET
-from jaxlm.models.bert import Bert
+from jaxlm.models.family import Inputs, Model
 from jaxlm.tasks.batching.bert_inputs import arrange_segments
 from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
@@ -80,7 +80,7 @@ class _Rows:
     segments: Any
 
 
-def check_layers(model: Bert, layers: Sequence[int]) -> None:
+def check_layers(model: Model, layers: Sequence[int]) -> None:
     """Refuse layers that the model has not."""
     most = model.config.num_layers
     for layer in layers:
@@ -91,7 +91,7 @@ def check_layers(model: Bert, layers: Sequence[int]) -> None:
 
 
 def token_features(
-    model: Bert,
+    model: Model,
     params: Any,
     tokenizer: Tokenizer,
     texts: Iterable[str],
@@ -111,8 +111,8 @@ def token_features(
     chosen = np.array(layers)
 
     def states(params: Any, rows: _Rows) -> jax.Array:
-        inputs = (rows.ids, rows.positions, rows.types, rows.segments)
-        hidden_NBLD = model.apply({"params": params["backbone"]}, *inputs, method=Bert.hidden_states)
+        inputs = Inputs(rows.ids, rows.positions, rows.segments, rows.types)
+        hidden_NBLD = model(params, inputs, layers=True).layers
         return jnp.asarray(hidden_NBLD)[chosen].astype(jnp.float32)
 
     step, own, source = jax.jit(states, out_shardings=whole), host_rows(batch_size, mesh), iter(texts)
@@ -150,7 +150,7 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
         raise InputError("--output is not given: features are many numbers; name a file for them")
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    if not isinstance(run.model, Bert):
+    if run.model.family.context == "causal":
         raise InputError(f"{run.path} is a decoder (gpt): evaluate features needs an encoder (bert)")
     length = arguments.length or run.positions(beyond=arguments.beyond_length)
     check_sizes(length, 1, run.model.config)

@@ -36,8 +36,8 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     split = read_labelled(arguments.input, task, errors=arguments.errors)
     if not split.labelled:
         raise InputError(f"{arguments.input} has no labels: python -m jaxlm.predict labels new rows")
-    limit = config.length or config.model.num_positions
-    encoded = encode_examples(task, split.examples, run.tokenizer, limit, config.model.kind)
+    limit = config.length or run.model.max_length
+    encoded = encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format)
     lengths = standard_lengths(limit)
     step = CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
     with use_mesh(mesh):

@@ -48,7 +48,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     stores = tuple(open_store(path) for path in arguments.data.store)
     for store in stores:
         check_store(store, run)
-    length = arguments.length or run.config.length or run.model.config.num_positions
+    length = arguments.length or run.config.length or run.model.max_length
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)

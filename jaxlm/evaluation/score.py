@@ -23,7 +23,6 @@ from jaxlm.inference.masked_lm_scoring import (
     text_cloze,
 )
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
-from jaxlm.models.bert import Bert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +85,12 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
             progress.count(None)
     mean = total / tokens if tokens else math.nan
     what = "rows of choices" if several else "sentences"
-    given = "their context" if arguments.context and not isinstance(run.model, Bert) else given
+    given = "their context" if arguments.context and run.model.family.context == "causal" else given
     say(
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
         f"  log-probability {mean:.4f} nats a token, {total:.2f} in all",
         *([] if not tally.rows else [f"  accuracy        {tally.by_sum:.4f} by sum, {tally.by_mean:.4f} per token"]),
-        *(
-            [f"  {longer:,} texts in pieces: {run.limit}"]
-            if longer and positions < run.model.config.num_positions
-            else []
-        ),
+        *([f"  {longer:,} texts in pieces: {run.limit}"] if longer and positions < run.model.max_length else []),
     )
     figures: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
     if tally.rows:
@@ -113,7 +108,7 @@ def _positions(one: Scored | Cloze) -> int:
 
 def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, positions: int) -> tuple[Any, Any, str]:
     """How a text becomes what is scored, how many of these are answered in order, and what each token is given."""
-    if isinstance(run.model, Bert):
+    if run.model.family.context == "bidirectional":
         model = check_cloze(run.model, run.params, run.tokenizer, run.name)
         return (
             lambda text, context, separator: text_cloze(run.tokenizer, text, context=context, separator=separator),

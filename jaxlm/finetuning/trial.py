@@ -29,6 +29,7 @@ from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import InputError
 from jaxlm.inference.prediction import label_split, make_label_step
+from jaxlm.models.family import Model
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
@@ -315,10 +316,17 @@ def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState
     return with_parameters(
         fresh,
         work.source,
-        allow_fresh=[*fresh_names, *fresh_pooler(work.source)],
-        grow={} if programs.network.is_encoder else {"backbone/embeddings/tokens": 0},
+        allow_fresh=[*fresh_names, *fresh_pooler(work.source, fresh)],
+        grow=grown_leaves(programs.network.model),
         transfer_layers=layers,
     )
+
+
+def grown_leaves(model: Model) -> dict[str, int]:
+    """Return the leaves, with their axis, that have rows for the special tokens that fine-tuning adds."""
+    if model.family.input_format != "gpt1":
+        return {}
+    return {f"backbone/{name}": 0 for name in model.family.vocabulary_leaves}
 
 
 def label_part(

@@ -15,9 +15,8 @@ from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.sources import KINDS, read_published
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.gpt import GPT, GPTConfig
-from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.models import build
+from jaxlm.models.family import Inputs, Model
 from jaxlm.nn.execution import Execution
 
 ROWS = 8  # that run together
@@ -43,7 +42,7 @@ class IdRows(NamedTuple):
     segments: list[list[int]] | None
 
 
-def read_ids(file: Path, model: GPTConfig | BertConfig) -> IdRows:
+def read_ids(file: Path, model: Any) -> IdRows:
     """`{"ids": [[…], …], "segments": [[…], …]}`. InputError names the row that does not fit the model."""
     try:
         values = parse_json(read_regular(file))
@@ -54,13 +53,13 @@ def read_ids(file: Path, model: GPTConfig | BertConfig) -> IdRows:
     ids, segments = values["ids"], values.get("segments")
     if segments is not None and (not isinstance(segments, list) or len(segments) != len(ids)):
         raise InputError(f'{file}: "segments" must have a row for each of "ids"')
-    types = model.num_types if isinstance(model, BertConfig) else 1
+    types, longest = getattr(model, "num_types", 1), build(model).max_length
     if not isinstance(ids, list) or not ids:
         raise InputError(f'{file}: "ids" must be a list of rows')
     for row, given in enumerate(ids):
         _check_row(file, f"ids[{row}]", given, model.vocab_size)
-        if len(given) > model.num_positions:
-            raise InputError(f"{file}: ids[{row}] has {len(given)} ids and the model {model.num_positions} positions")
+        if len(given) > longest:
+            raise InputError(f"{file}: ids[{row}] has {len(given)} ids and the model {longest} positions")
         if segments is not None:
             _check_row(file, f"segments[{row}]", segments[row], types)
             if len(segments[row]) != len(given):
@@ -68,19 +67,16 @@ def read_ids(file: Path, model: GPTConfig | BertConfig) -> IdRows:
     return IdRows(ids, segments)
 
 
-def activations(
-    model: GPTConfig | BertConfig, params: Mapping[str, Any], kind: str | None, rows: IdRows
-) -> dict[str, np.ndarray]:
-    """float32 arrays by name, padded with zeros to the longest of R rows.
+def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: IdRows) -> dict[str, np.ndarray]:
+    """Return float32 arrays by name, padded with zeros to the longest of R rows.
 
     kind: of a fine-tuned model's head, a task's kind; None for a pretrained one.
     `hidden_0` (the embeddings) … `hidden_N` (after the final norm where there is one): (R, L, D). `pooled`: (R, D),
     where there is a pooler. `logits`: of a language model (R, L, V); of a head (R, classes), (R, 1) for a score or a
     choice, (R, L, 2) for a span, (R, L, tags). `next_sentence_logits`: (R, 2).
     """
-    execution = Execution(dtype="float32")
-    module: Bert | GPT = Bert(model, execution) if isinstance(model, BertConfig) else GPT(model, execution)
-    apply = jax.jit(lambda params, *inputs: model_outputs(module, params, kind, *inputs))
+    model = build(config, Execution(dtype="float32"))
+    apply = jax.jit(lambda params, *inputs: model_outputs(model, params, kind, *inputs))
     longest = max(map(len, rows.ids))
     found: dict[str, list[np.ndarray]] = {}
     for first in range(0, len(rows.ids), ROWS):
@@ -96,32 +92,28 @@ def activations(
 
 
 def model_outputs(
-    module: Bert | GPT, params: Any, kind: str | None, ids_BL: Any, seen_BL: Any, types_BL: Any
+    model: Model, params: Any, kind: str | None, ids_BL: Any, seen_BL: Any, types_BL: Any
 ) -> dict[str, Any]:
-    """`activations` of one batch; seen_BL is 0 at padding."""
+    """Return `activations` of one batch; seen_BL is 0 at padding."""
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1]), ids_BL.shape)
-    variables, head = {"params": params["backbone"]}, params.get("head", {})
-    inputs: tuple[Any, ...] = (ids_BL, positions_BL)
-    inputs += (types_BL, seen_BL) if isinstance(module, Bert) else (seen_BL,)
-    layers_NBLD: Any = module.apply(variables, *inputs, method="hidden_states")
+    head = params.get("head", {})
+    outputs = model(params, Inputs(ids_BL, positions_BL, seen_BL, types_BL), layers=True)
+    layers_NBLD: Any = outputs.layers
     shown_BL1 = seen_BL[:, :, None] > 0
     found: dict[str, Any] = {f"hidden_{n}": jnp.where(shown_BL1, h_BLD, 0.0) for n, h_BLD in enumerate(layers_NBLD)}
-    h_BLD, table_VD = layers_NBLD[-1], params["backbone"]["embeddings"]["tokens"]
+    h_BLD = layers_NBLD[-1]
     # What a head for whole sequences reads: an encoder's pooled state, a decoder's last one.
     last_B = jnp.maximum(jnp.sum(seen_BL, axis=1) - 1, 0)
     whole_BD: Any = jnp.take_along_axis(h_BLD, last_B[:, None, None], axis=1)[:, 0]
     if "pooler" in params["backbone"]:
-        whole_BD = found["pooled"] = module.apply(variables, h_BLD[:, 0], method="pool")
+        whole_BD = found["pooled"] = model.pool(params, h_BLD[:, 0])
     if kind is not None:
         states = h_BLD if kind in ("span", "tagging") else whole_BD
         found["logits"] = states @ head["kernel"] + head["bias"]
-    elif isinstance(module, GPT):
-        found["logits"] = h_BLD @ table_VD.T
-    elif "masked_lm" in head:
-        transformed, bias_V = MaskedLMHead(module.config).apply({"params": head["masked_lm"]}, h_BLD)
-        found["logits"] = transformed @ table_VD.T + bias_V
-    if "next_sentence" in head:
-        scores = NextSentenceHead(module.config.init_std)
+    elif model.output_layer.available(params):
+        found["logits"] = model.logits(params, h_BLD, outputs.output)[..., : model.config.vocab_size]
+    if "next_sentence" in head and model.family.next_sentence_head is not None:
+        scores = model.family.next_sentence_head(model.config)
         found["next_sentence_logits"] = scores.apply({"params": head["next_sentence"]}, whole_BD)
     if found.get("logits") is not None and found["logits"].ndim == 3:
         found["logits"] = jnp.where(shown_BL1, found["logits"], 0.0)

@@ -8,7 +8,7 @@ top-p is the nucleus of Holtzman, Buys, Du, Forbes and Choi, "The Curious Case o
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.models.gpt import GPT, Cache, empty_cache
+from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
 SMALLEST_BUCKET = 64
@@ -79,7 +79,7 @@ def draw(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Arr
 class Decoder:
     """Continues prompts, several samples at once; programs are compiled for a bucket of lengths and kept.
 
-    params: {"backbone": …}, wherever they lie. positions: those that may be used, all unless given. forbidden: ids that
+    params: {"backbone": …}, on any device. positions: those that may be used, all unless given. forbidden: ids that
     are never given out. size: the tokenizer's, beyond which the rows of a published table are padding and never given
     out. end: the id that ends a sample.
     The draws depend on (seed, number of the prompt, sample, position) and on nothing else.
@@ -87,7 +87,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: GPT,
+        model: Model,
         params: Any,
         *,
         sampling: Sampling = Sampling(),
@@ -99,9 +99,8 @@ class Decoder:
     ) -> None:
         sampling.check()
         self.model, self.sampling, self.end, self.seed = model, sampling, end, seed
-        self.positions = positions or model.config.num_positions
-        self._apply: Callable[..., Any] = model.apply
-        self.params = for_inference(params["backbone"], model.execution.compute_dtype())
+        self.positions = positions or model.max_length
+        self.params = for_inference(params, model.execution.compute_dtype())
         allowed_V = np.ones(model.config.vocab_size, bool)
         allowed_V[list(forbidden)] = False
         allowed_V[len(allowed_V) if size is None else size :] = False
@@ -131,7 +130,7 @@ class Decoder:
         if length < 1 or samples < 1:
             raise InputError(f"length {length} and samples {samples}: numbers above 0")
         if len(prompt) + length > self.positions:
-            table = self.model.config.num_positions
+            table = self.model.max_length
             were = "was trained on" if self.positions < table else "has"
             more = ", or give --beyond-length" if self.positions < table else ""
             raise InputError(
@@ -146,14 +145,14 @@ class Decoder:
         padded[0, : len(prompt)] = prompt
         key = jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), number)
         keys_B = jax.vmap(lambda sample: jax.random.fold_in(key, sample))(jnp.arange(samples))
-        ids_B, cache = self._prefill(
+        ids_B, carry = self._prefill(
             self.params, padded, len(prompt), keys_B, room=self._bucket(len(prompt) + length), samples=samples
         )
         alive_B = np.ones(samples, bool)
         for position in range(len(prompt), len(prompt) + length):
             made_B = ids_B
             if position + 1 < len(prompt) + length:  # the next step is under way while this one's ids are looked at
-                ids_B, cache = self._step(self.params, cache, ids_B, position, keys_B)
+                ids_B, carry = self._step(self.params, carry, ids_B, position, keys_B)
             row_B = np.where(alive_B, np.asarray(made_B), ENDED)
             yield row_B
             if self.end is not None:
@@ -162,26 +161,26 @@ class Decoder:
                     return
 
     def _prefill_prompt(self, params, ids_1P, length, keys_B, *, room: int, samples: int):
-        config, dtype = self.model.config, self.model.execution.compute_dtype()
+        model, dtype = self.model, self.model.execution.compute_dtype()
         positions_1P = jnp.arange(ids_1P.shape[1])[None]
-        cache = empty_cache(config, 1, room, dtype)
-        h_1PD, table_VD, cache = self._apply({"params": params}, ids_1P, positions_1P, cache=cache, cache_index=0)
-        h_1D = jax.lax.dynamic_index_in_dim(h_1PD, length - 1, axis=1, keepdims=False)
-        logits_BV = jnp.broadcast_to(self._logits(h_1D, table_VD), (samples, len(self._allowed_V)))
-        cache = Cache(*(jnp.repeat(x_N1HSK, samples, axis=1) for x_N1HSK in cache))
-        return self._draw_at(logits_BV, keys_B, length), cache
+        carry = model.family.decoding_carry(model.config, 1, room, dtype)
+        inputs = Inputs(ids_1P, positions_1P, (positions_1P < length).astype(jnp.int32))
+        outputs = model(params, inputs, carry)
+        h_1D = jax.lax.dynamic_index_in_dim(outputs.states, length - 1, axis=1, keepdims=False)
+        logits_1V = self._logits(params, h_1D, outputs.output)
+        logits_BV = jnp.broadcast_to(logits_1V, (samples, len(self._allowed_V)))
+        carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, samples, axis=1), outputs.carry)
+        return self._draw_at(logits_BV, keys_B, length), carry
 
-    def _decode_step(self, params, cache: Cache, ids_B, position, keys_B):
-        """Put `ids_B` at `position`, draw what follows."""
+    def _decode_step(self, params, carry, ids_B, position, keys_B):
+        """Put `ids_B` at `position`, draw the ids that follow."""
         positions_B1 = jnp.full((ids_B.shape[0], 1), position)
-        h_B1D, table_VD, cache = self._apply(
-            {"params": params}, ids_B[:, None], positions_B1, cache=cache, cache_index=position
-        )
-        return self._draw_at(self._logits(h_B1D[:, 0], table_VD), keys_B, position + 1), cache
+        outputs = self.model(params, Inputs(ids_B[:, None], positions_B1), carry)
+        logits_BV = self._logits(params, outputs.states[:, 0], outputs.output)
+        return self._draw_at(logits_BV, keys_B, position + 1), outputs.carry
 
-    def _logits(self, h_BD: jax.Array, table_VD: jax.Array) -> jax.Array:
-        tokens_VD = table_VD[: len(self._allowed_V)]  # no rows of positions
-        logits_BV = jnp.dot(h_BD, tokens_VD.T.astype(h_BD.dtype), preferred_element_type=jnp.float32)
+    def _logits(self, params: Any, h_BD: jax.Array, output: Any) -> jax.Array:
+        logits_BV = self.model.logits(params, h_BD, output)[:, : len(self._allowed_V)]  # no rows of positions
         return jnp.where(self._allowed_V, logits_BV, -jnp.inf)
 
     def _draw_at(self, logits_BV: jax.Array, keys_B: jax.Array, position: jax.Array) -> jax.Array:
@@ -199,8 +198,8 @@ def length_bucket(length: int, longest: int, *, smallest: int) -> int:
     return min(bucket, longest)
 
 
-def for_inference(backbone: Any, dtype: jnp.dtype) -> Any:
-    """The parameters in the dtype in which a step uses them, norms left as they are; nothing is computed differently.
+def for_inference(params: Any, dtype: jnp.dtype) -> Any:
+    """Return the parameters in the dtype in which a step uses them, norms left as they are; no result changes.
 
     A decode step reads all weights for one token: in half the width it takes half the time.
     """
@@ -208,7 +207,7 @@ def for_inference(backbone: Any, dtype: jnp.dtype) -> Any:
     def cast(path, leaf):
         return leaf if any("norm" in str(entry) for entry in path) else leaf.astype(dtype)
 
-    return jax.tree_util.tree_map_with_path(cast, backbone)
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def left_context(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -18,8 +17,8 @@ from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models import build
+from jaxlm.models.family import Model
 from jaxlm.nn.execution import Execution
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
@@ -27,7 +26,7 @@ from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
-from jaxlm.training.task_model import Network, empty_model, make_network
+from jaxlm.training.task_model import Network, make_network
 from jaxlm.training.trained_length import limited, trained_length
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class LoadedRun:
     """
 
     config: PretrainConfig | FinetuneConfig
-    model: GPT | Bert
+    model: Model
     params: Any
     given_tokenizer: Tokenizer | None
     step: int
@@ -70,12 +69,12 @@ class LoadedRun:
 
     def positions(self, *, beyond: bool) -> int:
         """Positions that may be used: those that were trained, or with `beyond` all that the model has."""
-        return self.model.config.num_positions if beyond else self.trained_length
+        return self.model.max_length if beyond else self.trained_length
 
     @property
     def limit(self) -> str:
         """The sentence of a command that does not go beyond the trained length."""
-        return limited(self.trained_length, self.model.config.num_positions, self.name)
+        return limited(self.trained_length, self.model.max_length, self.name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -99,10 +98,10 @@ class LoadedRun:
         network = make_network(self.config, self.task, for_reading(self.config.execution))
         return self.task, self.config, network
 
-    def decoder(self, command: str, remedy: str) -> GPT:
-        """The model of a run that predicts the next token. InputError, with a remedy, for an encoder's."""
-        if not isinstance(self.model, GPT):
-            raise InputError(f"{self.path} is an encoder (bert): {command} needs a decoder (gpt); {remedy}")
+    def decoder(self, command: str, remedy: str) -> Model:
+        """Return the model of a run that predicts the next token. InputError, with a remedy, for an encoder's."""
+        if self.model.family.context != "causal":
+            raise InputError(f"{self.path} is {self.model.family.title}: {command} needs a decoder; {remedy}")
         return self.model
 
 
@@ -131,7 +130,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
         raise InputError(f"{path}: its tokenizer is not that of its model; put the run's own tokenizer directory back")
     versions = saved_versions(run.config, run.name)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
-    model = empty_model(config.model, for_reading(config.execution))
+    model = build(config.model, for_reading(config.execution))
     metadata = checkpoints.metadata(step)
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
     saved = metadata.tree["params"]
@@ -188,10 +187,9 @@ def for_reading(execution: Execution) -> Execution:
     return dataclasses.replace(execution, remat="none", unroll=Execution.unroll)
 
 
-def abstract_params(config: GPTConfig | BertConfig, saved: dict, mesh: Mesh) -> dict:
-    """Shapes, dtypes and shardings of a run's parameters: the model's own, and whatever heads were saved beside it."""
-    ids = jnp.zeros((1, 1), jnp.int32)
-    boxed = dict(jax.eval_shape(lambda: empty_model(config).init(jax.random.key(0), ids, ids)["params"]))
+def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:
+    """Return shapes, dtypes and shardings of a run's parameters: the model's own, and the heads that were saved."""
+    boxed = dict(jax.eval_shape(lambda: build(config).init(jax.random.key(0))))
     if "pooler" not in saved["backbone"]:  # an encoder that was published without one
         boxed.pop("pooler", None)
     place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # noqa: E731

@@ -20,8 +20,7 @@ from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score
-from jaxlm.models.bert import Bert
-from jaxlm.models.heads import MaskedLMHead
+from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
 BLANK = "[MASK]"  # how a text spells one, whatever the vocabulary does
@@ -72,11 +71,11 @@ def text_cloze(tokenizer: Tokenizer, text: str, *, context: str = "", separator:
     return Cloze(ids, where, is_blank=True)
 
 
-def check_cloze(model: Any, params: Any, tokenizer: Tokenizer, name: str) -> Bert:
-    """The model, if it can fill blanks. InputError for a left-to-right encoder, a run without the head, no mask."""
-    if model.config.attention == "causal":
+def check_cloze(model: Model, params: Any, tokenizer: Tokenizer, name: str) -> Model:
+    """Return the model. InputError where it cannot fill blanks: it is causal, has no such head, or no mask token."""
+    if model.is_causal:
         raise InputError(f"{name}: its encoder reads from left to right and was not taught to fill blanks")
-    if "masked_lm" not in params.get("head", {}):
+    if not model.output_layer.available(params):
         raise InputError(
             f"{name} has no masked language model's head, which fine-tuning leaves behind; give its --start"
         )
@@ -86,7 +85,7 @@ def check_cloze(model: Any, params: Any, tokenizer: Tokenizer, name: str) -> Ber
 
 
 def answers(
-    model: Bert,
+    model: Model,
     params: Any,
     clozes: Iterable[Cloze],
     tokenizer: Tokenizer,
@@ -111,7 +110,7 @@ def answers(
     allowed_V[tokenizer.size :] = False  # rows that pad a published table
     step = jax.jit(functools.partial(_answer, model, min(top, int(allowed_V.sum()))), out_shardings=whole)
     source, rows = iter(clozes), host_rows(batch_size, mesh)
-    longest = positions or model.config.num_positions
+    longest = positions or model.max_length
     while block := list(islice(source, max(1, BATCHES_SORTED))):
         places = [(cloze, place) for cloze in block for place in cloze.where]
         order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))
@@ -147,18 +146,11 @@ def fillings_text(text: str, named: list[list[dict[str, Any]]]) -> str:
     return "\n".join([text, *shown])
 
 
-def _answer(model: Bert, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
+def _answer(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
     """Of each row the log-probability of its target (B,), and the ids and probabilities of its best fillings (B, K)."""
-    inputs = (rows.ids, rows.positions, None, rows.segments)
-    out: Any = model.apply({"params": params["backbone"]}, *inputs)
-    h_BLD, table_VD = out
-    state_BD = jnp.take_along_axis(h_BLD, rows.where[:, None, None], axis=1)[:, 0]
-    head = {"params": params["head"]["masked_lm"]}
-    made: Any = MaskedLMHead(model.config).apply(head, state_BD[:, None])
-    h_BD, bias_V = made
-    logits_BV = (
-        jnp.einsum("bd,vd->bv", h_BD[:, 0], table_VD.astype(h_BD.dtype), preferred_element_type=jnp.float32) + bias_V
-    )
+    outputs = model(params, Inputs(rows.ids, rows.positions, rows.segments))
+    state_BD = jnp.take_along_axis(outputs.states, rows.where[:, None, None], axis=1)[:, 0]
+    logits_BV = model.logits(params, state_BD[:, None], outputs.output)[:, 0]
     log_probs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
     right_B = jnp.take_along_axis(log_probs_BV, rows.targets[:, None], axis=-1)[:, 0]
     best_BK, ids_BK = jax.lax.top_k(jnp.where(allowed_V, log_probs_BV, -jnp.inf), top)

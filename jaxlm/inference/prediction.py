@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import host_rows, to_devices
-from jaxlm.objectives.task import task_loss
+from jaxlm.objectives.task import loss_weight, task_loss
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
 from jaxlm.training.task_model import Network
 
@@ -26,7 +26,8 @@ def make_label_step(network: Network) -> Callable[[Any, ExampleBatch], Any]:
 
     def label_step(params: Any, batch: ExampleBatch) -> Any:
         outputs = network.outputs(params, batch)
-        return outputs, task_loss(network.head.kind, outputs, batch), network.loss_weight(batch)
+        kind = network.head.kind
+        return outputs, task_loss(kind, outputs, batch), loss_weight(kind, batch)
 
     return label_step
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.inference.decoding import length_bucket
-from jaxlm.models.gpt import GPT
+from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
 
@@ -59,7 +59,7 @@ def text_sequence(
 
 
 def sequence_log_probs(
-    model: GPT,
+    model: Model,
     params: Any,
     sequences: Iterable[Scored],
     *,
@@ -78,7 +78,7 @@ def sequence_log_probs(
     check_batch(batch_size, 1, mesh)
     step = jax.jit(functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec()))
     rows = host_rows(batch_size, mesh)
-    longest = positions or model.config.num_positions
+    longest = positions or model.max_length
     source = iter(sequences)
     while block := list(islice(source, BATCHES_SORTED * batch_size)):
         pieces = [(number, *piece) for number, scored in enumerate(block) for piece in _pieces(scored, longest)]
@@ -100,17 +100,17 @@ def sequence_log_probs(
         yield from (Score(float(total), int(count)) for total, count in zip(totals, counts, strict=True))
 
 
-def _row_log_probs(model: Any, params: Any, batch: Batch) -> jax.Array:
-    """The weighted sum of log-probabilities of each row's targets, float32 (B,), some positions at a time."""
-    h_BLD, table_VD = model.apply({"params": params["backbone"]}, batch.ids, batch.positions, None)
+def _row_log_probs(model: Model, params: Any, batch: Batch) -> jax.Array:
+    """Return the weighted sum of log-probabilities of each row's targets, float32 (B,), some positions at a time."""
+    outputs = model(params, Inputs(batch.ids, batch.positions))
+    h_BLD = outputs.states
     b, length, d = h_BLD.shape
-    table_VD = table_VD.astype(h_BLD.dtype)
-    most = max(1, _LOGITS // (b * table_VD.shape[0]))
+    most = max(1, _LOGITS // (b * model.config.vocab_size))
     size = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
 
     def piece(inputs):
         h_BCD, targets_BC, weights_BC = inputs
-        logits_BCV = jnp.einsum("bcd,vd->bcv", h_BCD, table_VD, preferred_element_type=jnp.float32)
+        logits_BCV = model.logits(params, h_BCD, outputs.output)
         right_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
         return jnp.sum(weights_BC * (right_BC - jax.nn.logsumexp(logits_BCV, axis=-1)), axis=-1)
 

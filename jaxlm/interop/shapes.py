@@ -11,9 +11,9 @@ from flax import linen as nn
 from jaxlm.errors import InputError
 from jaxlm.interop.rules import Shape
 from jaxlm.interop.tensors import Info
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.gpt import GPT, GPTConfig
-from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.models import build
+from jaxlm.models.bert import BertConfig, MaskedLMHead, NextSentenceHead
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.trees import named_leaves
 
 _LAYER = re.compile(r"\.(?:layer|h)\.(\d+)\.")  # in the names of all three kinds of models
@@ -21,8 +21,7 @@ _LAYER = re.compile(r"\.(?:layer|h)\.(\d+)\.")  # in the names of all three kind
 
 def backbone_shapes(model: GPTConfig | BertConfig) -> dict[str, Shape]:
     """`backbone/…` -> shape, without a BERT's pooler."""
-    ids, module = jnp.zeros((1, 1), jnp.int32), Bert(model) if isinstance(model, BertConfig) else GPT(model)
-    params = nn.unbox(jax.eval_shape(lambda key: module.init(key, ids, ids)["params"], jax.random.key(0)))
+    params = nn.unbox(jax.eval_shape(build(model).init, jax.random.key(0)))
     params.pop("pooler", None)
     return _shapes("backbone", params)
 

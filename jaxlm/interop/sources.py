@@ -1,6 +1,7 @@
 """Where published models are read from, by what a command line names."""
 
 from pathlib import Path
+from typing import Any
 
 from jaxlm.errors import InputError
 from jaxlm.interop import google, huggingface, openai
@@ -9,6 +10,17 @@ from jaxlm.text import Case
 
 _READERS = {"hf:": huggingface.read, "openai:": openai.read, "google:": google.read}
 KINDS = tuple(_READERS)
+
+
+def tokenizer_spec(start: str, model: Any) -> str:
+    """Return what `--tokenizer` names the tokenizer of published weights by; "" for a run, whose store has it.
+
+    start: a spec, one of KINDS and a directory. model: the config of the weights.
+    """
+    kind, _, place = start.partition(":")
+    if kind == "openai":
+        return f"{'gpt2' if model.norm == 'pre' else 'gpt1'}:{place}"
+    return {"hf": start, "google": f"wordpiece:{place}/vocab.txt"}.get(kind, "")
 
 
 def read_published(spec: str, case: Case = "auto") -> Published:

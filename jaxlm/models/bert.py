@@ -6,8 +6,9 @@ norms the embeddings' sum, starts from a truncated normal, and has a pooler over
 is the paper's left-to-right ablation: the same encoder under a causal mask (section 5.1).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +16,20 @@ from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.errors import InputError
+from jaxlm.models.family import Family, Inputs, Outputs
 from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
+from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
 from jaxlm.nn.dropout import check_rate, dropout, fold
 from jaxlm.nn.execution import Execution
-from jaxlm.nn.linear import embed, gathered, project, project_heads, project_to_heads
+from jaxlm.nn.linear import embed, gathered, linear, linear_head, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.stack import stacked
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """What the parameters and the mathematics of a BERT are."""
+    """Sizes and mathematics of a BERT."""
 
     kind: Literal["bert"] = "bert"
     vocab_size: int = 0
@@ -86,8 +89,8 @@ TABLE_6 = {
 }
 
 
-def model_flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:
-    """FLOPs of a training step per token, forward and backward.
+def flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:
+    """Return the FLOPs of a training step per token, forward and backward.
 
     predicted: the share of positions that meet the vocabulary; None: the original's, 15 % of `length` in whole tokens,
     or all of them under a causal mask, where attention sees half of the keys.
@@ -101,13 +104,13 @@ def model_flops_per_token(config: BertConfig, length: int, predicted: float | No
 
 
 class Bert(nn.Module):
-    """The encoder. States come out, and the table that ties the output of the masked language model."""
+    """The encoder."""
 
     config: BertConfig
     execution: Execution = Execution()
 
     def setup(self) -> None:
-        """Submodules by name: what `pool` shares with a whole pass."""
+        """Create the submodules; `pool` and a whole pass share the pooler."""
         config = self.config
         self.embeddings = Embeddings(config, self.execution)
         in_axes = (nn.broadcast, nn.broadcast, nn.broadcast)
@@ -115,46 +118,18 @@ class Bert(nn.Module):
         self.blocks = blocks(config, self.execution)
         self.pooler = Pooler(config, self.execution)
 
-    def __call__(
-        self,
-        ids_BL: jax.Array,
-        positions_BL: jax.Array,
-        types_BL: jax.Array | None = None,
-        segments_BL: jax.Array | None = None,
-        *,
-        train: bool = False,
-    ) -> tuple[jax.Array, jax.Array]:
-        """States h_BLD in the compute dtype, and the float32 token table (V, D) that scores masked tokens.
-
-        types_BL: 0 for the first segment of a pair and 1 for the second; None: all first. segments_BL: sequences of a
-        packed row, numbered from 1 (0 is padding, which sees only itself); None: one a row, without padding.
-        """
-        h_BLD, table_VD, _ = self._run(ids_BL, positions_BL, types_BL, segments_BL, train, False)
+    def __call__(self, inputs: Inputs, carry: None = None, *, train: bool = False, layers: bool = False) -> Outputs:
+        """Return states, and as `output` the float32 token table (V, D) that scores masked tokens."""
+        x_BLD, table_VD = self.embeddings(inputs.ids, inputs.positions, inputs.token_type_ids, train)
+        h_BLD, layers_NBLD = self.blocks(x_BLD, inputs.segments, train, layers)
         if self.is_initializing():
             self.pooler(h_BLD[:, 0])
-        return h_BLD, table_VD
-
-    def hidden_states(
-        self,
-        ids_BL: jax.Array,
-        positions_BL: jax.Array,
-        types_BL: jax.Array | None = None,
-        segments_BL: jax.Array | None = None,
-        *,
-        train: bool = False,
-    ) -> jax.Array:
-        """What each layer gives, (N + 1, B, L, D): 0 the embeddings after their norm, N the states of `__call__`."""
-        _, _, hidden_NBLD = self._run(ids_BL, positions_BL, types_BL, segments_BL, train, True)
-        return hidden_NBLD
+        hidden = jnp.concatenate([x_BLD[None], layers_NBLD]) if layers else None
+        return Outputs(h_BLD, hidden, None, table_VD)
 
     def pool(self, first_BD: jax.Array) -> jax.Array:
-        """The pooled representation of sequences (…, D) from the states of their first tokens (…, D)."""
+        """Return the pooled representation of sequences (…, D) from the states of their first tokens (…, D)."""
         return self.pooler(first_BD)
-
-    def _run(self, ids_BL, positions_BL, types_BL, segments_BL, train: bool, keep: bool):
-        x_BLD, table_VD = self.embeddings(ids_BL, positions_BL, types_BL, train)
-        h_BLD, layers_NBLD = self.blocks(x_BLD, segments_BL, train, keep)
-        return h_BLD, table_VD, jnp.concatenate([x_BLD[None], layers_NBLD]) if keep else None
 
 
 class Embeddings(nn.Module):
@@ -272,3 +247,87 @@ class Pooler(nn.Module):
         kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
         bias = self.param("bias", with_axes(zeros, ("pooled",)), (config.width,))
         return jnp.tanh(project(first_BD.astype(dtype), kernel, bias, names, self.execution))
+
+
+class MaskedLMHead(nn.Module):
+    """What stands between the states of masked tokens and the tied table (run_pretraining.py:240-282).
+
+    A dense layer, the model's activation, a norm; then the logits are h table^T + bias, which the loss makes itself.
+    """
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, states_BMD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(B, M, D), gathered already, to (B, M, D) in the same dtype and the output's bias (V,)."""
+        config, names = self.config, ("width", "transform")
+        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
+        kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
+        bias = self.param("bias", with_axes(zeros, ("transform",)), (config.width,))
+        output_bias = self.param("output_bias", with_axes(zeros, ("vocabulary",)), (config.vocab_size,))
+        h_BMD = activate(linear(states_BMD, gathered(kernel, states_BMD.dtype, names), bias), config.activation)
+        return LayerNorm(config.norm_eps, name="norm")(h_BMD), output_bias
+
+
+class NextSentenceHead(nn.Module):
+    """Whether B follows A, from pooled states (…, D): float32 scores (…, 2), 0 IsNext (run_pretraining.py:285-305)."""
+
+    init_std: float
+
+    @nn.compact
+    def __call__(self, pooled_BPD: jax.Array) -> jax.Array:
+        return linear_head(self, pooled_BPD, 2, self.init_std)
+
+
+class MaskedLMOutput:
+    """The output layer of the masked language model: `MaskedLMHead`, then the tied table and a bias."""
+
+    def __init__(self, config: BertConfig) -> None:
+        self.head, self.width = MaskedLMHead(config), config.width
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Return the head's parameters, as {"masked_lm": …}."""
+        return {"masked_lm": self.head.init(key, jnp.zeros((1, 1, self.width)))["params"]}
+
+    def available(self, params: Mapping[str, Any]) -> bool:
+        """Return whether the head is there: fine-tuned models have another one."""
+        return "masked_lm" in params.get("head", {})
+
+    def logits(self, params: Any, states: jax.Array, output: jax.Array) -> jax.Array:
+        """Return float32 scores (…, V)."""
+        h, bias_V = self._transformed(params, states)
+        return jnp.dot(h, output.T.astype(h.dtype), preferred_element_type=jnp.float32) + bias_V
+
+    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
+        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions.
+
+        Where `chunks` does not divide the number of positions M, positions of weight 0 are added.
+        """
+        h_BMD, bias_V = self._transformed(params, states)
+        rows, places, _ = h_BMD.shape
+        pieces = min(loss_pieces(chunks, rows, places, output), places)
+        if extra := -places % pieces:
+            h_BMD = jnp.pad(h_BMD, ((0, 0), (0, extra), (0, 0)))
+            targets, weights = (jnp.pad(x, ((0, 0), (0, extra))) for x in (targets, weights))
+        return projected_cross_entropy(h_BMD, output, targets, weights, pieces, bias_V)
+
+    def _transformed(self, params: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found: Any = self.head.apply({"params": params["head"]["masked_lm"]}, states)
+        return found
+
+
+BERT = Family(
+    name="bert",
+    title="an encoder (bert)",
+    config=BertConfig,
+    module=Bert,
+    output_layer=MaskedLMOutput,
+    context="bidirectional",
+    input_format="bert",
+    flops_per_token=flops_per_token,
+    max_length=lambda config: config.num_positions,
+    sizes={"bert-base": BERT_BASE, "bert-large": BERT_LARGE},
+    vocab_size=BERT_BASE.vocab_size,
+    finetuning_rate=2e-5,  # the example of google-research/bert's README
+    next_sentence_head=lambda config: NextSentenceHead(config.init_std),
+)

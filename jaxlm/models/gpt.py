@@ -16,6 +16,7 @@ from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.errors import InputError
+from jaxlm.models.family import Family, Inputs, Outputs
 from jaxlm.nn.activation import ActivationName, activate
 from jaxlm.nn.attention import attend
 from jaxlm.nn.dropout import check_rate, dropout, fold
@@ -23,11 +24,12 @@ from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, project, project_heads, project_to_heads
 from jaxlm.nn.norm import LayerNorm
 from jaxlm.nn.stack import stacked
+from jaxlm.nn.tied_output import TiedOutput
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """What the parameters and the mathematics of a GPT are."""
+    """Sizes and mathematics of a GPT."""
 
     kind: Literal["gpt"] = "gpt"
     vocab_size: int = 0
@@ -76,8 +78,8 @@ GPT2_LARGE = replace(GPT2, num_layers=36, width=1280, num_heads=20, feed_forward
 GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_width=6400)
 
 
-def model_flops_per_token(config: GPTConfig, length: int) -> float:
-    """FLOPs of a training step per token, forward and backward; causal attention sees half of the keys."""
+def flops_per_token(config: GPTConfig, length: int, predicted: float | None = None) -> float:
+    """Return the FLOPs of a training step per token, forward and backward; causal attention sees half of the keys."""
     per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
     matrices = config.num_layers * per_layer + config.vocab_size * config.width
     return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
@@ -91,20 +93,20 @@ class Cache(NamedTuple):
 
 
 def empty_cache(config: GPTConfig, batch_size: int, length: int, dtype: jnp.dtype) -> Cache:
-    """A cache with room for `length` positions."""
+    """Return a cache with room for `length` positions."""
     head_width = config.width // config.num_heads
     shape = (config.num_layers, batch_size, config.num_heads, length, head_width)
     return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class GPT(nn.Module):
-    """The decoder. States come out, and the table that ties the output."""
+    """The decoder of GPT-1 and GPT-2."""
 
     config: GPTConfig
     execution: Execution = Execution()
 
     def setup(self) -> None:
-        """Submodules by name."""
+        """Create the submodules."""
         config, execution = self.config, self.execution
         self.embeddings = Embeddings(config, execution)
         block = PreNormBlock if config.norm == "pre" else Block
@@ -114,35 +116,21 @@ class GPT(nn.Module):
             self.final_norm = LayerNorm(config.norm_eps)
 
     def __call__(
-        self,
-        ids_BL: jax.Array,
-        positions_BL: jax.Array,
-        segments_BL: jax.Array | None = None,
-        *,
-        train: bool = False,
-        cache: Cache | None = None,
-        cache_index: jax.Array | int = 0,
-    ):
-        """States h_BLD in the compute dtype, and the float32 table (V, D) that scores the next token.
+        self, inputs: Inputs, carry: Cache | None = None, *, train: bool = False, layers: bool = False
+    ) -> Outputs:
+        """Return states, and as `output` the float32 table (V, D) that scores the next token.
 
-        The table is that of the tokens; with config.tables `one` the positions' rows follow, (V + P, D).
-        segments_BL: documents of a packed row (0 is padding); None is one document a row. With a cache the ids stand at
-        cache_index, cache_index + 1, … of each row, and the result is (h_BLD, table, the cache with them added).
+        The table is that of the tokens; with config.tables `one` the positions' rows follow, (V + P, D). carry: keys
+        and values of the tokens before, for decoding: all rows have the positions inputs.positions[0], and each row is
+        one sequence, whatever the segments say.
         """
-        x_BLD, table_VD = self.embeddings(ids_BL, positions_BL, train)
-        x_BLD, (new_cache, _) = self.blocks(x_BLD, segments_BL, cache, cache_index, train, False)
+        x_BLD, table_VD = self.embeddings(inputs.ids, inputs.positions, train)
+        segments_BL, index = (inputs.segments, 0) if carry is None else (None, inputs.positions[0, 0])
+        h_BLD, (carry, layers_NBLD) = self.blocks(x_BLD, segments_BL, carry, index, train, layers)
         if self.config.norm == "pre":
-            x_BLD = self.final_norm(x_BLD)
-        return (x_BLD, table_VD) if cache is None else (x_BLD, table_VD, new_cache)
-
-    def hidden_states(
-        self, ids_BL: jax.Array, positions_BL: jax.Array, segments_BL: jax.Array | None = None
-    ) -> jax.Array:
-        """What each layer gives, (N + 1, B, L, D): 0 the summed embeddings, N the states of `__call__`."""
-        x_BLD, _ = self.embeddings(ids_BL, positions_BL, False)
-        h_BLD, (_, layers_NBLD) = self.blocks(x_BLD, segments_BL, None, 0, False, True)
-        last_BLD = self.final_norm(h_BLD) if self.config.norm == "pre" else h_BLD
-        return jnp.concatenate([x_BLD[None], layers_NBLD[:-1], last_BLD[None]])
+            h_BLD = self.final_norm(h_BLD)
+        hidden = jnp.concatenate([x_BLD[None], layers_NBLD[:-1], h_BLD[None]]) if layers else None
+        return Outputs(h_BLD, hidden, carry, table_VD)
 
 
 class Embeddings(nn.Module):
@@ -281,6 +269,23 @@ class FeedForward(nn.Module):
 
 
 def _branch_end(config: GPTConfig) -> Any:
-    """How the weights are drawn with which a residual branch ends."""
+    """Return the initializer of a residual branch's output projection."""
     scale = (2 * config.num_layers) ** -0.5 if config.residual_init == "scaled" else 1.0
     return nn.initializers.normal(config.init_std * scale)
+
+
+GPT_FAMILY = Family(
+    name="gpt",
+    title="a decoder (gpt)",
+    config=GPTConfig,
+    module=GPT,
+    output_layer=lambda config: TiedOutput(),
+    context="causal",
+    input_format="gpt1",
+    flops_per_token=flops_per_token,
+    max_length=lambda config: config.num_positions,
+    sizes={"gpt1": GPT1, "gpt2": GPT2},
+    vocab_size=GPT1.vocab_size,
+    finetuning_rate=6.25e-5,  # section 4.1
+    decoding_carry=empty_cache,
+)

@@ -7,12 +7,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
-from jaxlm.models.bert import BertConfig
-from jaxlm.nn.activation import activate
 from jaxlm.nn.dropout import dropout
-from jaxlm.nn.linear import gathered, linear
+from jaxlm.nn.linear import linear_head
 from jaxlm.nn.lstm import BiLSTM
-from jaxlm.nn.norm import LayerNorm
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:
@@ -51,39 +48,6 @@ class SequenceHead(nn.Module):
         return jnp.sum(states_ECD, axis=1) @ kernel + bias
 
 
-# BERT's pretraining
-
-
-class MaskedLMHead(nn.Module):
-    """What stands between the states of masked tokens and the tied table (run_pretraining.py:240-282).
-
-    A dense layer, the model's activation, a norm; then the logits are h table^T + bias, which the loss makes itself.
-    """
-
-    config: BertConfig
-
-    @nn.compact
-    def __call__(self, states_BMD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(B, M, D), gathered already, to (B, M, D) in the same dtype and the output's bias (V,)."""
-        config, names = self.config, ("width", "transform")
-        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
-        kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
-        bias = self.param("bias", with_axes(zeros, ("transform",)), (config.width,))
-        output_bias = self.param("output_bias", with_axes(zeros, ("vocabulary",)), (config.vocab_size,))
-        h_BMD = activate(linear(states_BMD, gathered(kernel, states_BMD.dtype, names), bias), config.activation)
-        return LayerNorm(config.norm_eps, name="norm")(h_BMD), output_bias
-
-
-class NextSentenceHead(nn.Module):
-    """Whether B follows A, from pooled states (…, D): float32 scores (…, 2), 0 IsNext (run_pretraining.py:285-305)."""
-
-    init_std: float
-
-    @nn.compact
-    def __call__(self, pooled_BPD: jax.Array) -> jax.Array:
-        return _linear(self, pooled_BPD, 2, self.init_std)
-
-
 # BERT's fine-tuning
 
 
@@ -103,7 +67,7 @@ class PooledHead(nn.Module):
     def __call__(self, pooled_ECD: jax.Array, *, train: bool) -> jax.Array:
         key = self.make_rng("dropout") if train else None
         pooled_ECD = dropout(pooled_ECD.astype(jnp.float32), self.dropout_rate, key)
-        scores = _linear(self, pooled_ECD, self.outputs, self.init_std)
+        scores = linear_head(self, pooled_ECD, self.outputs, self.init_std)
         return scores[..., 0] if self.kind == "choice" else scores[:, 0]
 
 
@@ -115,7 +79,7 @@ class SpanHead(nn.Module):
 
     @nn.compact
     def __call__(self, h_BLD: jax.Array, *, train: bool) -> jax.Array:
-        return _linear(self, h_BLD, 2, self.init_std)
+        return linear_head(self, h_BLD, 2, self.init_std)
 
 
 class TaggingHead(nn.Module):
@@ -129,7 +93,9 @@ class TaggingHead(nn.Module):
     @nn.compact
     def __call__(self, h_BLD: jax.Array, *, train: bool) -> jax.Array:
         key = self.make_rng("dropout") if train else None
-        return _linear(self, dropout(h_BLD.astype(jnp.float32), self.dropout_rate, key), self.outputs, self.init_std)
+        return linear_head(
+            self, dropout(h_BLD.astype(jnp.float32), self.dropout_rate, key), self.outputs, self.init_std
+        )
 
 
 EncoderHead = PooledHead | SpanHead | TaggingHead
@@ -205,9 +171,23 @@ class ChosenLayers(nn.Module):
         return gamma * jnp.einsum("n,nbld->bld", jax.nn.softmax(weights), layers)
 
 
-def _linear(module: nn.Module, x: jax.Array, outputs: int, init_std: float) -> jax.Array:
-    """x (…, D) in float32 times a `kernel` (D, outputs) plus a `bias` of `module`, float32."""
-    init, zeros = nn.initializers.truncated_normal(init_std), nn.initializers.zeros_init()
-    kernel = module.param("kernel", with_axes(init, ("width", "classes")), (x.shape[-1], outputs))
-    bias = module.param("bias", with_axes(zeros, ("classes",)), (outputs,))
-    return linear(x.astype(jnp.float32), kernel, bias)
+Head = SequenceHead | EncoderHead | LSTMHead
+
+
+def task_head(
+    kind: str, outputs: int, *, input_format: str, dropout_rate: float, init_std: float
+) -> SequenceHead | EncoderHead:
+    """Return the head that a task of a kind asks for. Raise ValueError where the input format has none for it.
+
+    Heads of GPT-1's format read the state of the extract token, those of BERT's the pooled first token, every token of
+    spans and tags.
+    """
+    if input_format == "gpt1":
+        if kind in ("span", "tagging"):
+            raise ValueError(f"no head for {kind} reads the states of a causal model")
+        return SequenceHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
+    if kind == "span":
+        return SpanHead(init_std)
+    if kind == "tagging":
+        return TaggingHead(outputs, dropout_rate, init_std)
+    return PooledHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]

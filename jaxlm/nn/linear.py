@@ -13,9 +13,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.partition import constrain
+from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.nn.execution import Execution
 
 Names = tuple[str | None, ...]
@@ -154,3 +155,11 @@ def _embed_bwd(names: Names, execution: Execution, residuals, dx):
 
 
 embed.defvjp(_embed_fwd, _embed_bwd)
+
+
+def linear_head(module: nn.Module, x: jax.Array, outputs: int, init_std: float) -> jax.Array:
+    """Return x (…, D) in float32 times a `kernel` (D, outputs) plus a `bias`, new parameters of `module`; float32."""
+    init, zeros = nn.initializers.truncated_normal(init_std), nn.initializers.zeros_init()
+    kernel = module.param("kernel", with_axes(init, ("width", "classes")), (x.shape[-1], outputs))
+    bias = module.param("bias", with_axes(zeros, ("classes",)), (outputs,))
+    return linear(x.astype(jnp.float32), kernel, bias)

@@ -1,32 +1,42 @@
 """The language-model objective: the next token, from those before it."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import Batch
-from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
+from jaxlm.models.family import Inputs, Model
 from jaxlm.objectives.objective import Objective, Sums
 
 
-def language_model(model, *, loss_chunks: int = 0) -> Objective:
-    """Next-token prediction: the loss in nats a token, and the share of targets that had the highest logit."""
+def language_model(model: Model, *, loss_chunks: int = 0) -> Objective:
+    """Return the objective of next-token prediction (Radford et al., 2018, equation 1).
+
+    Terms: `nll`, the loss in nats per token; `accuracy`, the fraction of targets that had the highest score. Where the
+    batch says that a row begins a stream, the carry of that row is emptied first.
+    """
 
     def weights(batch: Batch) -> Sums:
         total = jnp.sum(batch.weights)
         return {"nll": total, "accuracy": total}
 
-    def sums(params, batch: Batch, key) -> Sums:
-        rngs = None if key is None else {"dropout": key}
-        h_BLD, table_VD = model.apply(
-            {"params": params["backbone"]},
-            batch.ids,
-            batch.positions,
-            batch.segments,
-            train=key is not None,
-            rngs=rngs,
-        )
-        rows, length = batch.ids.shape
-        pieces = loss_pieces(loss_chunks, rows, length, table_VD)
-        nll, hits = projected_cross_entropy(h_BLD, table_VD, batch.targets, batch.weights, pieces)
-        return {"nll": nll, "accuracy": hits}
+    def sums(params: Any, batch: Batch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
+        inputs = Inputs(batch.ids, batch.positions, batch.segments)
+        outputs = model(params, inputs, begun(carry, batch), key=key)
+        nll, correct = model.loss(params, outputs.states, outputs.output, batch.targets, batch.weights, loss_chunks)
+        return {"nll": nll, "accuracy": correct}, jax.lax.stop_gradient(outputs.carry)
 
     return Objective({"nll": 1.0}, weights, sums)
+
+
+def begun(carry: Any, batch: Batch) -> Any:
+    """Return the carry with zeros for the rows that begin a stream; leaves are (layers, rows, …)."""
+    if carry is None or batch.begins is None:
+        return carry
+
+    def emptied(leaf: jax.Array) -> jax.Array:
+        begins = batch.begins.reshape(1, -1, *[1] * (leaf.ndim - 2))
+        return jnp.where(begins, jnp.zeros_like(leaf), leaf)
+
+    return jax.tree.map(emptied, carry)

@@ -1,94 +1,87 @@
 """BERT's pretraining objectives: masked tokens, the next sentence, and the left-to-right ablation."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from jaxlm.data.batch import PairBatch
-from jaxlm.models.bert import Bert
-from jaxlm.models.heads import MaskedLMHead, NextSentenceHead, take_places
-from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
-from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
+from jaxlm.models.family import Inputs, Model
+from jaxlm.models.heads import take_places
+from jaxlm.objectives.masking import Masked, MaskingConfig, Specials, mask_tokens
 from jaxlm.objectives.objective import Objective, Sums, apply, cross_entropy
 
 
+class MaskedRows(NamedTuple):
+    """A batch of pairs and its masks."""
+
+    batch: PairBatch
+    masked: Masked
+
+
 def masked_language_model(
-    model: Bert,
-    masked_lm: MaskedLMHead,
-    next_sentence: NextSentenceHead | None,
+    model: Model,
+    next_sentence: nn.Module | None,
     *,
     masking: MaskingConfig,
     specials: Specials,
     continues: np.ndarray | None,
-    slots: int,
+    slots: Callable[[PairBatch], int],
     next_sentence_coefficient: float = 1.0,
     loss_chunks: int = 0,
 ) -> Objective:
-    """BERT's pretraining (section 3.1): masked words and, unless `next_sentence` is None, whether B follows A.
+    """Return BERT's objective (section 3.1): masked tokens and, unless `next_sentence` is None, whether B follows A.
 
     Each term is a mean over its own weight, the masked tokens and the pairs of the whole batch. Parameters:
-    {"backbone", "head": {"masked_lm", "next_sentence"}}. Masks come from the batch's own seeds, so evaluation sees the
-    same ones whenever it is done. slots: the most masked tokens of a row.
+    {"backbone", "head": {"masked_lm", "next_sentence"}}. Masks are drawn from the batch's own seeds, so evaluations of
+    the same rows see the same masks. slots: the most masked tokens of a row, by the shapes of a batch.
     """
     vocab_size = model.config.vocab_size
 
-    def masked(batch: PairBatch):
-        return mask_tokens(batch, masking, specials, vocab_size, continues, slots)
+    def prepare(batch: PairBatch) -> MaskedRows:
+        return MaskedRows(batch, mask_tokens(batch, masking, specials, vocab_size, continues, slots(batch)))
 
-    def weights(batch: PairBatch) -> Sums:
-        predicted, pairs = jnp.sum(masked(batch).weights_BM), jnp.sum(batch.pair_weights)
+    def weights(rows: MaskedRows) -> Sums:
+        predicted, pairs = jnp.sum(rows.masked.weights_BM), jnp.sum(rows.batch.pair_weights)
         found = {"masked_lm_loss": predicted, "masked_lm_accuracy": predicted}
-        return (
-            found if next_sentence is None else found | {"next_sentence_loss": pairs, "next_sentence_accuracy": pairs}
-        )
+        if next_sentence is not None:
+            found |= {"next_sentence_loss": pairs, "next_sentence_accuracy": pairs}
+        return found
 
-    def sums(params, batch: PairBatch, key) -> Sums:
-        rows = masked(batch)
-        inputs = (rows.ids_BL, batch.positions, batch.types, batch.segments)
-        h_BLD, table_VD = apply(model, params["backbone"], *inputs, train=key is not None, key=key)
-        states_BMD = take_places(h_BLD, rows.where_BM)
-        nll, hits = masked_lm_loss(
-            masked_lm, params["head"]["masked_lm"], states_BMD, table_VD, rows.targets_BM, rows.weights_BM, loss_chunks
-        )
-        found: Sums = {"masked_lm_loss": nll, "masked_lm_accuracy": hits}
+    def sums(params: Any, rows: MaskedRows, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
+        batch, masked = rows
+        inputs = Inputs(masked.ids_BL, batch.positions, batch.segments, batch.types)
+        outputs = model(params, inputs, key=key)
+        states_BMD = take_places(outputs.states, masked.where_BM)
+        nll, correct = model.loss(params, states_BMD, outputs.output, masked.targets_BM, masked.weights_BM, loss_chunks)
+        found: Sums = {"masked_lm_loss": nll, "masked_lm_accuracy": correct}
         if next_sentence is None:
-            return found
-        pooled_BPD = apply(model, params["backbone"], take_places(h_BLD, batch.firsts), method=Bert.pool)
+            return found, carry
+        pooled_BPD = model.pool(params, take_places(outputs.states, batch.firsts))
         scores_BP2 = apply(next_sentence, params["head"]["next_sentence"], pooled_BPD)
         right_BP = jnp.argmax(scores_BP2, axis=-1) == batch.next_labels
-        return found | {
-            "next_sentence_loss": jnp.sum(batch.pair_weights * cross_entropy(scores_BP2, batch.next_labels)),
-            "next_sentence_accuracy": jnp.sum(batch.pair_weights * right_BP),
-        }
+        found["next_sentence_loss"] = jnp.sum(batch.pair_weights * cross_entropy(scores_BP2, batch.next_labels))
+        found["next_sentence_accuracy"] = jnp.sum(batch.pair_weights * right_BP)
+        return found, carry
 
     coefficients = {"masked_lm_loss": 1.0}
     if next_sentence is not None:
         coefficients["next_sentence_loss"] = next_sentence_coefficient
-    return Objective(coefficients, weights, sums)
+    return Objective(dict(coefficients), weights, sums, prepare)
 
 
-def masked_lm_loss(head: MaskedLMHead, params, states_BMD, table_VD, targets_BM, weights_BM, loss_chunks: int = 0):
-    """The sums of weighted negative log-likelihoods (nats) and hits of the tokens that stood at M places of each row.
+def left_to_right_language_model(model: Model, *, loss_chunks: int = 0) -> Objective:
+    """Return the objective of the paper's ablation "LTR & No NSP" (section 5.1): a causal encoder, the next token.
 
-    Where `loss_chunks` does not divide M, places of weight 0 are added.
-    """
-    h_BMD, bias_V = apply(head, params, states_BMD)
-    rows, places, _ = h_BMD.shape
-    pieces = min(loss_pieces(loss_chunks, rows, places, table_VD), places)
-    if extra := -places % pieces:
-        pad = lambda x: jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
-        h_BMD, targets_BM, weights_BM = pad(h_BMD), pad(targets_BM), pad(weights_BM)
-    return projected_cross_entropy(h_BMD, table_VD, targets_BM, weights_BM, pieces, bias_V)
-
-
-def left_to_right_language_model(model: Bert, masked_lm: MaskedLMHead, *, loss_chunks: int = 0) -> Objective:
-    """The paper's ablation "LTR & No NSP" (section 5.1): the same encoder under a causal mask predicts the next token.
-
-    Every token of a pair after its first is predicted from those before it, CLS and both SEP being of the text. The
-    paper names the objective and leaves the rest of BERT as it is: so the masked LM's head stands before the table here
+    Every token of a pair after its first is predicted from those before it; CLS and both SEP belong to the text. The
+    paper names the objective and leaves the rest of BERT as it is: so the masked LM's head transforms the states here
     too, where GPT-1 has none, and a checkpoint has the same parameters.
     """
 
-    def counted(batch: PairBatch):
+    def counted(batch: PairBatch) -> jax.Array:
         next_segments = jnp.pad(batch.segments[:, 1:], ((0, 0), (0, 1)))
         return ((batch.segments > 0) & (batch.segments == next_segments)).astype(jnp.float32)
 
@@ -96,12 +89,10 @@ def left_to_right_language_model(model: Bert, masked_lm: MaskedLMHead, *, loss_c
         total = jnp.sum(counted(batch))
         return {"nll": total, "accuracy": total}
 
-    def sums(params, batch: PairBatch, key) -> Sums:
-        inputs = (batch.ids, batch.positions, batch.types, batch.segments)
-        h_BLD, table_VD = apply(model, params["backbone"], *inputs, train=key is not None, key=key)
+    def sums(params: Any, batch: PairBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
+        outputs = model(params, Inputs(batch.ids, batch.positions, batch.segments, batch.types), key=key)
         targets_BL = jnp.pad(batch.ids[:, 1:], ((0, 0), (0, 1)))
-        head = params["head"]["masked_lm"]
-        nll, hits = masked_lm_loss(masked_lm, head, h_BLD, table_VD, targets_BL, counted(batch), loss_chunks)
-        return {"nll": nll, "accuracy": hits}
+        nll, correct = model.loss(params, outputs.states, outputs.output, targets_BL, counted(batch), loss_chunks)
+        return {"nll": nll, "accuracy": correct}, carry
 
     return Objective({"nll": 1.0}, weights, sums)

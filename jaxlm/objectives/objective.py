@@ -1,7 +1,7 @@
-"""Losses and metrics as pairs of a sum and a weight.
+"""Objectives: losses and metrics as pairs of a sum and a weight.
 
-A mean over a batch that is cut into micro-batches, devices or processes is exact only if the weight is known from the
-whole batch beforehand: an objective gives its weights from the batch alone, and its sums from any part of it.
+A mean over a batch that is split into micro-batches, devices or processes is exact only if the weight is known from the
+whole batch beforehand. An objective computes its weights from the whole batch, and its sums from any part of it.
 """
 
 from collections.abc import Callable
@@ -15,29 +15,46 @@ from flax import linen as nn
 Sums = dict[str, jax.Array]
 
 
+def unchanged(batch: Any) -> Any:
+    """Return the batch as it is: the preparation of an objective that needs none."""
+    return batch
+
+
 @dataclass(frozen=True)
 class Objective:
-    """What a step minimises: the sum over terms of coefficient x (sum / weight), and pairs that are only reported.
+    """The quantity that a step minimizes: the sum over terms of coefficient * sum / weight.
 
-    weights(batch): the weight of each term and metric over the whole batch. sums(params, batch, key): the sums over any
-    part of it; `key` is the dropout key, None for evaluation. A weight of 0 means the batch has nothing of that kind.
+    coefficients: of each term, a number, or a function of the step (int32) so that auxiliary losses can be scheduled
+    without compiling anew. weights(prepared): the weight of each term and metric over the whole batch; 0: the batch has
+    nothing of that kind. sums(params, prepared, carry, key): the sums over any part of the batch, and the carry after
+    it; `key` is the dropout key, None for evaluation; `carry` is what the model remembers from the batch before, None
+    for most models. Metrics without a coefficient are only reported.
+    prepare(batch): called once per step with the whole batch, for example to draw masks; every array it returns has the
+    rows of the batch as its first axis.
     """
 
-    coefficients: dict[str, float]
+    coefficients: dict[str, float | Callable[[jax.Array], jax.Array]]
     weights: Callable[[Any], Sums]
-    sums: Callable[[Any, Any, jax.Array | None], Sums]
+    sums: Callable[[Any, Any, Any, jax.Array | None], tuple[Sums, Any]]
+    prepare: Callable[[Any], Any] = unchanged
+
+    def coefficient(self, name: str, step: jax.Array | int) -> jax.Array | float:
+        """Return the coefficient of a term at a step."""
+        value = self.coefficients[name]
+        return value(jnp.asarray(step)) if callable(value) else value
 
 
 def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
-    """total / weight, 0 where the weight is 0."""
+    """Return total / weight, 0 where the weight is 0."""
     return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
-def apply(module: nn.Module, params: Any, *inputs: jax.Array, key: jax.Array | None = None, **settings: Any) -> Any:
-    return module.apply({"params": params}, *inputs, rngs=None if key is None else {"dropout": key}, **settings)
-
-
 def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """Negative log-likelihood (nats) of each label under softmax(scores) over the last axis."""
+    """Return the negative log-likelihood (nats) of each label under softmax(scores) over the last axis."""
     right = jnp.take_along_axis(scores, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(scores, axis=-1) - right
+
+
+def apply(module: nn.Module, params: Any, *inputs: Any, key: jax.Array | None = None, **settings: Any) -> Any:
+    """Return `module` applied with its parameters. key: of dropout; None: no dropout."""
+    return module.apply({"params": params}, *inputs, rngs=None if key is None else {"dropout": key}, **settings)

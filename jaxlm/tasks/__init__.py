@@ -22,7 +22,7 @@ from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.metrics.predictions import predictions
 from jaxlm.tasks.options import TaskOptions
 from jaxlm.tasks.registry import TASKS, read_labelled, read_rows, read_task, task_names
-from jaxlm.tasks.task import Columns, ModelKind, Task
+from jaxlm.tasks.task import Columns, InputFormat, Task
 
 __all__ = [
     "ENCODER_ROLES",
@@ -33,7 +33,7 @@ __all__ = [
     "Encoded",
     "EncodedSplit",
     "Example",
-    "ModelKind",
+    "InputFormat",
     "Predicted",
     "SpanExample",
     "Split",

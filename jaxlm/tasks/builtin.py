@@ -14,12 +14,12 @@ GPT1_PAPER: Mapping[str, float] = {"length": 512, "batch_size": 32, "peak_lr": 6
 # BERT's for GLUE: batch 32, three epochs, the best on dev of four learning rates (Devlin et al. 2019, section 4.1).
 # This learning rate and the length are those of the original's own examples (README of google-research/bert).
 BERT_PAPER: Mapping[str, float] = {"length": 128, "batch_size": 32, "peak_lr": 2e-5, "num_epochs": 3}
-PAPERS: Mapping[str, Mapping[str, float]] = {"gpt": GPT1_PAPER, "bert": BERT_PAPER}
+PAPERS: Mapping[str, Mapping[str, float]] = {"gpt1": GPT1_PAPER, "bert": BERT_PAPER}
 
 
 def papers(**bert: float) -> Mapping[str, Mapping[str, float]]:
     """Return GPT-1's settings, and BERT's with the changes in `bert` to those for GLUE."""
-    return {"gpt": GPT1_PAPER, "bert": {**BERT_PAPER, **bert}}
+    return {"gpt1": GPT1_PAPER, "bert": {**BERT_PAPER, **bert}}
 
 
 def read_table(

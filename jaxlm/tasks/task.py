@@ -20,7 +20,7 @@ from jaxlm.tasks.options import TaskOptions
 
 Kind = Literal["classification", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
-ModelKind = Literal["gpt", "bert"]
+InputFormat = Literal["gpt1", "bert"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
 
@@ -62,7 +62,7 @@ class Task:
     `selects`, and is reported first; metrics are all that are reported. labels give each class, choice or tag its
     number. spellings are other vocabularies for the same labels in the same order (TFDS says `acceptable` where the
     files say `1`); any of them is accepted, `labels` is used in predictions. headerless names the columns of files that
-    come without a header. papers: for each kind of model (`gpt`, `bert`) the length, batch_size, peak_lr and num_epochs
+    come without a header. papers: for each input format (`gpt1`, `bert`) the length, batch_size, peak_lr and num_epochs
     of its paper. num_choices: answers per row, for choice tasks. second: the role of a choice task's second text: a
     `question`, a question whose `_` is replaced by the choice (`cloze`), or the `beginning` of every choice. mean,
     deviation: of the training scores, for regression. no_answer: whether questions may have no answer; threshold: the
@@ -92,9 +92,9 @@ class Task:
     scheme: Scheme = "bio"
     options: TaskOptions = TaskOptions()
 
-    def paper_for(self, model_kind: str) -> Mapping[str, float]:
+    def paper_for(self, input_format: str) -> Mapping[str, float]:
         """Return the settings of a model's paper for this task, empty where it has none."""
-        return self.papers.get(model_kind, {})
+        return self.papers.get(input_format, {})
 
     @property
     def num_outputs(self) -> int:
@@ -110,11 +110,11 @@ class Task:
             self.labels[1] if self.kind == "classification" and len(self.labels) == 2 and "f1" in self.metrics else None
         )
 
-    def sequences_for(self, model_kind: str) -> int:
+    def sequences_for(self, input_format: str) -> int:
         """Return the token sequences per example: the choices, a decoder's two orders of a similarity pair, or one."""
         if self.form == "choice":
             return self.num_choices
-        return 2 if self.form == "similarity" and model_kind == "gpt" else 1
+        return 2 if self.form == "similarity" and input_format == "gpt1" else 1
 
     def parse_label(self, text: str) -> str | float:
         """Return the label that a file spells `text`: a score, or its name in `labels`. Raise ValueError if unknown."""
@@ -171,8 +171,11 @@ class Task:
         fields = {entry.name: entry for entry in dataclasses.fields(Task)}
         if "paper" in values:  # runs from before encoders were supported
             values = {name: value for name, value in values.items() if name != "paper"} | {
-                "papers": {"gpt": values["paper"]}
+                "papers": {"gpt1": values["paper"]}
             }
+        if "gpt" in values.get("papers", {}):  # the format's name in earlier versions
+            papers = {"gpt1" if name == "gpt" else name: paper for name, paper in values["papers"].items()}
+            values = {**values, "papers": papers}
         missing = [
             name
             for name, entry in fields.items()

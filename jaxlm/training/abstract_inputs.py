@@ -11,8 +11,7 @@ from jaxlm.data.pairs import chunk_options, empty_pairs
 from jaxlm.data.rows import empty_batch
 from jaxlm.data.streams import empty_streams
 from jaxlm.distributed.mesh import batch_sharding
-from jaxlm.models.bert import BERT_BASE, BertConfig
-from jaxlm.models.gpt import GPT1
+from jaxlm.models import family_of
 from jaxlm.training.config import PretrainConfig
 
 log = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
     """The config with its paper's vocabulary, where it takes one from a store."""
     if config.model.vocab_size:
         return config
-    vocabulary = (BERT_BASE if isinstance(config.model, BertConfig) else GPT1).vocab_size
+    vocabulary = family_of(config.model).vocab_size
     log.info("the config takes its vocabulary from a store; here it has the paper's, %d ids", vocabulary)
     return replace(config, model=replace(config.model, vocab_size=vocabulary))
 

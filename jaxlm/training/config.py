@@ -4,25 +4,20 @@ import math
 import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
 from jax.sharding import Mesh
 
 from jaxlm.config import CHOSEN_BY_FLAG, to_json
 from jaxlm.data.config import DataConfig, Windows
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.errors import InputError
-from jaxlm.models.bert import BertConfig
-from jaxlm.models.gpt import GPTConfig
+from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
 from jaxlm.models.heads import Features
 from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.training.optimizer import OptimizerConfig
-
-# The config file decides which model it is; the command line offers that one's fields.
-ModelConfig = Annotated[GPTConfig | BertConfig, tyro.conf.AvoidSubcommands]
 
 PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as config.json has them
 
@@ -60,7 +55,7 @@ MAY_DIFFER = (
 class PretrainConfig:
     """A pretraining run: of a GPT on rows of text, of a BERT on rows of sentence pairs (data.layout pairs)."""
 
-    model: ModelConfig = field(default_factory=GPTConfig)
+    model: ModelConfig = field(default_factory=DEFAULT_MODEL)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """What a bidirectional encoder has to predict; a causal model does not use it."""
     next_sentence_coefficient: float = 1.0
@@ -96,10 +91,12 @@ class PretrainConfig:
         """Refuse what cannot run."""
         check_fields(self)
         self.data.check()
-        encoder, pairs = isinstance(self.model, BertConfig), self.data.layout == "pairs"
+        encoder, pairs = family_of(self.model).context == "bidirectional", self.data.layout == "pairs"
         if encoder != pairs:
-            name, wanted = ("a BERT", "pairs") if encoder else ("a GPT", "windows, packed or streams")
-            raise InputError(f"data.layout must be {wanted} for {name}, got {self.data.layout}; give that layout")
+            wanted = "pairs" if encoder else "windows, packed or streams"
+            raise InputError(
+                f"data.layout must be {wanted} for {family_of(self.model).title}, got {self.data.layout}; give another"
+            )
         if encoder:
             self.masking.check()
             if not self.next_sentence_coefficient >= 0:
@@ -112,7 +109,7 @@ class PretrainConfig:
 class FinetuneConfig:
     """A fine-tuning run: a pretrained (or fresh) model, a head, a labelled task. Fields that are None: the task's."""
 
-    model: ModelConfig = field(default_factory=GPTConfig)
+    model: ModelConfig = field(default_factory=DEFAULT_MODEL)
     """Sizes for a run from scratch; with --start they come from there."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     auxiliary_lm: float = 0.0
@@ -159,7 +156,7 @@ class FinetuneConfig:
         check_fields(replace(self, optimizer=replace(self.optimizer, peak_lr=0.0 if rate is None else rate)))
         if self.auxiliary_lm < 0:
             raise InputError(f"auxiliary_lm {self.auxiliary_lm}: a number from 0 on")
-        encoder = isinstance(self.model, BertConfig)
+        encoder = family_of(self.model).context == "bidirectional"
         if self.auxiliary_lm and (encoder or self.frozen):
             raise InputError(
                 f"auxiliary_lm {self.auxiliary_lm}: "
@@ -187,7 +184,6 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     check_finite(to_json(config))
     check_positive(config, "batch_size", "num_steps", "length", *(["micro_batches"] * (config.micro_batches != "auto")))
     check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every")
-    check_positive(config, "model.num_heads")
     config.model.check()
     config.optimizer.check()
     if config.execution.loss_chunks < 0:
@@ -240,17 +236,17 @@ def check_batches(config: Any, mesh: Mesh) -> int:
     return config.eval_batch_size or config.batch_size
 
 
-def check_sizes(length: int, loss_chunks: int, model: GPTConfig | BertConfig) -> None:
+def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
     """Refuse a length over the position table, or one that its loss chunks do not divide."""
-    if not 1 <= length <= model.num_positions:
-        raise InputError(f"length {length}: from 1 to model.num_positions, which is {model.num_positions}")
+    longest = build(model).max_length
+    if not 1 <= length <= longest:
+        raise InputError(f"length must be from 1 to model.num_positions, {longest}, got {length}; give another")
     if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
         raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it (0: chosen)")
 
 
-# GPT-1's fine-tuning, section 4.1; BERT's, section 4.1, with the rate of its README's example. All but the rates agree.
+# Section 4.1 of both GPT-1's and BERT's paper.
 DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
-DEFAULT_RATES = {"gpt": 6.25e-5, "bert": 2e-5}
 
 
 def filled(
@@ -261,9 +257,9 @@ def filled(
     longest: positions of the model that may be used; all unless given. Returns the config with these, and once more its
     length and its batch size, which are never None.
     """
-    longest = longest or config.model.num_positions
+    longest = longest or build(config.model).max_length
     if config.optimizer.peak_lr is None:
-        rate = float(paper.get("peak_lr", DEFAULT_RATES[config.model.kind]))
+        rate = float(paper.get("peak_lr", family_of(config.model).finetuning_rate))
         config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))
     if config.num_steps is None and config.num_epochs is None:
         config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))

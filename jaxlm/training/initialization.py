@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -15,14 +15,13 @@ from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
-from jaxlm.interop.sources import KINDS, read_published
-from jaxlm.models.bert import BertConfig
-from jaxlm.models.gpt import GPTConfig
+from jaxlm.interop.sources import KINDS, read_published, tokenizer_spec
+from jaxlm.models import ModelConfig, build, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.config import MAY_DIFFER, ModelConfig
+from jaxlm.training.config import MAY_DIFFER
 from jaxlm.training.state import TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
 
@@ -56,7 +55,7 @@ class Source:
     """
 
     name: str
-    model: GPTConfig | BertConfig
+    model: Any
     fingerprint: str
     given_tokenizer: Tokenizer | None
     trained_length: int
@@ -81,10 +80,7 @@ class Source:
     @property
     def tokenizer_spec(self) -> str:
         """What `--tokenizer` names it by, to prepare a text for it; "" for a run, whose store has it."""
-        kind, _, place = self.name.partition(":")
-        if kind == "openai":
-            return f"{'gpt2' if isinstance(self.model, GPTConfig) and self.model.norm == 'pre' else 'gpt1'}:{place}"
-        return {"hf": self.name, "google": f"wordpiece:{place}/vocab.txt"}.get(kind, "")
+        return tokenizer_spec(self.name, self.model)
 
     @property
     def of_run(self) -> Checkpoints:
@@ -138,7 +134,7 @@ def _published_source(published: Published) -> Source:
         model=published.model,
         fingerprint=published.fingerprint,
         given_tokenizer=published.tokenizer,
-        trained_length=published.model.num_positions,
+        trained_length=build(published.model).max_length,
         opened=lambda: parameters,
     )
 
@@ -220,47 +216,48 @@ def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
 
 # Fields of a model that are no size: the rates are the recipe's, as the config or the command line says; `tables` is
 # the start's, whose parameters were trained under it, unless it is given on the command line.
-RATES = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate")
-FREE_FIELDS = (*RATES, "tables")
-_CALLED = {"gpt": "a decoder (gpt)", "bert": "an encoder (bert)"}
+FREE_FIELDS = ("tables",)
 
 
-Sizes = TypeVar("Sizes", GPTConfig, BertConfig)
+def dropout_rates(model: Any) -> dict[str, float]:
+    """Return the dropout rates of a model's config by the names of the fields."""
+    return {field.name: getattr(model, field.name) for field in fields(model) if field.name.endswith("dropout_rate")}
 
 
-def model_of_source(source: Source, asked: Sizes, given: set[str], saved: Mapping[str, Any] | None = None) -> Sizes:
+def model_of_source(source: Source, asked: Any, given: set[str], saved: Mapping[str, Any] | None = None) -> Any:
     """The source's sizes with the dropout rates that were asked for; another size on the command line is refused.
 
     saved: the config.json of the run where it goes on: it keeps the `tables` that it began with.
     """
     if source.model.kind != asked.kind:
         raise InputError(
-            f"--start {source.name}: it is {_CALLED[source.model.kind]} and the config is for {_CALLED[asked.kind]}; "
+            f"--start {source.name}: it is {family_of(source.model).title} and the config is for "
+            f"{family_of(asked).title}; "
             "give the other's config, or another start"
         )
-    names = [field.name for field in fields(asked)]
+    names, rates = [field.name for field in fields(asked)], dropout_rates(asked)
     for name in names:
-        if f"model.{name}" in given and name not in FREE_FIELDS:
+        if f"model.{name}" in given and name not in rates and name not in FREE_FIELDS:
             raise InputError(f"--model.{name.replace('_', '-')}: with --start the sizes come from {source.name}")
-    asked_for = {name for name in FREE_FIELDS if name in RATES or f"model.{name}" in given}
+    asked_for = {*rates, *(name for name in FREE_FIELDS if f"model.{name}" in given)}
     values = {name: getattr(asked if name in asked_for else source.model, name) for name in names}
     if saved is not None and "tables" in values and "tables" not in asked_for:
         values["tables"] = saved["model"].get("tables", values["tables"])
     return type(asked)(**values)
 
 
-def dropout_said(source: Source | None, model: GPTConfig | BertConfig) -> list[str]:
+def dropout_said(source: Source | None, model: Any) -> list[str]:
     """A sentence where the dropout rates of a run are not those of its start; none where they are."""
     if source is None:
         return []
-    now, before = ([getattr(of, name) for name in RATES] for of in (model, source.model))
+    now, before = (list(dropout_rates(of).values()) for of in (model, source.model))
     if now == before:
         return []
     short = len(set(now)) == 1 and len(set(before)) == 1
     ours, theirs = (
         f"dropout {rates[0]:g}"
         if short
-        else ", ".join(f"{name} {rate:g}" for name, rate in zip(RATES, rates, strict=True))
+        else ", ".join(f"{name} {rate:g}" for name, rate in zip(dropout_rates(model), rates, strict=True))
         for rates in (now, before)
     )
     return [f"{ours} as in the config; {source.name} was trained with {theirs.removeprefix('dropout ')}"]
@@ -311,13 +308,13 @@ def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
     heads = state.params.get("head", {})
     missing = [name for name in heads if name not in saved]
     fresh = ("head/.*",) if len(missing) == len(heads) else tuple(f"head/{name}/.*" for name in missing)
-    return fresh + fresh_pooler(source)
+    return fresh + fresh_pooler(source, state)
 
 
-def fresh_pooler(source: Source) -> tuple[str, ...]:
-    """The pooler, where a published encoder came without one."""
-    has = "pooler" in source.saved["backbone"] or not isinstance(source.model, BertConfig)
-    return () if has else ("backbone/pooler/.*",)
+def fresh_pooler(source: Source, state: TrainState) -> tuple[str, ...]:
+    """Return the pattern of the pooler where the model has one and the published encoder came without."""
+    missing = "pooler" in state.params["backbone"] and "pooler" not in source.saved["backbone"]
+    return ("backbone/pooler/.*",) if missing else ()
 
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:

@@ -1,8 +1,10 @@
 """Perplexity of the tokens of evaluation batches, and notes on comparing it."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
+
+from jaxlm.training.step import EvalStep
 
 # What kinds of tokenizers lose of a text, which makes it easier to predict.
 _LOST = {
@@ -12,22 +14,23 @@ _LOST = {
 
 
 def perplexity(
-    eval_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]],
+    eval_step: EvalStep,
     params: Any,
     batches: Iterable[Any],
     *,
     words: int,
     bytes: int,
+    carry: Any = None,
 ) -> dict[str, float]:
-    """How well the tokens of `batches` are predicted; no batch, padding or division of them changes the figures.
+    """Return how well the tokens of `batches` are predicted; no batch, padding or division of them changes the metrics.
 
-    eval_step: (params, batch) -> {"nll": (sum, weight), "accuracy": (sum, weight)}. batches: on the devices, every
-    token once. words, bytes: of the text that the tokens are.
+    eval_step: (params, batch, carry) -> {"nll": (sum, weight), "accuracy": (sum, weight)}, carry. batches: on the
+    devices, every token once. words, bytes: of the text that the tokens are. carry: before the first batch.
     Returns validation_loss (nats a token), perplexity (its exponential), word_perplexity (the exponential of nats a
     word), bits_per_byte, accuracy (share of tokens that had the highest score), tokens. Tokens that end documents are
     predicted and count like others. A figure over nothing is nan, one over the range of a float inf.
     """
-    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches)
+    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches, carry)
     nll, tokens = sums["nll"]
     return {
         "validation_loss": divide(nll, tokens),
@@ -50,9 +53,9 @@ def text_notes(kind: str) -> list[str]:
 
 
 def totals(
-    eval_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]], params: Any, batches: Iterable[Any]
+    eval_step: EvalStep, params: Any, batches: Iterable[Any], carry: Any = None
 ) -> dict[str, tuple[float, float]]:
-    """name -> (sum, weight) over all batches, of what eval_step gives for each."""
+    """Return name -> (sum, weight) over all batches, each batch with the carry of the one before."""
     found: dict[str, tuple[float, float]] = {}
 
     def add(sums: dict[str, tuple[Any, Any]]) -> None:
@@ -62,7 +65,7 @@ def totals(
 
     late = None
     for batch in batches:
-        sums = eval_step(params, batch)
+        sums, carry = eval_step(params, batch, carry)
         if late is not None:  # fetched a batch late, so that the devices never wait
             add(late)
         late = sums

@@ -5,7 +5,6 @@ sentence pairs and whether the second follows the first (Devlin et al., 2019, se
 paper's left-to-right ablation, it predicts the next token of them.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ from jaxlm.data.batch import PairBatch
 from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import Phase
 from jaxlm.data.store import Store
-from jaxlm.models import bert, gpt
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.gpt import GPT
-from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.models import build
+from jaxlm.models.family import Model
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
@@ -31,8 +28,7 @@ from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.perplexity import perplexity, totals
-
-EvalStep = Callable[[Any, Any], dict[str, tuple[Any, Any]]]
+from jaxlm.training.step import EvalStep
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class Pretraining:
     is predicted, for people.
     """
 
+    model: Model
     init_params: Callable[[jax.Array], Any]
     objective: Objective
     language_loss: str
@@ -61,7 +58,7 @@ class Pretraining:
             return found
         sums = totals(step, params, batches)
         means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        loss = sum(factor * means[name] for name, factor in self.objective.coefficients.items())
+        loss = sum(float(self.objective.coefficient(name, 0)) * means[name] for name in self.objective.coefficients)
         return {"validation_loss": loss} | {f"validation_{name}": value for name, value in means.items()}
 
     def work(self, phases: Sequence[Phase], batch_size: int) -> Work:
@@ -80,74 +77,63 @@ class Pretraining:
 
 
 def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
-    """What `config` pretrains. The tokenizer gives an encoder's special tokens, and which pieces continue words.
+    """Return what `config` pretrains. The tokenizer gives special tokens and which tokens continue a word.
 
-    None, for steps that are measured and not learnt from: ids 0, 1 and 2 are CLS, SEP and MASK, every piece is a word.
+    None, for steps that are measured and not learnt from: ids 0, 1 and 2 are CLS, SEP and MASK, every token is a word.
     """
-    return _encoder(config, tokenizer) if isinstance(config.model, BertConfig) else _decoder(config)
+    model = build(config.model, config.execution)
+    return _causal(model, config) if model.family.context == "causal" else _bidirectional(model, config, tokenizer)
 
 
-def _decoder(config: PretrainConfig) -> Pretraining:
-    assert not isinstance(config.model, BertConfig)
-    sizes, model = config.model, GPT(config.model, config.execution)
-
+def _causal(model: Model, config: PretrainConfig) -> Pretraining:
     def init_params(key: jax.Array) -> Any:
-        example = jnp.zeros((1, 1), jnp.int32)
-        return {"backbone": model.init(key, example, example)["params"]}
+        return {"backbone": model.init(key)}
 
     objective = language_model(model, loss_chunks=config.execution.loss_chunks)
-    return Pretraining(init_params, objective, "nll", lambda length: gpt.model_flops_per_token(sizes, length), True)
+    return Pretraining(model, init_params, objective, "nll", model.flops_per_token, True)
 
 
-def _encoder(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
-    assert isinstance(config.model, BertConfig)
-    specials, continues = Specials(0, 1, 2), None
+def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
+    specials, continues, masking = Specials(0, 1, 2), None, config.masking
     if tokenizer is not None:
         specials = Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask")))
-    if config.masking.whole_word:
+    if masking.whole_word:
         continues = np.zeros(config.model.vocab_size, bool) if tokenizer is None else tokenizer.continues
-    sizes, model, masking = config.model, Bert(config.model, config.execution), config.masking
-    masked_lm = MaskedLMHead(sizes)
-    next_sentence = NextSentenceHead(sizes.init_std) if config.next_sentence_coefficient else None
-    if sizes.attention == "causal":
-        next_sentence = None
+    next_sentence = None
+    if config.next_sentence_coefficient and model.family.next_sentence_head and not model.is_causal:
+        next_sentence = model.family.next_sentence_head(config.model)
 
     def init_params(key: jax.Array) -> Any:
         body, words, pairs = jax.random.split(key, 3)
-        ids, states = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, sizes.width))
-        head = {"masked_lm": masked_lm.init(words, states)["params"]}
+        head = model.output_layer.init(words)
         if next_sentence is not None:
-            head["next_sentence"] = next_sentence.init(pairs, states)["params"]
-        return {"backbone": model.init(body, ids, ids)["params"], "head": head}
+            head["next_sentence"] = next_sentence.init(pairs, jnp.zeros((1, 1, config.model.width)))["params"]
+        return {"backbone": model.init(body), "head": head}
 
     chunks = config.execution.loss_chunks
-    if sizes.attention == "causal":
-        objective = left_to_right_language_model(model, masked_lm, loss_chunks=chunks)
-        flops = lambda length: bert.model_flops_per_token(sizes, length)  # noqa: E731
-        return Pretraining(init_params, objective, "nll", flops, False, ("left to right, no next-sentence loss",))
-    make = functools.partial(
-        masked_language_model,
+    if model.is_causal:
+        objective = left_to_right_language_model(model, loss_chunks=chunks)
+        says = ("left to right, no next-sentence loss",)
+        return Pretraining(model, init_params, objective, "nll", model.flops_per_token, False, says)
+
+    def slots(batch: PairBatch) -> int:
+        return mask_slots(batch.ids.shape[1], batch.firsts.shape[1], masking.rate)
+
+    objective = masked_language_model(
         model,
-        masked_lm,
         next_sentence,
         masking=masking,
         specials=specials,
         continues=continues,
+        slots=slots,
         next_sentence_coefficient=config.next_sentence_coefficient,
         loss_chunks=chunks,
     )
 
-    def of(batch: PairBatch) -> Objective:
-        """The objective for rows of this length and number of pairs, which say how many masks there can be."""
-        return make(slots=mask_slots(batch.ids.shape[1], batch.firsts.shape[1], masking.rate))
+    def flops(length: int) -> float:
+        return model.flops_per_token(length, round(masking.rate * length) / length)
 
-    objective = Objective(
-        make(slots=1).coefficients,
-        lambda batch: of(batch).weights(batch),
-        lambda params, batch, key: of(batch).sums(params, batch, key),
-    )
-    flops = lambda length: bert.model_flops_per_token(sizes, length, round(masking.rate * length) / length)  # noqa: E731
-    return Pretraining(init_params, objective, "masked_lm_loss", flops, False, (_masks(config),))
+    return Pretraining(model, init_params, objective, "masked_lm_loss", flops, False, (_masks(config),))
 
 
 def _masks(config: PretrainConfig) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxlm.distributed.devices import RARELY
-from jaxlm.objectives.objective import Objective, mean
+from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig
 from jaxlm.training.schedule import Schedule
 from jaxlm.training.state import TrainState
@@ -43,7 +43,8 @@ def make_train_step(
     """(state, batch, settings) -> (state, metrics): one update from the gradient over the whole global batch.
 
     Dropout keys come from (state.seed, state.step, micro-batch). The weights of all loss terms are taken from the whole
-    batch before it is cut, so the gradient does not depend on the cutting. A loss or gradient norm that is not finite
+    batch before it is split, so the gradient does not depend on the split. The carry's rows are split
+    alike. A loss or gradient norm that is not finite
     leaves the state as it was but for `halted`, and turns all later steps into no-ops.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it costs a CPU 3 %
@@ -51,30 +52,36 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
-        weights = objective.weights(batch)
+        prepared = objective.prepare(batch)
+        weights = objective.weights(prepared)
         key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
 
-        def loss_of(params, part, number):
-            sums = objective.sums(params, part, jax.random.fold_in(key, number))
-            terms = [factor * mean(sums[name], weights[name]) for name, factor in objective.coefficients.items()]
-            return jnp.sum(jnp.stack(terms)), sums
+        def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
+            sums, carry = objective.sums(params, part, carry, jax.random.fold_in(key, number))
+            factors = {name: objective.coefficient(name, state.step) for name in objective.coefficients}
+            terms = [factor * mean(sums[name], weights[name]) for name, factor in factors.items()]
+            return jnp.sum(jnp.stack(terms)), (sums, carry)
 
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
         if micro_batches == 1:
-            (loss, sums), gradient = gradient_of(state.params, batch, 0)
+            (loss, (sums, carry)), gradient = gradient_of(state.params, prepared, state.carry, 0)
         else:
-            # Strided slices: row r goes to micro-batch r % M, so each device keeps the rows it has.
-            cut = lambda x: jnp.swapaxes(x.reshape(-1, micro_batches, *x.shape[1:]), 0, 1)  # noqa: E731
-            parts = jax.tree.map(cut, batch)
+            parts, carries = split_rows(prepared, 0, micro_batches), split_rows(state.carry, 1, micro_batches)
 
-            def add(total, inputs):
-                number, part = inputs
-                return jax.tree.map(jnp.add, total, gradient_of(state.params, part, number)), None
+            def add(total: Any, inputs: Any) -> tuple[Any, Any]:
+                number, part, carry = inputs
+                (loss, (sums, carry)), gradient = gradient_of(state.params, part, carry, number)
+                return jax.tree.map(jnp.add, total, (loss, sums, gradient)), carry
 
-            first = jax.tree.map(lambda x: x[0], parts)
-            like = jax.eval_shape(lambda: gradient_of(state.params, first, 0))
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-            ((loss, sums), gradient), _ = jax.lax.scan(add, zeros, (jnp.arange(micro_batches), parts))
+            def zeros_like_first() -> Any:
+                part, carry = (jax.tree.map(lambda x: x[0], tree) for tree in (parts, carries))
+                (loss, (sums, _)), gradient = gradient_of(state.params, part, carry, 0)
+                return loss, sums, gradient
+
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(zeros_like_first))
+            inputs = (jnp.arange(micro_batches), parts, carries)
+            (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
+            carry = joined_rows(carries, 1)
 
         norm = optax.tree.norm(gradient)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
@@ -88,6 +95,7 @@ def make_train_step(
             opt_state=opt_state,
             seed=state.seed,
             halted=~sound,
+            carry=jax.tree.map(lambda new, old: jnp.where(sound, new, old), carry, state.carry),
         )
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~sound}
         metrics |= {name: mean(sums[name], weights[name]) for name in sums}
@@ -104,6 +112,29 @@ def make_train_step(
     return train_step
 
 
+def split_rows(tree: Any, axis: int, parts: int) -> Any:
+    """Split the rows of each leaf, on `axis`, into strided parts, stacked on a new first axis.
+
+    Row r goes to part r % parts, so that each device keeps the rows that it has.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+    return jax.tree.map(split, tree)
+
+
+def joined_rows(tree: Any, axis: int) -> Any:
+    """Undo `split_rows`."""
+
+    def join(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 0, axis + 1)
+        return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+    return jax.tree.map(join, tree)
+
+
 def layer_norms(direction: Any, rate: jax.Array) -> Metrics:
     """`rate` times the norm of each layer's part of a tree, `blocks` (N,), and of each other part of the model."""
     squares: dict[str, jax.Array] = {}
@@ -115,11 +146,17 @@ def layer_norms(direction: Any, rate: jax.Array) -> Metrics:
     return {name: rate * jnp.sqrt(total) for name, total in squares.items()}
 
 
-def make_eval_step(objective: Objective) -> Callable[[Any, Any], dict[str, tuple[jax.Array, jax.Array]]]:
-    """(params, batch) -> for each term and metric its (sum, weight), without dropout."""
+EvalSums = dict[str, tuple[jax.Array, jax.Array]]
+EvalStep = Callable[..., tuple[EvalSums, Any]]
 
-    def eval_step(params: Any, batch: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
-        weights, sums = objective.weights(batch), objective.sums(params, batch, None)
-        return {name: (sums[name], weights[name]) for name in sums}
+
+def make_eval_step(objective: Objective) -> EvalStep:
+    """Return (params, batch, carry) -> for each term and metric its (sum, weight), without dropout, and the carry."""
+
+    def eval_step(params: Any, batch: Any, carry: Any = None) -> tuple[EvalSums, Any]:
+        prepared = objective.prepare(batch)
+        weights = objective.weights(prepared)
+        sums, carry = objective.sums(params, prepared, carry, None)
+        return {name: (sums[name], weights[name]) for name in sums}, carry
 
     return eval_step

@@ -12,6 +12,7 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import phases, trained_phase
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
+from jaxlm.models.family import UNLIMITED
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.earlier_versions import completed
 from jaxlm.runs.remote import is_url
@@ -34,7 +35,7 @@ def trained_length(run: RunDirectory, step: int) -> int:
 
 def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
     saved = run.config
-    positions = int(saved["model"]["num_positions"])
+    positions = int(saved["model"].get("num_positions", UNLIMITED))
     if "published" in saved:
         return positions
     of_start = saved[OF_START] if OF_START in saved else _of_earlier_start(run, positions, chain)

@@ -15,6 +15,7 @@ from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config
+from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import (
     ROLES,
@@ -161,8 +162,8 @@ def finetune_lines(
 
     longest: positions of the model that may be used; all unless given.
     """
-    kind = config.model.kind
-    tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt" else tokenizer
+    kind = family_of(config.model).input_format
+    tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt1" else tokenizer
     config, length, batch_size = filled(config, task.paper_for(kind), longest)
     encoded = encode_split(task, data, "train", tokenizer, length, kind)
     num_steps = config.num_steps or steps_of_epochs(

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.tasks.batching.encoded_split import Encoded
+from jaxlm.tasks.task import InputFormat
 
 MAX_LENGTHS = 4
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
@@ -117,15 +118,15 @@ def train_batches(encoded: Encoded, *, batch_size: int, seed: int, num_steps: in
     return TrainBatches(encoded, batch_size=batch_size, seed=seed, num_steps=num_steps)
 
 
-def steps_of_epochs(kind: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
-    """Return the number of updates in `num_epochs` passes over a training split, at least one; kind: the model's.
+def steps_of_epochs(input_format: InputFormat, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
+    """Return the number of updates in `num_epochs` passes over a training split, at least one.
 
-    gpt: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
+    gpt1: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
     epochs), as in BERT's (run_classifier.py, line 843; run_squad.py, line 1160). Where an example has several rows (the
     windows of a question's text), examples are counted, as there.
     """
     examples = encoded.num_examples
-    if kind == "bert":
+    if input_format == "bert":
         return max(1, int(examples / batch_size * num_epochs))
     return max(1, int(max(1, examples // batch_size) * num_epochs))
 

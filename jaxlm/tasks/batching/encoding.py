@@ -13,7 +13,7 @@ from jaxlm.tasks.batching.gpt1_inputs import arrange
 from jaxlm.tasks.batching.span_windows import encode_questions
 from jaxlm.tasks.batching.tagged_rows import encode_sentences
 from jaxlm.tasks.examples import Example, TaskData
-from jaxlm.tasks.task import ModelKind, Task
+from jaxlm.tasks.task import InputFormat, Task
 
 if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
@@ -22,14 +22,14 @@ _CHUNK = 4096  # examples tokenized at a time
 
 
 def encode_split(
-    task: Task, data: TaskData, part: str, tokenizer: "Tokenizer", length: int, model_kind: ModelKind = "gpt"
+    task: Task, data: TaskData, part: str, tokenizer: "Tokenizer", length: int, input_format: InputFormat = "gpt1"
 ) -> Encoded:
-    """Return one split of a task as token sequences of at most `length`, for a decoder (`gpt`) or an encoder (`bert`).
+    """Return one split of a task as token sequences of at most `length`, for a decoder (`gpt1`) or an encoder (`bert`).
 
     Raises:
       InputError: a span or tagging task for a decoder; a length without room; a vocabulary without CLS or SEP.
     """
-    return encode_examples(task, data.splits[part].examples, tokenizer, length, model_kind, part=part)
+    return encode_examples(task, data.splits[part].examples, tokenizer, length, input_format, part=part)
 
 
 def encode_examples(
@@ -37,19 +37,19 @@ def encode_examples(
     examples: Sequence,
     tokenizer: "Tokenizer",
     length: int,
-    model_kind: ModelKind = "gpt",
+    input_format: InputFormat = "gpt1",
     *,
     part: str = "",
 ) -> Encoded:
     """Return examples, labelled or not, as token sequences of at most `length`; see `encode_split`."""
     if task.kind in ("span", "tagging"):
-        if model_kind != "bert":
+        if input_format != "bert":
             raise InputError(
                 f"task {task.name} needs an encoder, which attends to the tokens on both sides; start from a BERT"
             )
         encode = encode_questions if task.kind == "span" else encode_sentences
         return encode(task, tuple(examples), tokenizer, length, part=part)
-    return encode_texts(task, examples, tokenizer, length, model_kind, part=part)
+    return encode_texts(task, examples, tokenizer, length, input_format, part=part)
 
 
 def encode_texts(
@@ -57,24 +57,24 @@ def encode_texts(
     examples: Sequence[Example],
     tokenizer: "Tokenizer",
     length: int,
-    model_kind: ModelKind = "gpt",
+    input_format: InputFormat = "gpt1",
     *,
     part: str = "",
 ) -> EncodedSplit:
     """Return `encode_examples` for classification, regression and choices."""
-    specials, count = tokenizer.specials, task.sequences_for(model_kind)
+    specials, count = tokenizer.specials, task.sequences_for(input_format)
     pieces: list[np.ndarray] = []
     lengths = np.zeros((len(examples), count), np.int64)
     second = np.zeros((len(examples), count), np.int32)
     truncated, row, source = 0, 0, iter(examples)
     question = task.form == "choice" and task.second != "beginning"
     while chunk := list(islice(source, _CHUNK)):
-        texts = [read_as(example, task, model_kind) for example in chunk]
+        texts = [read_as(example, task, input_format) for example in chunk]
         encoded = iter(tokenizer.encode_batch([text for parts, choices in texts for text in (*parts, *choices)]))
         for example, (read_texts, read_choices) in zip(chunk, texts, strict=True):
             parts = list(islice(encoded, len(read_texts)))
             choices = list(islice(encoded, len(read_choices)))
-            if model_kind == "bert":
+            if input_format == "bert":
                 keep = question and len(example.texts) > 1
                 sequences, second[row], cut = arrange_segments(
                     parts, choices, task.form, specials, length, keep_second=keep
@@ -98,13 +98,13 @@ def encode_texts(
         longest=lengths.max(axis=1, initial=0).astype(np.int32),
         length=length,
         pad=specials.get("pad", 0),  # GPT-1's vocabulary has none and pads with id 0; causal attention ignores it
-        second=second.reshape(-1) if model_kind == "bert" else None,
+        second=second.reshape(-1) if input_format == "bert" else None,
         groups=groups if any(groups) else (),
         part=part,
     )
 
 
-def read_as(example: Example, task: Task, model_kind: ModelKind) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def read_as(example: Example, task: Task, input_format: InputFormat) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return texts and choices as a model reads them, with a choice task's second text placed by its role.
 
     A beginning is prepended to each choice. A question stays with the article for a decoder (Radford et al. 2018,
@@ -114,8 +114,8 @@ def read_as(example: Example, task: Task, model_kind: ModelKind) -> tuple[tuple[
     if task.form != "choice" or len(example.texts) < 2:
         return example.texts, example.choices
     context, second = example.texts
-    if task.second == "cloze" and model_kind == "bert" and "_" in second:
+    if task.second == "cloze" and input_format == "bert" and "_" in second:
         return (context,), tuple(second.replace("_", choice) for choice in example.choices)
-    if task.second == "beginning" or model_kind == "bert":
+    if task.second == "beginning" or input_format == "bert":
         return (context,), tuple(f"{second} {choice}" for choice in example.choices)
     return example.texts, example.choices

@@ -1,0 +1,163 @@
+"""The interface between model families and the rest of the program: what goes in, what comes out, and a family's row.
+
+A family is one file: its config, its module, and a `Family` that says what the rest of the program needs to know of
+it. `jaxlm/models/__init__.py` lists the families and builds models; nothing else asks which family a model is of.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxlm.nn.execution import Execution
+
+UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
+
+
+class Inputs(NamedTuple):
+    """Rows of tokens.
+
+    ids, positions: int32 (B, L). segments: int32 (B, L), the sequences of a packed row numbered from 1, 0 is padding;
+    None: one sequence per row. token_type_ids: int32 (B, L), the segment of a pair that a token is in, 0 or 1; None:
+    all 0. Families without segment embeddings ignore them.
+    """
+
+    ids: jax.Array
+    positions: jax.Array
+    segments: jax.Array | None = None
+    token_type_ids: jax.Array | None = None
+
+
+class Outputs(NamedTuple):
+    """Results of one pass over `Inputs`.
+
+    states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, where
+    they were asked for. carry: what the model remembers of these tokens, None where it was given none. output: what the
+    output layer needs of this pass, for example the token table that it is tied to.
+    """
+
+    states: jax.Array
+    layers: jax.Array | None
+    carry: Any
+    output: Any
+
+
+class OutputLayer(Protocol):
+    """The layer between states and scores over the vocabulary. params: the whole tree, {"backbone", "head"}."""
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Return fresh parameters of its own, boxed with their logical axes; they are stored in `params["head"]`."""
+
+    def available(self, params: Mapping[str, Any]) -> bool:
+        """Return whether `params` holds what the layer needs."""
+
+    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
+        """Return float32 scores (…, V) of states (…, D). output: `Outputs.output`."""
+
+    def loss(
+        self, params: Any, states: jax.Array, output: Any, targets: jax.Array, weights: jax.Array, chunks: int = 0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the sums of weighted negative log-likelihoods (nats) and of weighted correct predictions.
+
+        states: (B, M, D); targets, weights: (B, M). chunks: parts in which the logits are computed; 0: chosen.
+        """
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: how its models are built, and what the rest of the program needs to know of them.
+
+    name: the config's `kind`. title: for messages. config: its dataclass. module: (config, execution) -> Flax module;
+    its call is `module(inputs, carry, train=…, layers=…) -> Outputs`. output_layer: of a config. context: what a state
+    depends on. input_format: how task examples become sequences. flops_per_token: (config, length, predicted) -> FLOPs
+    of a training step per token, forward and backward, where `predicted` is the fraction of positions that the output
+    layer scores (None: as in pretraining). max_length: the positions of a config, None: any number.
+    """
+
+    name: str
+    title: str
+    config: type
+    module: Callable[[Any, Execution], nn.Module]
+    output_layer: Callable[[Any], OutputLayer]
+    context: Literal["causal", "bidirectional"]
+    input_format: Literal["gpt1", "bert"]
+    flops_per_token: Callable[[Any, int, float | None], float]
+    max_length: Callable[[Any], int | None]
+    sizes: Mapping[str, Any]
+    """The published configs by name."""
+    vocab_size: int
+    """The published vocabulary, for estimates without a tokenizer."""
+    finetuning_rate: float
+    """The published learning rate of fine-tuning, for tasks without one of their own."""
+    initial_carry: Callable[[Any, int], Any] = lambda config, rows: None
+    """(config, rows) -> the state before the first token of a training stream, leaves (layers, rows, …); None: none."""
+    decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
+    """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
+    next_sentence_head: Callable[[Any], nn.Module] | None = None
+    """The head that classifies pooled states of sentence pairs in pretraining, where the family has one."""
+    vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
+    """The parameters with one row per id on their first axis: those that grow with new special tokens."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a family: a config, and how it is executed. Parameters are one tree, {"backbone": …, "head": …}."""
+
+    family: Family
+    config: Any
+    execution: Execution = Execution()
+
+    @property
+    def module(self) -> nn.Module:
+        """The Flax module of the backbone."""
+        return self.family.module(self.config, self.execution)
+
+    @property
+    def output_layer(self) -> OutputLayer:
+        """The output layer."""
+        return self.family.output_layer(self.config)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens in a sequence; UNLIMITED without a position table."""
+        length = self.family.max_length(self.config)
+        return UNLIMITED if length is None else length
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a state depends on the tokens up to its own alone."""
+        return self.family.context == "causal" or getattr(self.config, "attention", None) == "causal"
+
+    def init(self, key: jax.Array) -> Any:
+        """Return fresh parameters of the backbone, boxed with their logical axes."""
+        ids = jnp.zeros((1, 1), jnp.int32)
+        return self.module.init(key, Inputs(ids, ids))["params"]
+
+    def __call__(
+        self, params: Any, inputs: Inputs, carry: Any = None, *, key: jax.Array | None = None, layers: bool = False
+    ) -> Outputs:
+        """Return the outputs for `inputs`. key: of dropout; None: evaluation. layers: return all layers' states."""
+        rngs = None if key is None else {"dropout": key}
+        variables = {"params": params["backbone"]}
+        found: Any = self.module.apply(variables, inputs, carry, train=key is not None, layers=layers, rngs=rngs)
+        return found
+
+    def pool(self, params: Any, states: jax.Array) -> jax.Array:
+        """Return the pooled representation (…, D) of sequences from the states (…, D) of their first tokens."""
+        found: Any = self.module.apply({"params": params["backbone"]}, states, method="pool")
+        return found
+
+    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
+        """Return float32 scores (…, V) over the vocabulary. See `OutputLayer`."""
+        return self.output_layer.logits(params, states, output)
+
+    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
+        """Return the weighted sums of negative log-likelihoods (nats) and correct predictions. See `OutputLayer`."""
+        return self.output_layer.loss(params, states, output, targets, weights, chunks)
+
+    def flops_per_token(self, length: int, predicted: float | None = None) -> float:
+        """Return the FLOPs of a training step per token. See `Family`."""
+        return self.family.flops_per_token(self.config, length, predicted)
