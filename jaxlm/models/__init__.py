@@ -1,22 +1,25 @@
 """Model families, one file each, and the table of them.
 
-A file holds a family's config, its Flax module and its row, a `Family`. To add one, write the file and add it here.
+A file holds a family's config, its Flax module and its row, a `Family`. To add a family, write its file and list it
+here.
 """
 
 from typing import Annotated, Any
 
 import tyro
 
-from jaxlm.models.bert import BERT, BertConfig
+from jaxlm.models import bert, gpt, lstm
+from jaxlm.models.bert import BertConfig
 from jaxlm.models.family import Family, Model
-from jaxlm.models.gpt import GPT_FAMILY, GPTConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.lstm import LSTMConfig
 from jaxlm.nn.execution import Execution
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT_FAMILY, BERT)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (gpt.FAMILY, bert.FAMILY, lstm.FAMILY)}
 SIZES: dict[str, Any] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}
 
 # A config file decides which family its model is of; the command line offers the fields of that one.
-ModelConfig = Annotated[GPTConfig | BertConfig, tyro.conf.AvoidSubcommands]
+ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig, tyro.conf.AvoidSubcommands]
 DEFAULT_MODEL = GPTConfig
 
 

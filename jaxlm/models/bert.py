@@ -316,7 +316,7 @@ class MaskedLMOutput:
         return found
 
 
-BERT = Family(
+FAMILY = Family(
     name="bert",
     title="an encoder (bert)",
     config=BertConfig,

@@ -98,6 +98,8 @@ class Family:
     """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
     next_sentence_head: Callable[[Any], nn.Module] | None = None
     """The head that classifies pooled states of sentence pairs in pretraining, where the family has one."""
+    layers: str | None = "blocks"
+    """The part of the parameters whose leaves have a leading axis of layers; None: there is no such part."""
     vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
     """The parameters with one row per id on their first axis: those that grow with new special tokens."""
 

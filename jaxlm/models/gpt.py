@@ -274,7 +274,7 @@ def _branch_end(config: GPTConfig) -> Any:
     return nn.initializers.normal(config.init_std * scale)
 
 
-GPT_FAMILY = Family(
+FAMILY = Family(
     name="gpt",
     title="a decoder (gpt)",
     config=GPTConfig,

@@ -30,16 +30,23 @@ def attend(
     *,
     causal: bool,
     segments_BL: jax.Array | None = None,
+    key_segments_BS: jax.Array | None = None,
+    bias_BHLS: jax.Array | None = None,
+    scale: float | None = None,
     query_offset: jax.Array | int = 0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     backend: Backend = "auto",
 ) -> jax.Array:
-    """Softmax of q k / sqrt(K), times v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
+    """Return softmax(scale q k + bias) v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
 
-    causal: query l sees keys up to l + query_offset. segments_BL: a query sees keys of its own segment only; segment 0
-    is padding. Without segments there is one segment. The softmax is float32. backend auto: splash on a TPU, else xla.
+    causal: query l attends to keys up to l + query_offset. segments_BL: a query attends to keys of its own segment
+    only; segment 0 is padding; None: one segment. key_segments_BS: the segments of the keys, where these are other
+    tokens than the queries (cross-attention, memory); None: `segments_BL`. bias_BHLS: float32, added to the scaled
+    scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given. The softmax is float32. backend auto: splash
+    on a TPU, else xla.
     """
+    segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
     if backend == "auto":
         backend = "splash" if devices.platform() == "tpu" else "xla"
     if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # a model is made with one position: no kernel's work, nothing to say
@@ -47,7 +54,8 @@ def attend(
     if backend != "xla":
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         dropped = dropout_rate if dropout_key is not None else 0.0
-        if (reason := _not_by(backend, q_BHLK, decoding, dropped)) is not None:
+        plain = key_segments_BS is None and bias_BHLS is None and scale is None
+        if (reason := _not_by(backend, q_BHLK, decoding, dropped, plain)) is not None:
             _say(f"attention by xla, not {backend}: {reason}")
         elif backend == "splash":
             _say("attention by splash")
@@ -60,25 +68,28 @@ def attend(
             raise ValueError(f"attention backend {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
     blocks = 1
-    if causal and length == num_keys and isinstance(query_offset, int) and devices.platform() == "cpu":
+    square = length == num_keys and key_segments_BS is None and bias_BHLS is None
+    if causal and square and isinstance(query_offset, int) and devices.platform() == "cpu":
         blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK))
     if blocks == 1:
-        return _attend(
-            q_BHLK, k_BHSK, v_BHSK, causal, segments_BL, segments_BL, query_offset, dropout_rate, dropout_key
-        )
+        mask = visible(length, num_keys, causal, segments_BL, segments_BS, query_offset)
+        return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate, dropout_key)
     outputs = []
     for number in range(blocks):
         first, end = number * length // blocks, (number + 1) * length // blocks
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
         own, seen = (None, None) if segments_BL is None else (segments_BL[:, first:end], segments_BL[:, :end])
         q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
-        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, causal, own, seen, first, dropout_rate, key))
+        mask = visible(end - first, end, causal, own, seen, first)
+        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, dropout_rate, key))
     return jnp.concatenate(outputs, axis=2)
 
 
-def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float) -> str | None:
-    """Why `backend` cannot do it; None if it can."""
+def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
+    """Return why `backend` cannot do it; None if it can."""
     length, platform = q_BHLK.shape[2], devices.platform()
+    if not plain:
+        return "only xla has a bias, a scale, and segments of the keys"
     if decoding:
         return "it decodes with a cache"
     if dropped:
@@ -111,12 +122,11 @@ def _say(sentence: str) -> None:
 MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
 
 
-def _attend(
-    q_BHLK, k_BHSK, v_BHSK, causal: bool, segments_BL, segments_BS, query_offset, dropout_rate: float, dropout_key
-) -> jax.Array:
+def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate: float, dropout_key) -> jax.Array:
     scores_BHLS = jnp.einsum("bhlk,bhsk->bhls", q_BHLK, k_BHSK, preferred_element_type=jnp.float32)
-    scores_BHLS = scores_BHLS * q_BHLK.shape[-1] ** -0.5
-    mask = visible(q_BHLK.shape[2], k_BHSK.shape[2], causal, segments_BL, segments_BS, query_offset)
+    scores_BHLS = scores_BHLS * (q_BHLK.shape[-1] ** -0.5 if scale is None else scale)
+    if bias_BHLS is not None:
+        scores_BHLS = scores_BHLS + bias_BHLS
     if mask is not None:
         scores_BHLS = jnp.where(mask, scores_BHLS, MASKED)
     weights_BHLS = jax.nn.softmax(scores_BHLS, axis=-1).astype(v_BHSK.dtype)

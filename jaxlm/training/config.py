@@ -4,8 +4,9 @@ import math
 import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 from jax.sharding import Mesh
 
 from jaxlm.config import CHOSEN_BY_FLAG, to_json

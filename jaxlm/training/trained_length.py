@@ -24,7 +24,7 @@ _LONGEST_CHAIN = 32  # of runs without that field, which are looked up one by on
 
 
 def trained_length(run: RunDirectory, step: int) -> int:
-    """The trained length of a run's checkpoint of `step`.
+    """Return the trained length of a run's checkpoint of `step`; UNLIMITED for a model without positions.
 
     It is the length of the longest rows that had begun by then, or that of what the run started from where this is
     longer; of an imported model all its positions. A run made by an earlier version does not know what its start was
@@ -35,7 +35,9 @@ def trained_length(run: RunDirectory, step: int) -> int:
 
 def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
     saved = run.config
-    positions = int(saved["model"].get("num_positions", UNLIMITED))
+    if "num_positions" not in saved["model"]:
+        return UNLIMITED
+    positions = int(saved["model"]["num_positions"])
     if "published" in saved:
         return positions
     of_start = saved[OF_START] if OF_START in saved else _of_earlier_start(run, positions, chain)

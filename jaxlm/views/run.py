@@ -19,6 +19,8 @@ from jaxlm.training.validation import figures_said
 from jaxlm.views.store import tokenizer_lines
 
 LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, beside the loss
+# Sizes that some families have, as they are shown.
+MODEL_SIZES = {"num_heads": "heads", "units": "units", "num_positions": "positions"}
 CURVE = 10  # lines of a run's metrics that are shown
 
 
@@ -33,7 +35,8 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
         kind = f"{published.get('architecture')}, imported and not trained here"
     model = config.model
     yield f"run {run.name}: {kind}"
-    sizes = f"{model.num_layers} layers x {model.width}, {model.num_heads} heads, {model.num_positions} positions"
+    sizes = f"{model.num_layers} layers x {model.width}"
+    sizes += "".join(f", {getattr(model, f)} {said}" for f, said in MODEL_SIZES.items() if hasattr(model, f))
     if steps:
         params = named_leaves(checkpoints.metadata(steps[-1]).tree["params"])
         sizes += f", {sum(int(np.prod(leaf.shape)) for leaf in params.values()):,} parameters"

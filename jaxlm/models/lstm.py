@@ -1,0 +1,185 @@
+"""A plain LSTM language model: GPT-1's ablation, "a single layer 2048 unit LSTM using the same framework".
+
+Radford, Narasimhan, Salimans and Sutskever, 2018, section 5 and table 5. The paper gives no more than this sentence and
+its code has no LSTM. What is chosen here, to differ from GPT-1's model in the layers alone: the token embedding and the
+tied softmax of width 768, a linear layer from the 2,048 units to that width, dropout where GPT-1 has it, no positions.
+The state begins empty in each window (`data.layout windows`, what the same framework gives), or is carried from one
+stretch of a text to the next (`data.layout streams`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxlm.distributed.partition import constrain, with_axes
+from jaxlm.errors import InputError
+from jaxlm.models.family import Family, Inputs, Outputs
+from jaxlm.nn.dropout import check_rate, dropout, fold
+from jaxlm.nn.execution import Execution
+from jaxlm.nn.linear import embed, gathered, project
+from jaxlm.nn.recurrence import LSTMState, lstm
+from jaxlm.nn.tied_output import TiedOutput
+
+
+@dataclass(frozen=True)
+class LSTMConfig:
+    """Sizes and mathematics of an LSTM language model."""
+
+    kind: Literal["lstm"] = "lstm"
+    vocab_size: int = 0
+    """Rows of the token table, special tokens included; 0: taken from the store's tokenizer."""
+    num_layers: int = 1
+    width: int = 768
+    """Width of the embedding, and of each layer's output after its linear layer."""
+    units: int = 2048
+    """Units of each LSTM layer."""
+    dropout_rate: float = 0.1
+    """Of each layer's output."""
+    embedding_dropout_rate: float = 0.1
+    forget_bias: float = 1.0
+    """Initial bias of the forget gate (Gers et al., 2000; Jozefowicz et al., 2015)."""
+    init_std: float = 0.02
+    """Standard deviation of the token table and of the linear layers; LSTM kernels are uniform in 1 / sqrt(units)."""
+
+    def check(self) -> None:
+        """Raise InputError for sizes and rates that no model can have."""
+        for name in ("num_layers", "width", "units"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name} must be positive, got {getattr(self, name)}; give at least 1")
+        for name in ("dropout_rate", "embedding_dropout_rate"):
+            check_rate(f"model.{name}", getattr(self, name))
+
+
+# Section 5, with GPT-1's vocabulary: 56 million parameters, of GPT-1's 117 million.
+GPT1_LSTM = LSTMConfig(vocab_size=40_478)
+
+
+def flops_per_token(config: LSTMConfig, length: int, predicted: float | None = None) -> float:
+    """Return the FLOPs of a training step per token, forward and backward: six per parameter of a matrix."""
+    layer = (config.width + config.units) * 4 * config.units + config.units * config.width
+    return 6.0 * (config.num_layers * layer + config.vocab_size * config.width)
+
+
+def empty_state(config: LSTMConfig, rows: int) -> LSTMState:
+    """Return the state before the first token of `rows` rows: zeros, (N, B, U)."""
+    zeros = jnp.zeros((config.num_layers, rows, config.units), jnp.float32)
+    return LSTMState(zeros, zeros)
+
+
+class LSTM(nn.Module):
+    """The language model: embedding, layers, and the table as output."""
+
+    config: LSTMConfig
+    execution: Execution = Execution()
+
+    @nn.compact
+    def __call__(
+        self, inputs: Inputs, carry: LSTMState | None = None, *, train: bool = False, layers: bool = False
+    ) -> Outputs:
+        """Return states, the carry after the last token of each row, and as `output` the token table (V, D).
+
+        The state is emptied where a new segment of a packed row begins; padding leaves it as it is. Positions are not
+        used. carry: (N, B, U); None: empty, and no carry is returned.
+        """
+        config = self.config
+        key = self.make_rng("dropout") if train else None
+        x_BLD, table_VD = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
+        x_BLD = constrain(dropout(x_BLD, config.embedding_dropout_rate, fold(key, 0)), _STATES)
+        real_LB, reset_LB = boundaries(inputs)
+        start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
+        hidden, ends = [x_BLD], []
+        for number in range(config.num_layers):
+            of_layer = LSTMState(start.h[number], start.c[number])
+            layer = Layer(config, self.execution, name=f"layer_{number}")
+            x_BLD, end = layer(hidden[-1], of_layer, real_LB, reset_LB)
+            hidden.append(dropout(x_BLD, config.dropout_rate, fold(key, number + 1)))
+            ends.append(end)
+        after = None if carry is None else LSTMState(*(jnp.stack(parts) for parts in zip(*ends, strict=True)))
+        return Outputs(hidden[-1], jnp.stack(hidden) if layers else None, after, table_VD)
+
+
+class Embeddings(nn.Module):
+    """The token table (V, D)."""
+
+    config: LSTMConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
+        config, names = self.config, ("vocabulary", "width")
+        init = with_axes(nn.initializers.normal(config.init_std), names)
+        table_VD = self.param("tokens", init, (config.vocab_size, config.width))
+        return embed(table_VD, ids_BL, names, self.execution), table_VD
+
+
+class Layer(nn.Module):
+    """An LSTM of `units` units and a linear layer to the model's width."""
+
+    config: LSTMConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x_BLD, start: LSTMState, real_LB, reset_LB) -> tuple[jax.Array, LSTMState]:
+        config, dtype = self.config, self.execution.compute_dtype()
+        d, u = config.width, config.units
+        uniform = _uniform(u**-0.5)
+        names_in, names_state, names_out = ("width", "gates"), ("whole_width", "gates"), ("units", "whole_width")
+        kernel_in = self.param("in_kernel", with_axes(uniform, names_in), (d, 4 * u))
+        kernel_state = self.param("state_kernel", with_axes(uniform, names_state), (u, 4 * u))
+        bias = self.param("bias", with_axes(self._bias, ("gates",)), (4 * u,))
+        normal, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
+        kernel_out = self.param("out_kernel", with_axes(normal, names_out), (u, d))
+        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
+        x_BLG = project(x_BLD, kernel_in, bias, names_in, self.execution)  # of all positions at once
+        kernel_UG = gathered(kernel_state, dtype, names_state)
+        h_LBU, end = lstm(jnp.swapaxes(x_BLG, 0, 1), kernel_UG, start, real_LB, reset_LB)
+        h_BLU = jnp.swapaxes(h_LBU, 0, 1).astype(dtype)
+        return constrain(project(h_BLU, kernel_out, bias_out, names_out, self.execution), _STATES), end
+
+    def _bias(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        units = self.config.units
+        return jnp.zeros(shape).at[units : 2 * units].set(self.config.forget_bias)
+
+
+_STATES = ("batch", "length", "whole_width")
+
+
+def boundaries(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
+    """Return where tokens are real and where a new segment begins within a row, bool (L, B) each."""
+    if inputs.segments is None:
+        return jnp.ones(inputs.ids.shape[::-1], bool), jnp.zeros(inputs.ids.shape[::-1], bool)
+    real_BL = inputs.segments > 0
+    changed_BL = jnp.pad(inputs.segments[:, 1:] != inputs.segments[:, :-1], ((0, 0), (1, 0)))
+    return real_BL.T, (real_BL & changed_BL).T
+
+
+def _uniform(bound: float) -> Callable[..., jax.Array]:
+    """Return an initializer that is uniform from -bound to bound."""
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+    return init
+
+
+FAMILY = Family(
+    name="lstm",
+    title="a recurrent decoder (lstm)",
+    config=LSTMConfig,
+    module=LSTM,
+    output_layer=lambda config: TiedOutput(),
+    context="causal",
+    input_format="gpt1",
+    flops_per_token=flops_per_token,
+    max_length=lambda config: None,
+    sizes={"lstm": GPT1_LSTM},
+    vocab_size=GPT1_LSTM.vocab_size,
+    finetuning_rate=6.25e-5,  # GPT-1's, the same framework
+    initial_carry=empty_state,
+    decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
+    layers=None,
+)
