@@ -42,7 +42,7 @@ from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.program import training_program
+from jaxlm.training.program import make_program
 from jaxlm.training.step import settings_of
 
 MODELS = {
@@ -164,7 +164,7 @@ def _run(
     arguments: Arguments, config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, batches: Sequence[Any]
 ) -> tuple[float, list[float], float]:
     """Return the seconds of the compilation and of each step, and the last loss."""
-    program = training_program(pretraining, config, mesh)
+    program = make_program(pretraining, config, mesh)
     state = program.fresh_state(config.seed)
     placed = [to_devices(batch, mesh, config.batch_size) for batch in batches]
     started = time.perf_counter()

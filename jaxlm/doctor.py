@@ -43,7 +43,7 @@ from jaxlm.nn.attention import Backend, attend
 from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import training_program
+from jaxlm.training.program import make_program
 
 GIB = 2.0**30
 COPIES = 2  # of the state in host memory while a checkpoint is written: Orbax's, and what is compressed
@@ -234,7 +234,7 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
     shape = ", ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     yield Found("config", True, f"{config.batch_size} x {config.length} tokens a step on {shape}")
     with use_mesh(mesh):
-        program = training_program(make_pretraining(config, None), config, mesh)
+        program = make_program(make_pretraining(config, None), config, mesh)
     leaves = jax.tree.leaves(program.abstract)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     here = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

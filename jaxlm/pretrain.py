@@ -5,7 +5,9 @@ The same command resumes a run that was stopped, and says so when the run is com
 
 import logging
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,11 +48,11 @@ from jaxlm.training.initialization import (
     source_of,
     with_parameters,
 )
-from jaxlm.training.loop import Intervals, Profile, explain_failure, train
+from jaxlm.training.loop import Profile, Session, explain_failure, run_training
 from jaxlm.training.memory_fit import fitted_to_devices
-from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import TrainingProgram, training_program
-from jaxlm.training.state import saved_part
+from jaxlm.training.pretraining import Pretraining, make_pretraining
+from jaxlm.training.program import Program, make_program
+from jaxlm.training.state import TrainState, saved_part
 from jaxlm.training.step import Settings, settings_of
 from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import Validation, held_out_rows
@@ -154,12 +156,44 @@ def fingerprints(plan: Plan) -> dict[str, Any]:
     }
 
 
-def pretrain(arguments: Arguments, given: set[str]) -> None:
-    """One start of a run, up to its end or to a signal."""
-    stop = StopSignal()
-    profiled = _profiled(arguments)
-    planned = plan(arguments, given)
-    config, num_steps, source = planned.config, planned.num_steps, planned.source
+@dataclass(frozen=True)
+class _Prepared:
+    """The rows and programs of a run, before its directory is opened."""
+
+    plan: Plan
+    mesh: jax.sharding.Mesh
+    pretraining: Pretraining
+    rows: PhasedRows
+    program: Program
+    settings: Settings
+    step: CompiledStep
+    eval_batch_size: int
+
+    def compile_ahead(self, first_step: int) -> None:
+        """Compile the step of every phase that a run at `first_step` has before it, with nothing allocated.
+
+        All of them now, so that a run does not fail when a phase begins. InputError where one does not fit.
+        """
+        with use_mesh(self.mesh):
+            for phase, part in zip(self.rows.phases, self.rows.rows, strict=True):
+                if phase.end_step > first_step:
+                    batch = abstract_rows(part.empty(1), self.rows.batch_size, self.mesh)
+                    try:
+                        self.step.prepare(self.program.abstract, batch, self.settings)
+                    except jax.errors.JaxRuntimeError as error:
+                        raise InputError(str(explain_failure(error))) from error
+
+    def batches(self, first_step: int) -> Iterator[Any]:
+        """Yield the batches from a step on, on the devices, without end."""
+        size = self.plan.config.batch_size
+        own = host_rows(size, self.mesh)
+        for batch in batches(self.rows, batch_size=size, host_rows=own, first_step=first_step):
+            yield to_devices(batch, self.mesh, size)
+
+
+def prepared(planned: Plan) -> _Prepared:
+    """Make the rows and programs of a plan. InputError where a batch or a step does not fit the memory."""
+    config = planned.config
     mesh = make_mesh(config.mesh)
     eval_batch_size = check_batches(config, mesh)
     pretraining = make_pretraining(config, planned.stores[0].tokenizer())
@@ -168,31 +202,35 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
     check_batch_memory(row, config.batch_size)
     check_batch_memory(row, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
     config = fitted_to_devices(config, pretraining, lengths, mesh)
-    planned = replace(planned, config=config)
-
     rows = phased_rows(
         planned.stores,
         config.data,
         length=config.length,
         seed=config.seed,
-        num_steps=num_steps,
+        num_steps=planned.num_steps,
         batch_size=config.batch_size,
         versions=planned.versions,
     )
     with use_mesh(mesh):
-        program = training_program(pretraining, config, mesh)
-        settings = replicated(settings_of(config.optimizer, num_steps, norms_every=config.log_every), mesh)
+        program = make_program(pretraining, config, mesh)
+        settings = settings_of(config.optimizer, planned.num_steps, norms_every=config.log_every)
+        settings = replicated(settings, mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
-    unigram_entropy = None if source is not None else _unigram_entropy(planned.stores)
+    planned = replace(planned, config=config)
+    return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size)
+
+
+def pretrain(arguments: Arguments, given: set[str]) -> None:
+    """Run one start of a run, up to its end or to a signal."""
+    stop = StopSignal()
+    profiled = _profiled(arguments)
+    ready = prepared(plan(arguments, given))
+    planned, source = ready.plan, ready.plan.source
+    config, num_steps = planned.config, planned.num_steps
     run = RunDirectory(arguments.run)
     if source is None and first_process_decides(lambda: _will_be_made(run.name)):
-        _compile_ahead(step, program, rows, settings, mesh, 0)  # what does not fit leaves no directory behind
-    of_source = None if source is None else source.trained_length
-    resolved = resolved_json(config, fingerprints(planned)) | {
-        "start": None if source is None else source.name,
-        "start_with": None if source is None else arguments.start_with,
-        OF_START: kept_start_length(saved_config(arguments.run), of_source),
-    }
+        ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
+    resolved = _resolved(arguments, planned)
     free = (*run_fields(config.optimizer, fixed_steps=_changes_length(config.data)), "start")
     changed = run.open(resolved, run_fields=free)
     run.save_tokenizer(planned.stores[0].tokenizer())
@@ -205,117 +243,125 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             print(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
         return
 
-    with use_mesh(mesh), run, checkpoints:
-        if not steps and source is None:  # else what is read comes first: its damage is said before a long compilation
-            _compile_ahead(step, program, rows, settings, mesh, 0)
-        abstract = program.abstract
-        if steps:
-            state, notes = resume(checkpoints, abstract, config.seed)
-            origin = f"resumed at step {int(state.step)}"
-        elif source is not None and arguments.start_with == "state":
-            state, notes = continue_state(source, abstract, config.seed)
-            origin = f"state of {source.name}"
-        elif source is not None:
-            fresh = program.fresh_state(config.seed)
-            state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh))
-            origin = f"parameters of {source.name}"
-        else:
-            state, notes = program.fresh_state(config.seed), []
-            origin = "from scratch"
+    with use_mesh(ready.mesh), run, checkpoints:
+        if not steps and source is None:
+            ready.compile_ahead(
+                0
+            )  # where something is read it comes first: damage is reported before a long compilation
+        state, origin, notes = first_state(ready, checkpoints, arguments.start_with)
         first_step = int(state.step)
         if first_step >= num_steps:
-            raise InputError(f"num_steps {num_steps}: {origin} is at step {first_step} already; ask for more")
-        _compile_ahead(step, program, rows, settings, mesh, first_step)
+            raise InputError(
+                f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more"
+            )
+        ready.compile_ahead(first_step)
         started_from = None if origin == "from scratch" else origin
-        run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(mesh.shape))
-
-        my_rows = host_rows(config.batch_size, mesh)
-        host_batches = batches(rows, batch_size=config.batch_size, host_rows=my_rows, first_step=first_step)
-        metrics = MetricsLog(run.path, first_step if steps else None)
+        run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
         recorder = Recorder(
             run,
-            metrics,
+            MetricsLog(run.path, first_step if steps else None),
             start=first_step,
             total=num_steps,
-            work=pretraining.work(planned.phases, config.batch_size),
+            work=ready.pretraining.work(planned.phases, config.batch_size),
             log_every=config.log_every,
-            unigram_entropy=unigram_entropy,
-            gate_metric=pretraining.language_loss,
+            unigram_entropy=None if source is not None else _unigram_entropy(planned.stores),
+            gate_metric=ready.pretraining.language_loss,
         )
-        step.on_compile = lambda: recorder.meter.pause("compilation")
-        count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        for sentence in (
-            f"{run.name}: {origin}; {count:,} parameters, {_length_of(planned)}; "
-            f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
-            f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
-            *dropout_said(planned.source, config.model),
-            *pretraining.says,
-            *config.execution.says(),
-            *_described(rows, config.data.layout),
-            *(f"changed since the last start: {change}" for change in changed),
-            *notes,
-        ):
-            recorder.note(sentence)
-        if (warning := config.optimizer.warmup_note(num_steps)) is not None:
-            recorder.warn(warning)
-        evaluate = None
-        if planned.validation:
-            validation = Validation(
-                planned.validation,
-                config,
-                planned.phases,
-                pretraining,
-                mesh,
-                versions=planned.versions,
-                batch_size=eval_batch_size,
-            )
-            for sentence in validation.says:
-                recorder.note(sentence)
-            evaluate = lambda number, params: recorder.validation(number, *validation(number, params))  # noqa: E731
-        try:
-            if evaluate is not None and first_step == 0:
-                with recorder.meter.pause("evaluation"):
-                    evaluate(0, state.params)
-            train(
-                state,
-                lambda state, batch: step(state, batch, settings),
-                (to_devices(batch, mesh, config.batch_size) for batch in host_batches),
-                num_steps=num_steps,
-                intervals=Intervals(evaluate=config.eval_every, checkpoint=config.checkpoint_every),
-                recorder=recorder,
-                save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
-                finished_saves=checkpoints.finished,
-                evaluate=evaluate,
-                stop=stop,
-                describe_batch=lambda number: describe_rows(rows, number, config.batch_size),
-                began=None if steps else origin if source is None else f"with the {origin}",
-                profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
-            )
-        finally:
-            recorder.saved(checkpoints.wait())
-            recorder.close()
-            metrics.close()
+        ready.step.on_compile = partial(recorder.meter.pause, "compilation")
+        _note_beginning(recorder, ready, state, origin, changed, notes)
+        session = Session(
+            recorder,
+            checkpoints,
+            stop,
+            num_steps=num_steps,
+            evaluate_every=config.eval_every,
+            checkpoint_every=config.checkpoint_every,
+            save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
+            evaluate=_evaluation(recorder, ready),
+            describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
+            began=None if steps else origin if source is None else f"with the {origin}",
+            profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
+            evaluates_first=True,
+        )
+        step = ready.step
+        run_training(state, lambda state, batch: step(state, batch, ready.settings), ready.batches(first_step), session)
 
 
-def _compile_ahead(
-    step: CompiledStep,
-    program: TrainingProgram,
-    rows: PhasedRows,
-    settings: Settings,
-    mesh: jax.sharding.Mesh,
-    done: int,
-) -> None:
-    """Compile the step of every phase that a run at step `done` has before it, with nothing allocated.
+def first_state(
+    ready: _Prepared, checkpoints: Checkpoints, start_with: Literal["parameters", "state"]
+) -> tuple[TrainState, str, Sequence[str]]:
+    """Return the first state of a start, where it comes from, and notes: the ladder of starts.
 
-    All of them now: no surprise at night. InputError where one does not fit.
+    This run's newest checkpoint; the state or the parameters of another run; from scratch.
     """
-    with use_mesh(mesh):
-        for phase, part in zip(rows.phases, rows.rows, strict=True):
-            if phase.end_step > done:
-                try:
-                    step.prepare(program.abstract, abstract_rows(part.empty(1), rows.batch_size, mesh), settings)
-                except jax.errors.JaxRuntimeError as error:
-                    raise InputError(str(explain_failure(error))) from error
+    config, source, program = ready.plan.config, ready.plan.source, ready.program
+    if checkpoints.steps():
+        state, notes = resume(checkpoints, program.abstract, config.seed)
+        return state, f"resumed at step {int(state.step)}", notes
+    if source is not None and start_with == "state":
+        state, notes = continue_state(source, program.abstract, config.seed)
+        return state, f"state of {source.name}", notes
+    fresh = program.fresh_state(config.seed)
+    if source is not None:
+        state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh))
+        return state, f"parameters of {source.name}", notes
+    return fresh, "from scratch", []
+
+
+def _resolved(arguments: Arguments, planned: Plan) -> dict[str, Any]:
+    """Return the content of the run's config.json."""
+    source = planned.source
+    of_source = None if source is None else source.trained_length
+    return resolved_json(planned.config, fingerprints(planned)) | {
+        "start": None if source is None else source.name,
+        "start_with": None if source is None else arguments.start_with,
+        OF_START: kept_start_length(saved_config(arguments.run), of_source),
+    }
+
+
+def _note_beginning(
+    recorder: Recorder, ready: _Prepared, state: TrainState, origin: str, changed: list[str], notes: Sequence[str]
+) -> None:
+    """Write the lines with which a start begins."""
+    config, mesh = ready.plan.config, ready.mesh
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    for sentence in (
+        f"{recorder.run.name}: {origin}; {count:,} parameters, {_length_of(ready.plan)}; "
+        f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
+        f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
+        *dropout_said(ready.plan.source, config.model),
+        *ready.pretraining.says,
+        *config.execution.says(),
+        *_described(ready.rows, config.data.layout),
+        *(f"changed since the last start: {change}" for change in changed),
+        *notes,
+    ):
+        recorder.note(sentence)
+    if (warning := config.optimizer.warmup_note(ready.plan.num_steps)) is not None:
+        recorder.warn(warning)
+
+
+def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], None] | None:
+    """Return the evaluation on the validation stores; None where there are none."""
+    planned = ready.plan
+    if not planned.validation:
+        return None
+    validation = Validation(
+        planned.validation,
+        planned.config,
+        planned.phases,
+        ready.pretraining,
+        ready.mesh,
+        versions=planned.versions,
+        batch_size=ready.eval_batch_size,
+    )
+    for sentence in validation.says:
+        recorder.note(sentence)
+
+    def evaluate(step: int, params: Any) -> None:
+        recorder.validation(step, *validation(step, params))
+
+    return evaluate
 
 
 def _will_be_made(run: str) -> bool:

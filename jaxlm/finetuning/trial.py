@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -40,10 +40,11 @@ from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
-from jaxlm.training.loop import Intervals, train
-from jaxlm.training.state import TrainState, abstract_state, fresh_state, from_saved, saved_part
-from jaxlm.training.step import Settings, make_train_step, settings_of
-from jaxlm.training.task_model import Network, make_network
+from jaxlm.training.loop import Session, run_training
+from jaxlm.training.program import Program, make_program
+from jaxlm.training.state import TrainState, from_saved, saved_part
+from jaxlm.training.step import Settings, settings_of
+from jaxlm.training.task_model import TaskLearner, make_task_learner
 
 log = logging.getLogger(__name__)
 
@@ -85,19 +86,21 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled steps of a run, which all its members share: seed and learning rate are data.
+    """The programs of a run, which all its members share: seed and learning rate are data.
 
-    step: (state, batch, settings) -> (state, metrics), not compiled; train: the same, compiled. copy: of parameters, as
-    a step gives those of its state away.
+    train: the step of `program`, compiled. copy: of parameters, since a step gives those of its state away.
     """
 
-    network: Network
-    step: Callable[[TrainState, Any, Settings], tuple[TrainState, dict]]
+    program: Program
+    learner: TaskLearner
     train: CompiledStep
     label: CompiledStep
-    init: Callable[[int], TrainState]
     copy: Callable[[Any], Any]
-    abstract: TrainState
+
+    @property
+    def abstract(self) -> TrainState:
+        """The leaves of a member's state as jax.ShapeDtypeStruct."""
+        return self.program.abstract
 
 
 def member_directory(seed: int, rate: float) -> PurePath:
@@ -128,29 +131,17 @@ def member_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] |
 
 
 def make_programs(work: Work) -> Programs:
-    """The model, its head and its optimizer, as compiled steps."""
-    config = work.config
-    network = make_network(config, work.task)
-    optimizer = network.optimizer(config.optimizer)
-    step = make_train_step(
-        network.objective(),
-        optimizer,
-        micro_batches=config.micro_batches,
-        dropout_bits=config.execution.dropout_bits,
-    )
-    abstract = abstract_state(network.init, optimizer, work.mesh)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    """Return the programs of a run."""
+    learner = make_task_learner(work.config, work.task)
+    program = make_program(learner, work.config, work.mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.abstract.params)
     lengths = len(work.batches(0).lengths)
     return Programs(
-        network=network,
-        step=step,
-        train=CompiledStep(
-            "training", jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), expected_shapes=lengths
-        ),
-        label=CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=lengths + 1),
-        init=lambda seed: fresh_state(network.init, optimizer, abstract, seed),
-        copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings.params),
-        abstract=abstract,
+        program=program,
+        learner=learner,
+        train=CompiledStep("training", program.step, expected_shapes=lengths),
+        label=CompiledStep("evaluation", jax.jit(make_label_step(learner)), expected_shapes=lengths + 1),
+        copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings),
     )
 
 
@@ -161,81 +152,104 @@ def member_settings(work: Work, rate: float) -> Settings:
 
 
 def run_member(work: Work, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
-    """Train one member up to its result, or go on with it; returns what `result.json` holds."""
-    config = work.config
+    """Train one member up to its result, or go on with it; return what `result.json` holds."""
     directory = member_directory(seed, rate)
     if (known := member_result(work.run, seed, rate)) is not None:
         work.run.remove(directory / "checkpoints")
         return known
-    data = work.batches(seed)
     with Checkpoints(
-        work.run.root / directory / "checkpoints", keep_newest=config.keep_newest, keep_every=config.keep_every
+        work.run.root / directory / "checkpoints",
+        keep_newest=work.config.keep_newest,
+        keep_every=work.config.keep_every,
     ) as checkpoints:
-        if resumed := bool(checkpoints.steps()):
-            state, best, notes = _resumed(work, programs, checkpoints, seed, rate)
-        else:
-            state, notes = started_state(work, programs, seed)
-            best = Best()
-        first_step = int(state.step)
-        scope = {"seed": seed, "peak_lr": rate}
-        metrics = MetricsLog(work.run.path, first_step if resumed else None, scope=scope)
-        recorder = Recorder(
-            work.run,
-            metrics,
-            start=first_step,
-            total=work.num_steps,
-            work=member_work(work, programs),
-            log_every=config.log_every,
-        )
-        programs.train.on_compile = lambda: recorder.meter.pause("compilation")
-        for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
-            recorder.note(note)
-        part = work.task.selects
-
-        def evaluate(number: int, params: Any) -> None:
-            _, figures = label_part(work, programs, params, work.task.selects, data.lengths)
-            recorder.validation(
-                number,
-                {f"{part}_{name}": value for name, value in figures.items()},
-                said=f"{part} " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
-            )
-            if work.counts(number, figures, best.figures):
-                best.params = None  # one copy at a time
-                best.params, best.step, best.figures = programs.copy(params), number, figures
-
-        def save(number: int, state: TrainState) -> None:
-            saved = saved_part(state) | ({} if best.params is None else {"best": best.params})
-            extra = {"best": {"step": best.step, "figures": best.figures}}
-            checkpoints.save(number, saved, config=work.resolved, extra=extra)
-
-        rows = host_rows(work.batch_size, work.mesh)
-        batches = (
-            to_devices(jax.tree.map(lambda x: x[rows], data[number]), work.mesh, work.batch_size)
-            for number in itertools.count(first_step)
-        )
-        settings = replicated(member_settings(work, rate), work.mesh)
-        try:
-            train(
-                state,
-                lambda state, batch: programs.train(state, batch, settings),
-                batches,
-                num_steps=work.num_steps,
-                intervals=Intervals(config.eval_every or data.steps_per_epoch, config.checkpoint_every),
-                recorder=recorder,
-                save=save,
-                finished_saves=checkpoints.finished,
-                evaluate=evaluate,
-                stop=work.stop,
-                describe_batch=lambda number: batch_rows(data, number),
-                began=None if resumed else _began(work),
-            )
-        finally:
-            recorder.saved(checkpoints.wait())
-            recorder.close()
-            metrics.close()
+        best = _train(_Member(work, programs, seed, rate, checkpoints), title)
     result = finish_member(work, programs, best, seed, rate)
     work.run.remove(directory / "checkpoints")
     return result
+
+
+@dataclasses.dataclass
+class _Member:
+    """One member while it is trained."""
+
+    work: Work
+    programs: Programs
+    seed: int
+    rate: float
+    checkpoints: Checkpoints
+    best: Best = dataclasses.field(default_factory=Best)
+
+    @functools.cached_property
+    def data(self) -> TrainBatches:
+        """Its training batches."""
+        return self.work.batches(self.seed)
+
+    def batches(self, first_step: int) -> Iterator[Any]:
+        """Yield the batches from a step on, on the devices."""
+        rows = host_rows(self.work.batch_size, self.work.mesh)
+        for number in itertools.count(first_step):
+            batch = jax.tree.map(lambda x: x[rows], self.data[number])
+            yield to_devices(batch, self.work.mesh, self.work.batch_size)
+
+    def evaluate(self, recorder: Recorder, step: int, params: Any) -> None:
+        """Evaluate on the split that selects, and keep the parameters where they are the best so far."""
+        part = self.work.task.selects
+        _, figures = label_part(self.work, self.programs, params, part, self.data.lengths)
+        recorder.validation(
+            step,
+            {f"{part}_{name}": value for name, value in figures.items()},
+            said=f"{part} " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
+        )
+        best = self.best
+        if self.work.counts(step, figures, best.figures):
+            best.params = None  # one copy at a time
+            best.params, best.step, best.figures = self.programs.copy(params), step, figures
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Start a checkpoint of the state and of the best so far."""
+        best = self.best
+        saved = saved_part(state) | ({} if best.params is None else {"best": best.params})
+        extra = {"best": {"step": best.step, "figures": best.figures}}
+        self.checkpoints.save(step, saved, config=self.work.resolved, extra=extra)
+
+
+def _train(member: _Member, title: str) -> Best:
+    """Train a member from its newest checkpoint or its start to its end; return the parameters that count."""
+    work, programs, config = member.work, member.programs, member.work.config
+    if resumed := bool(member.checkpoints.steps()):
+        state, member.best, notes = _resumed(work, programs, member.checkpoints, member.seed, member.rate)
+    else:
+        state, notes = started_state(work, programs, member.seed)
+    first_step = int(state.step)
+    scope = {"seed": member.seed, "peak_lr": member.rate}
+    recorder = Recorder(
+        work.run,
+        MetricsLog(work.run.path, first_step if resumed else None, scope=scope),
+        start=first_step,
+        total=work.num_steps,
+        work=member_work(work, programs),
+        log_every=config.log_every,
+    )
+    programs.train.on_compile = functools.partial(recorder.meter.pause, "compilation")
+    for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
+        recorder.note(note)
+    session = Session(
+        recorder,
+        member.checkpoints,
+        work.stop,
+        num_steps=work.num_steps,
+        evaluate_every=config.eval_every or member.data.steps_per_epoch,
+        checkpoint_every=config.checkpoint_every,
+        save=member.save,
+        evaluate=functools.partial(member.evaluate, recorder),
+        describe_batch=functools.partial(batch_rows, member.data),
+        began=None if resumed else _began(work),
+    )
+    settings = replicated(member_settings(work, member.rate), work.mesh)
+    run_training(
+        state, lambda state, batch: programs.train(state, batch, settings), member.batches(first_step), session
+    )
+    return member.best
 
 
 def _began(work: Work) -> str:
@@ -296,7 +310,7 @@ def member_work(work: Work, programs: Programs) -> Callable[[int], tuple[float, 
     encoded = work.encoded["train"]
     length = encoded.longest.mean()
     tokens = work.batch_size * length * encoded.num_sequences
-    return even_work(tokens, programs.network.flops_per_token(int(length)))
+    return even_work(tokens, programs.learner.flops_per_token(int(length)))
 
 
 def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:
@@ -306,7 +320,7 @@ def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState
     and extract from the beginning: their rows are those that pretraining has left, though it never met the ids, where
     the original draws them anew (section 3.2; train.py:410).
     """
-    fresh, config = programs.init(seed), work.config
+    fresh, config = programs.program.fresh_state(seed), work.config
     if work.source is None:
         return fresh, []
     layers, fresh_names = config.transfer_layers, ["head/.*"]
@@ -317,7 +331,7 @@ def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState
         fresh,
         work.source,
         allow_fresh=[*fresh_names, *fresh_pooler(work.source, fresh)],
-        grow=grown_leaves(programs.network.model),
+        grow=grown_leaves(programs.learner.model),
         transfer_layers=layers,
     )
 

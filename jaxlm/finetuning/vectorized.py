@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -51,8 +50,8 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.compiled import CompiledStep
-from jaxlm.training.loop import Intervals, train
-from jaxlm.training.state import TrainState
+from jaxlm.training.loop import Session, run_training
+from jaxlm.training.state import TrainState, saved_part
 from jaxlm.training.step import Settings
 
 log = logging.getLogger(__name__)
@@ -132,23 +131,6 @@ def one_at_a_time() -> bool:
     return platform() == "cpu"
 
 
-@struct.dataclass
-class GroupState:
-    """The states of all members, each leaf (members, …)."""
-
-    members: TrainState
-
-    @property
-    def step(self) -> jax.Array:
-        """Updates that all have made but the members whose loss was not finite."""
-        return jnp.max(self.members.step)
-
-    @property
-    def params(self) -> Any:
-        """The parameters of all members."""
-        return self.members.params
-
-
 @dataclass
 class _Best:
     """The parameters of each member that count, on the devices; their steps and figures on dev. None: none yet."""
@@ -166,7 +148,7 @@ class _Group:
         self.all = self.members + [self.members[-1]] * (-len(self.members) % work.mesh.size)
         self.sharding = NamedSharding(work.mesh, MEMBERS)
         lead = lambda leaf: jax.ShapeDtypeStruct((len(self.all), *leaf.shape), leaf.dtype, sharding=self.sharding)  # noqa: E731
-        self.abstract = GroupState(jax.tree.map(lead, programs.abstract))
+        self.abstract: TrainState = jax.tree.map(lead, programs.abstract)
         self.data = [work.batches(seed) for seed, _ in self.all]
         settings = [member_settings(work, rate) for _, rate in self.all]
         self.settings = self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *settings))
@@ -178,20 +160,20 @@ class _Group:
         self.keep = jax.jit(_where, donate_argnums=2, out_shardings=params)
         self.copy = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=params)
 
-    def started(self) -> tuple[GroupState, list[str]]:
+    def started(self) -> tuple[TrainState, list[str]]:
         """The states of members that begin, each made as it would be alone; sentences about the first."""
         shardings = self._shardings(self.abstract)
         zeros = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.abstract)  # noqa: E731
-        put_one = lambda stack, k, one: jax.tree.map(lambda s, x: s.at[k].set(x), stack, GroupState(one))  # noqa: E731
+        put_one = lambda stack, k, one: jax.tree.map(lambda s, x: s.at[k].set(x), stack, one)  # noqa: E731
         put = jax.jit(put_one, donate_argnums=0, out_shardings=shardings)
-        stack: GroupState = jax.jit(zeros, out_shardings=shardings)()
+        stack: TrainState = jax.jit(zeros, out_shardings=shardings)()
         said: list[str] = []
         for number, (seed, _) in enumerate(self.all):
             state, notes = started_state(self.work, self.programs, seed)
             stack, said = put(stack, number, state), said or notes
         return stack, said
 
-    def resumed(self, checkpoints: Checkpoints) -> tuple[GroupState, _Best, dict[int, int], list[str]]:
+    def resumed(self, checkpoints: Checkpoints) -> tuple[TrainState, _Best, dict[int, int], list[str]]:
         """The states, the best so far and the failed members of the newest sound checkpoint; sentences for the log."""
         restored = checkpoints.restore(self.saved(self.abstract, self.abstract.params))
         notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
@@ -200,7 +182,7 @@ class _Group:
         failed = {int(number): step for number, step in restored.extra.get("failed", {}).items()}
         last = len(self.members) - 1  # fillers are the last member once more
         halted = self.spread(np.array([min(number, last) in failed for number in range(len(self.all))], np.bool_))
-        state = GroupState(TrainState(saved["step"], saved["params"], saved["opt_state"], seed=seeds, halted=halted))
+        state = TrainState(saved["step"], saved["params"], saved["opt_state"], seed=seeds, halted=halted)
         best = restored.extra["best"]
         return state, _Best(saved.get("best"), best["steps"], best["figures"]), failed, notes
 
@@ -208,11 +190,9 @@ class _Group:
         """The reason of a member that failed in `step`, as it would be alone."""
         return f"loss or gradient are not finite in step {step} ({batch_rows(self.data[number], step - 1)})"
 
-    def saved(self, state: GroupState, best: Any) -> dict[str, Any]:
+    def saved(self, state: TrainState, best: Any) -> dict[str, Any]:
         """What a checkpoint holds."""
-        one = state.members
-        found = {"step": one.step, "params": one.params, "opt_state": one.opt_state}
-        return found | ({"best": best} if self.work.config.select == "best" else {})
+        return saved_part(state) | ({"best": best} if self.work.config.select == "best" else {})
 
     def take(self, stack: Any, number: int) -> Any:
         """The parameters of one member, laid out as those of a member alone."""
@@ -228,11 +208,11 @@ class _Group:
         batches = [data[number] for data in self.data]
         return self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *batches))
 
-    def _step(self, state: GroupState, batch: Any, settings: Settings) -> tuple[GroupState, dict]:
+    def _step(self, state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, dict]:
         """A step of each member. The norms of updates are left out: under a map they would be made in every step."""
 
         def one(inputs: tuple) -> tuple[TrainState, dict]:
-            new, metrics = self.programs.step(*inputs)
+            new, metrics = self.programs.program.pure_step(*inputs)
             return new, {name: value for name, value in metrics.items() if name != "update_norm"}
 
         def of_a_device(*inputs: Any) -> tuple[TrainState, dict]:
@@ -241,8 +221,8 @@ class _Group:
 
         mesh = self.work.mesh
         spread = jax.shard_map(of_a_device, mesh=mesh, in_specs=MEMBERS, out_specs=MEMBERS, check_vma=False)
-        new, metrics = spread(state.members, batch, settings)
-        return GroupState(new), metrics
+        found: tuple[TrainState, dict] = spread(state, batch, settings)
+        return found
 
     def _shardings(self, tree: Any) -> Any:
         return jax.tree.map(lambda _: self.sharding, tree)
@@ -260,7 +240,7 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, 
         failed = {}
         empty: list[dict[str, float]] = [{} for _ in members]
         best = _Best(group.copy(state.params) if keeps_best else None, [None] * len(members), empty)
-    first_step = int(state.step)
+    first_step = int(jnp.max(state.step))
     logs = _open_logs(work, members, first_step if resumed else None)
     alone = member_work(work, group.programs)
     recorder = GroupRecorder(
@@ -293,33 +273,28 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, 
         if keeps_best:
             best.params = group.keep(group.spread(better), params, best.params)
 
-    def save(number: int, state: GroupState) -> None:
+    def save(number: int, state: TrainState) -> None:
         halted = {str(number): step for number, step in failed.items()}
         extra = {"best": {"steps": best.steps, "figures": best.figures}, "failed": halted}
         checkpoints.save(number, group.saved(state, best.params), config=work.resolved, extra=extra)
 
+    session = Session(
+        recorder,
+        checkpoints,
+        work.stop,
+        num_steps=work.num_steps,
+        evaluate_every=config.eval_every or group.data[0].steps_per_epoch,
+        checkpoint_every=config.checkpoint_every,
+        save=save,
+        evaluate=evaluate,
+        describe_batch=lambda number: "that of the last member",
+    )
+    batches = (group.batch(number) for number in itertools.count(first_step))
     try:
-        state = train(  # type: ignore[assignment]
-            state,  # type: ignore[arg-type]
-            lambda state, batch: group.step(state, batch, group.settings),
-            (group.batch(number) for number in itertools.count(first_step)),
-            num_steps=work.num_steps,
-            intervals=Intervals(config.eval_every or group.data[0].steps_per_epoch, config.checkpoint_every),
-            recorder=recorder,
-            save=save,  # type: ignore[arg-type]
-            finished_saves=checkpoints.finished,
-            evaluate=evaluate,
-            stop=work.stop,
-            describe_batch=lambda number: "that of the last member",
-        )
+        state = run_training(state, lambda state, batch: group.step(state, batch, group.settings), batches, session)
         best.params = best.params if keeps_best else state.params
     except Diverged:
         log.warning("no run of %d together goes on", len(members))
-    finally:
-        recorder.saved(checkpoints.wait())
-        recorder.close()
-        for metrics in logs:
-            metrics.close()
     return best, failed
 
 
@@ -370,6 +345,12 @@ class GroupRecorder(Recorder):
     def validation_of(self, number: int, step: int, figures: dict[str, float]) -> None:
         """Write the figures of a member's evaluation."""
         self.logs[number].write(step, figures)
+
+    def close(self) -> None:
+        """Close the logs of all members too."""
+        super().close()
+        for log in self.logs:
+            log.close()
 
     def sync(self) -> None:
         """Bring all lines to where the run lies; before a checkpoint counts."""

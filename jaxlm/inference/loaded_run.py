@@ -26,7 +26,7 @@ from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
-from jaxlm.training.task_model import Network, make_network
+from jaxlm.training.task_model import TaskLearner, make_task_learner
 from jaxlm.training.trained_length import limited, trained_length
 
 log = logging.getLogger(__name__)
@@ -91,11 +91,11 @@ class LoadedRun:
         """RUN@STEP."""
         return f"{self.path}@{self.step}"
 
-    def tuned(self, command: str) -> tuple[Task, FinetuneConfig, Network]:
+    def tuned(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
         """The task, config and network of a fine-tuned run. InputError, which names the command, for another run."""
         if self.task is None or not isinstance(self.config, FinetuneConfig):
             raise InputError(f"{self.path} is a pretraining run: {command} needs one that jaxlm.finetune made")
-        network = make_network(self.config, self.task, for_reading(self.config.execution))
+        network = make_task_learner(self.config, self.task, for_reading(self.config.execution))
         return self.task, self.config, network
 
     def decoder(self, command: str, remedy: str) -> Model:

@@ -16,12 +16,12 @@ from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.objectives.task import loss_weight, task_loss
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
-from jaxlm.training.task_model import Network
+from jaxlm.training.task_model import TaskLearner
 
 DOCUMENT_SHARE = 8  # a document of tagged sentences is read on to its end, up to so many times what is read at a time
 
 
-def make_label_step(network: Network) -> Callable[[Any, ExampleBatch], Any]:
+def make_label_step(network: TaskLearner) -> Callable[[Any, ExampleBatch], Any]:
     """(params, batch) -> the head's outputs of each row, the sum of the task's loss and its weight."""
 
     def label_step(params: Any, batch: ExampleBatch) -> Any:

@@ -127,10 +127,11 @@ class Recorder:
         self.live.warn(text)
 
     def close(self) -> None:
-        """End the live line and give logging back."""
+        """Close the metrics, end the live line, and give logging back."""
         for name, handlers in self.before.items():
             logging.getLogger(name).handlers = handlers
         self.live.close()
+        self.metrics.close()
 
     def _look_at_gate(self, step: int, loss: float, unigram_entropy: float) -> None:
         if step > (1 - GATE_WINDOW) * self.gate:

@@ -1,4 +1,4 @@
-"""The training loop: take a batch, take a step, look at the step before, save and evaluate when it is time."""
+"""The training loop: take a batch, take a step, record the step before, evaluate and save when it is time."""
 
 import errno
 import logging
@@ -8,55 +8,103 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxlm.data.arrays import DamagedStore
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import RunError, Stopped
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """Steps between evaluations (0: at the end only) and between checkpoints."""
+@dataclass
+class Session:
+    """One start of a training: what it writes to, when it evaluates and saves, and how it is told to stop.
 
-    evaluate: int
-    checkpoint: int
+    num_steps: the step at which training ends. evaluate_every: steps between evaluations, 0: at the end only.
+    evaluate(step, params): evaluates and records. save(step, state): starts a checkpoint. describe_batch(step): the
+    rows of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None where a
+    checkpoint of this run holds the first state.
+    """
+
+    recorder: Recorder
+    checkpoints: Checkpoints
+    stop: StopSignal
+    num_steps: int
+    evaluate_every: int
+    checkpoint_every: int
+    save: Callable[[int, TrainState], None]
+    evaluate: Callable[[int, Any], None] | None = None
+    describe_batch: Callable[[int], str] = "batch {}".format
+    began: str | None = None
+    profile: "Profile | None" = None
+    evaluates_first: bool = False
+    """Evaluate before the first update too."""
+
+    def evaluates(self, step: int) -> bool:
+        """Return whether the parameters are evaluated after `step` updates."""
+        due = self.evaluate_every > 0 and step % self.evaluate_every == 0
+        return self.evaluate is not None and (due or step == self.num_steps)
+
+    def saves(self, step: int) -> bool:
+        """Return whether the state is saved after `step` updates."""
+        return step % self.checkpoint_every == 0 or step == self.num_steps
+
+    def run_evaluation(self, step: int, params: Any) -> None:
+        """Evaluate; the time does not count as training."""
+        assert self.evaluate is not None
+        with self.recorder.meter.pause("evaluation"):
+            self.evaluate(step, params)
+
+    def run_save(self, step: int, state: TrainState) -> None:
+        """Write all metrics up to `step`, then start its checkpoint; the time does not count as training."""
+        with self.recorder.meter.pause("checkpoint"):
+            self.recorder.sync()
+            self.save(step, state)
 
 
-def train(
-    state: TrainState,
-    step: Callable[[TrainState, Any], tuple[TrainState, dict]],
-    batches: Iterator[Any],
-    *,
-    num_steps: int,
-    intervals: Intervals,
-    recorder: Recorder,
-    save: Callable[[int, TrainState], None],
-    finished_saves: Callable[[], list[int]],
-    evaluate: Callable[[int, Any], None] | None = None,
-    stop: StopSignal,
-    describe_batch: Callable[[int], str] = lambda step: f"batch {step}",
-    profile: "Profile | None" = None,
-    began: str | None = None,
-) -> TrainState:
-    """Train from the step that `state` has reached up to `num_steps`, and return the last state, saved.
+Step = Callable[[TrainState, Any], tuple[TrainState, dict]]
 
-    batches: global batches on the devices, beginning with the one of the state's step. save(step, state) starts a
-    checkpoint, finished_saves() names those that count since it was last asked. Metrics are fetched one step late, so
-    that the devices never wait for the host. began: for people, `from scratch` or `with the state of RUN@STEP`; None
-    where a checkpoint of this run holds the first state.
+
+def run_training(state: TrainState, step: Step, batches: Iterator[Any], session: Session) -> TrainState:
+    """Train as `train` does; whatever ends it, finish the checkpoints that are being written and close the logs."""
+    try:
+        return train(state, step, batches, session)
+    finally:
+        session.recorder.saved(session.checkpoints.wait())
+        session.recorder.close()
+
+
+def train(state: TrainState, step: Step, batches: Iterator[Any], session: Session) -> TrainState:
+    """Train from the step of `state` up to `session.num_steps`; return the last state, saved.
+
+    step: (state, batch) -> (state, metrics), compiled. batches: global batches on the devices, beginning with the one
+    of the state's step. Metrics are fetched one step late, so that the devices never wait for the host.
     Raises Stopped after SIGTERM or SIGINT, Diverged after a loss that is not finite, and RunError where a store turns
     out to be damaged, with the state saved.
     """
-    first = done = saved = int(state.step)
-    late: tuple[int, dict] | None = None
+    recorder, profile = session.recorder, session.profile
+    first = done = saved = _steps(state)
+    if first == 0 and session.evaluate is not None and session.evaluates_first:
+        session.run_evaluation(0, state.params)
+    pending: tuple[int, dict] | None = None  # metrics of the last step, not fetched yet
     damage: DamagedStore | None = None
     try:
-        while done < num_steps:
-            if stop.requested():
+        while True:
+            if done > first:
+                evaluates, saves = session.evaluates(done), session.saves(done)
+                if pending is not None and (evaluates or saves):
+                    recorder.training(*pending)
+                    pending = None
+                if evaluates:
+                    session.run_evaluation(done, state.params)
+                if saves:
+                    session.run_save(done, state)
+                    saved = done
+            if done >= session.num_steps or session.stop.requested():
                 break
             if profile is not None:
                 profile.before(done)
@@ -68,58 +116,51 @@ def train(
                 break
             state, metrics = step(state, batch)
             done += 1
-            if late is not None:
-                recorder.training(*late)
-            late = (done, metrics)
-            recorder.saved(finished_saves())
-            due = evaluate if intervals.evaluate > 0 and done % intervals.evaluate == 0 else None
-            if due is not None or done % intervals.checkpoint == 0 or done == num_steps:
-                recorder.training(*late)
-                late = None
-            if due is not None and done < num_steps:
-                with recorder.meter.pause("evaluation"):
-                    due(done, state.params)
-            if done % intervals.checkpoint == 0 or done == num_steps:
-                if evaluate is not None and done == num_steps:
-                    with recorder.meter.pause("evaluation"):
-                        evaluate(done, state.params)
-                with recorder.meter.pause("checkpoint"):
-                    recorder.sync()
-                    save(done, state)
-                saved = done
-        if late is not None:
-            recorder.training(*late)
+            if pending is not None:
+                recorder.training(*pending)
+            pending = (done, metrics)
+            recorder.saved(session.checkpoints.finished())
+        if pending is not None:
+            recorder.training(*pending)
     except NotFinite as error:
-        sound = int(state.step)
-        if sound > saved:
-            recorder.sync()
-            save(sound, state)
-        remedy = (
-            f"the state before it, of step {sound}, is saved: start from it as a new run with another rate, or look at "
-            "these rows"
-        )
-        if sound == first and began is not None:
-            remedy = (
-                f"it is the first of this run, which began {began}, and nothing is saved: begin a new run with another "
-                "start or a smaller --model.init-std, or look at these rows"
-            )
-        said = f"loss or gradient are not finite in step {error.step} ({describe_batch(error.step - 1)})"
-        raise Diverged(said, remedy) from error
+        raise _diverged(error, session, state, first, saved) from error
     except DamagedStore as error:  # of the validation text
         damage = error
     finally:
         if profile is not None:
             profile.stop()
-    if damage is not None or done < num_steps:
-        alone = damage is None or jax.process_count() == 1  # other processes did not meet the damage
-        if saved < done < num_steps and alone:
-            recorder.sync()
-            save(done, state)
-            saved = done
-        if damage is not None:
-            raise RunError(f"{damage}; then the same command continues from step {saved}") from damage
-        raise Stopped(f"stopped at step {done} of {num_steps}, saved; the same command continues")
-    return state
+    if damage is None and done >= session.num_steps:
+        return state
+    alone = damage is None or jax.process_count() == 1  # other processes did not meet the damage
+    if saved < done < session.num_steps and alone:
+        session.run_save(done, state)
+        saved = done
+    if damage is not None:
+        raise RunError(f"{damage}; then the same command continues from step {saved}") from damage
+    raise Stopped(f"stopped at step {done} of {session.num_steps}, saved; the same command continues")
+
+
+def _steps(state: TrainState) -> int:
+    """Return the updates of a state; of several trials together, those of the furthest."""
+    return int(state.step if state.step.ndim == 0 else jnp.max(state.step))
+
+
+def _diverged(error: NotFinite, session: Session, state: TrainState, first: int, saved: int) -> Diverged:
+    """Save the state before a step whose loss was not finite; return the error that says how to go on."""
+    finite = _steps(state)
+    if finite > saved:
+        session.run_save(finite, state)
+    remedy = (
+        f"the state before it, of step {finite}, is saved: start from it as a new run with another rate, or look at "
+        "these rows"
+    )
+    if finite == first and session.began is not None:
+        remedy = (
+            f"it is the first of this run, which began {session.began}, and nothing is saved: begin a new run with "
+            "another start or a smaller --model.init-std, or look at these rows"
+        )
+    rows = session.describe_batch(error.step - 1)
+    return Diverged(f"loss or gradient are not finite in step {error.step} ({rows})", remedy)
 
 
 @dataclass

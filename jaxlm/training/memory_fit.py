@@ -17,7 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.training.abstract_inputs import abstract_batch
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining
-from jaxlm.training.program import training_program
+from jaxlm.training.program import make_program
 
 MEMORY_SHARE = 0.9  # of what a device's allocator has; the rest is lost between its blocks
 
@@ -37,7 +37,7 @@ def compile_training(pretraining: Pretraining, config: PretrainConfig, length: i
     """Compile the step of a run for rows of `length`, for the devices of `mesh`. Nothing is allocated."""
     started = time.perf_counter()
     with use_mesh(mesh):
-        lowered = training_program(pretraining, config, mesh).lowered(abstract_batch(config, length, mesh))
+        lowered = make_program(pretraining, config, mesh).lowered(abstract_batch(config, length, mesh))
         try:
             step = lowered.compile()
         except jax.errors.JaxRuntimeError as error:

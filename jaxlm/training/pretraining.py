@@ -6,7 +6,7 @@ paper's left-to-right ablation, it predicts the next token of them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,37 +23,37 @@ from jaxlm.models.family import Model
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
-from jaxlm.objectives.objective import Objective
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.learner import Learner
 from jaxlm.training.perplexity import perplexity, totals
 from jaxlm.training.step import EvalStep
 
 
-@dataclass(frozen=True)
-class Pretraining:
-    """A model and what it is trained on. Parameters: {"backbone"}, and for a BERT {"backbone", "head"}.
+@dataclass(frozen=True, kw_only=True)
+class Pretraining(Learner):
+    """A model and its pretraining.
 
-    objective takes batches of any length. language_loss: the metric that would be the store's unigram entropy if
-    nothing but word frequencies were learnt. flops_per_token(length): of a step, forward and backward. whole_text:
-    whether an evaluation predicts every token of a text, so that it has a perplexity a word and bits a byte. says: what
-    is predicted, for people.
+    language_loss: the metric that would be the store's unigram entropy if nothing but word frequencies were learnt.
+    whole_text: an evaluation predicts every token of a text, so that it has a perplexity per word and bits per byte.
+    says: what is predicted, for people.
     """
 
-    model: Model
-    init_params: Callable[[jax.Array], Any]
-    objective: Objective
     language_loss: str
-    flops_per_token: Callable[[int], float]
     whole_text: bool
     says: tuple[str, ...] = ()
 
-    def figures(self, step: EvalStep, params: Any, batches: Iterable[Any], stores: Sequence[Store]) -> dict[str, float]:
-        """An evaluation on held-out stores: `validation_loss`, the loss that is trained on, and what goes with it."""
+    def evaluation(
+        self, step: EvalStep, params: Any, batches: Iterable[Any], stores: Sequence[Store], carry: Any = None
+    ) -> dict[str, float]:
+        """Return metrics on held-out stores: `validation_loss`, the loss that is trained on, and what goes with it.
+
+        carry: what the model remembers before the first batch.
+        """
         if self.whole_text:
             words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
-            found = perplexity(step, params, batches, words=words, bytes=size)
+            found = perplexity(step, params, batches, words=words, bytes=size, carry=carry)
             found["validation_accuracy"] = found.pop("accuracy")  # training lines have an accuracy of their own
             return found
         sums = totals(step, params, batches)
@@ -89,8 +89,18 @@ def _causal(model: Model, config: PretrainConfig) -> Pretraining:
     def init_params(key: jax.Array) -> Any:
         return {"backbone": model.init(key)}
 
-    objective = language_model(model, loss_chunks=config.execution.loss_chunks)
-    return Pretraining(model, init_params, objective, "nll", model.flops_per_token, True)
+    def carry(rows: int) -> Any:
+        return model.family.initial_carry(config.model, rows) if config.data.layout == "streams" else None
+
+    return Pretraining(
+        model=model,
+        init_params=init_params,
+        objective=language_model(model, loss_chunks=config.execution.loss_chunks),
+        flops_per_token=model.flops_per_token,
+        carry=carry,
+        language_loss="nll",
+        whole_text=True,
+    )
 
 
 def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
@@ -112,9 +122,15 @@ def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | 
 
     chunks = config.execution.loss_chunks
     if model.is_causal:
-        objective = left_to_right_language_model(model, loss_chunks=chunks)
-        says = ("left to right, no next-sentence loss",)
-        return Pretraining(model, init_params, objective, "nll", model.flops_per_token, False, says)
+        return Pretraining(
+            model=model,
+            init_params=init_params,
+            objective=left_to_right_language_model(model, loss_chunks=chunks),
+            flops_per_token=model.flops_per_token,
+            language_loss="nll",
+            whole_text=False,
+            says=("left to right, no next-sentence loss",),
+        )
 
     def slots(batch: PairBatch) -> int:
         return mask_slots(batch.ids.shape[1], batch.firsts.shape[1], masking.rate)
@@ -133,7 +149,15 @@ def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | 
     def flops(length: int) -> float:
         return model.flops_per_token(length, round(masking.rate * length) / length)
 
-    return Pretraining(model, init_params, objective, "masked_lm_loss", flops, False, (_masks(config),))
+    return Pretraining(
+        model=model,
+        init_params=init_params,
+        objective=objective,
+        flops_per_token=flops,
+        language_loss="masked_lm_loss",
+        whole_text=False,
+        says=(_masks(config),),
+    )
 
 
 def _masks(config: PretrainConfig) -> str:

@@ -86,7 +86,7 @@ class Validation:
         """The figures of the parameters after `step` updates, for metrics.jsonl, and the same for people."""
         length = trained_phase(step, self._phases).length
         batches: Iterator = (to_devices(batch, self._mesh, self._batch_size) for batch in self._batches[length])
-        figures = self._pretraining.figures(self._step, params, batches, self._stores)
+        figures = self._pretraining.evaluation(self._step, params, batches, self._stores)
         if len(self._batches) == 1:
             return figures, figures_said(figures)
         return figures | {"validation_length": length}, f"{figures_said(figures)}, in rows of {length}"

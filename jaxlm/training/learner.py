@@ -1,0 +1,34 @@
+"""What a run trains: a model, its parameters, and the objective that they are trained on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxlm.models.family import Model
+from jaxlm.objectives.objective import Objective
+from jaxlm.training.parameter_groups import ParameterGroup
+
+
+def no_carry(rows: int) -> None:
+    """Return no carry: that of models that remember nothing from one batch to the next."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A model and what it is trained on; pretraining and fine-tuning each make one.
+
+    init_params: a key -> parameters, boxed with their logical axes: {"backbone"} or {"backbone", "head"}. objective:
+    for batches of any length. flops_per_token(length): of a step, forward and backward. groups: parameters with a
+    learning rate of their own, or frozen. carry(rows): what the model remembers before the first batch of `rows` rows,
+    None for most.
+    """
+
+    model: Model
+    init_params: Callable[[jax.Array], Any]
+    objective: Objective
+    flops_per_token: Callable[[int], float]
+    groups: tuple[ParameterGroup, ...] = ()
+    carry: Callable[[int], Any] = no_carry
