@@ -226,7 +226,8 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
             say(f"{task.name} {line}")
         cut = {part: split.truncated for part, split in encoded.items() if split.truncated}
         say(f"cut to {planned.length} tokens: " + (", ".join(f"{n} in {part}" for part, n in cut.items()) or "none"))
-        for sentence in (*planned.notes, *dropout_said(source, config.model), *config.execution.says()):
+        chosen = [said] if (said := config.mesh.describe(mesh)) is not None else []
+        for sentence in (*planned.notes, *chosen, *dropout_said(source, config.model), *config.execution.says()):
             say(sentence)
         for change in changed:
             say(f"changed since the last start: {change}")

@@ -330,6 +330,7 @@ def _note_beginning(
         f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
         f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
         *dropout_said(ready.plan.source, config.model),
+        *([] if (chosen := config.mesh.describe(mesh)) is None else [chosen]),
         *ready.pretraining.says,
         *config.execution.says(),
         *_described(ready.rows, config.data.layout),

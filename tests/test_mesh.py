@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import types
 from dataclasses import replace
 
 import jax
@@ -253,6 +254,28 @@ def test_the_mesh_takes_what_is_left_and_refuses_what_does_not_fit():
     ]:
         with pytest.raises(InputError, match=said):
             make_mesh(MeshConfig(*sizes))
+
+
+@pytest.mark.parametrize(
+    ("platform", "count", "num_slices", "config", "fsdp"),
+    [
+        ("tpu", 16, 1, MeshConfig(), 16),
+        ("tpu", 64, 1, MeshConfig(), 16),
+        ("tpu", 64, 2, MeshConfig(), 16),
+        ("tpu", 16, 2, MeshConfig(), 1),  # a copy stays within a slice
+        ("tpu", 16, 1, MeshConfig(tensor=2), 1),
+        ("tpu", 32, 1, MeshConfig(tensor=2), 16),
+        ("tpu", 8, 1, MeshConfig(), 1),
+        ("tpu", 64, 1, MeshConfig(fsdp=4), 4),
+        ("tpu", 64, 1, MeshConfig(data=64), 1),
+        ("gpu", 16, 1, MeshConfig(), 1),
+        ("cpu", 16, 1, MeshConfig(), 1),
+    ],
+)
+def test_fsdp_is_chosen_for_pods_alone(platform, count, num_slices, config, fsdp):
+    """Fails when auto differs from 16 chips per copy on a pod, from 1 elsewhere, or overrides a given size."""
+    devices = [types.SimpleNamespace(platform=platform)] * count
+    assert mesh_module.chosen_fsdp(config, devices, num_slices) == fsdp
 
 
 def test_a_batch_that_cannot_be_dealt_is_refused_with_all_numbers():

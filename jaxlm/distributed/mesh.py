@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,25 +32,45 @@ RULES = {
     "head_width_in": "fsdp",
 }
 
+# Chips that hold one copy of a model under mesh.fsdp auto: the fastest of the compiler's estimates for GPT-1 and
+# BERT-Large on v5e, v5p and v6e (launch/README.md). More shards send more bytes; fewer update more parameters each.
+CHIPS_PER_COPY = 16
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; one of them may be -1, which takes what is left."""
+    """Devices along each axis; one of them may be -1, which takes the devices that the others leave."""
 
     data: int = -1
-    """Copies of the model, each with its share of the batch."""
-    fsdp: int = 1
-    """Pieces of each kernel along its inputs, of each table along its width, and of the batch."""
+    """Copies of the model, each with its part of the batch."""
+    fsdp: int | Literal["auto"] = "auto"
+    """Shards of each kernel along its inputs, of each table along its width, and of the batch. auto: 16 on TPU pods, so
+    that 16 chips hold one copy of the model; 1 elsewhere."""
     tensor: int = 1
-    """Pieces of heads, feed-forward and vocabulary."""
+    """Shards of heads, feed-forward and vocabulary."""
+
+    def describe(self, mesh: Mesh) -> str | None:
+        """Return the sentence that says which fsdp was chosen; None where it was given."""
+        if self.fsdp != "auto" or mesh.size == 1:
+            return None
+        return f"mesh.fsdp auto: {mesh.shape['fsdp']} on {mesh.size} devices; --mesh.fsdp N chooses another"
+
+
+def chosen_fsdp(config: MeshConfig, devices: Sequence[jax.Device], num_slices: int) -> int:
+    """Return the fsdp of a config: CHIPS_PER_COPY for `auto` on TPU pods that they divide, else 1."""
+    if config.fsdp != "auto":
+        return config.fsdp
+    is_pod = devices[0].platform == "tpu" and config.data == -1
+    fits = config.tensor > 0 and len(devices) // num_slices % (CHIPS_PER_COPY * config.tensor) == 0
+    return CHIPS_PER_COPY if is_pod and fits else 1
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh `data x fsdp x tensor` over all devices (or the given ones); across TPU slices `data` is outermost."""
+    """Return the mesh `data x fsdp x tensor` over all devices, or the given ones; `data` is outermost across slices."""
     devices = list(jax.devices() if devices is None else devices)
-    sizes = [config.data, config.fsdp, config.tensor]
+    sizes = [config.data, chosen_fsdp(config, devices, len({slice_of(device) for device in devices})), config.tensor]
     asked = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
         raise InputError(f"mesh ({asked}): sizes above 0, and at most one -1")
