@@ -19,7 +19,7 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError
-from jaxlm.moved_modules import MOVED
+from jaxlm.renamed import MOVED, with_new_flags
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
 # (`--data.layout packed`). Of other unions the config file chooses the member.
@@ -99,7 +99,9 @@ def command_line(
     `settings` (of that kind, its name left out of the flags). The file is run here, once; a caller that had to run it
     before gives what it returned as `loaded`. Wrong usage ends the process with tyro's box and code 2.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv, notices = with_new_flags(sys.argv[1:] if argv is None else argv)
+    for notice in notices:
+        print(notice, file=sys.stderr)
     default = tyro.MISSING_NONPROP
     if config_kind is not None:
         settings = config_kind() if loaded is None else loaded

@@ -26,6 +26,7 @@ from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import transformers_installed, verify
 from jaxlm.models import build, family_of
+from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves, nested_leaves
@@ -131,8 +132,11 @@ def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
     }
     if published.task is None:
         data = SentencePairs() if encoder else Windows()
+        objective = MaskedLM() if encoder else LanguageModel()
         length = build(published.model).max_length
-        return resolved_json(PretrainConfig(published.model, data=data, length=length), fingerprints) | origin
+        return (
+            resolved_json(PretrainConfig(published.model, objective, data=data, length=length), fingerprints) | origin
+        )
     tuned: dict[str, Any] = {"task": "custom", "start": published.name, "seeds": 1, "options": None}
     tuned["custom"] = None if custom == CustomConfig() else to_json(custom)
     return resolved_json(FinetuneConfig(published.model), fingerprints) | origin | tuned

@@ -28,6 +28,8 @@ from jaxlm.distributed.processes import DistributedConfig, StopSignal, start_pro
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import InputError, run_command
 from jaxlm.interop.sources import KINDS
+from jaxlm.models import build
+from jaxlm.objectives.config import LanguageModel
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.runs.metrics_log import MetricsLog
@@ -122,6 +124,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of, remedy)
         if arguments.verify_stores:
             store.verify()
+    config = with_fitting_objective(config, given)
     config.check()
     state_of = arguments.start if arguments.start_with == "state" else None
     versions = pinned_versions(arguments.run, state_of)
@@ -144,6 +147,14 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         for phase in found:
             held_out_rows(validation, config, phase.length, versions, batch_size=1)
     return Plan(config, num_steps, stores, validation, source, found, rows, versions)
+
+
+def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainConfig:
+    """Return `config` with the next token as objective where the command line makes its model causal."""
+    if "objective.kind" in given or not build(config.model).is_causal or config.objective.kind == "language_model":
+        return config
+    log.info("objective: the model is causal and predicts the next token (objective.kind language_model)")
+    return replace(config, objective=LanguageModel())
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:

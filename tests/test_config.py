@@ -18,8 +18,8 @@ from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.moved_modules import MOVED
 from jaxlm.nn.execution import Execution
+from jaxlm.renamed import MOVED
 from jaxlm.runs.earlier_versions import completed, upgraded
 from jaxlm.training.config import (
     RUN_FIELDS,

@@ -33,7 +33,7 @@ FLOORS = (
     "jaxlm.views",
     "commands",
 )
-LEAVES = {"errors", "config", "atomic_write", "bounded_read", "host", "moved_modules", "progress"}
+LEAVES = {"errors", "config", "atomic_write", "bounded_read", "host", "renamed", "progress"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor"}
 

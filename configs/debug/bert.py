@@ -2,6 +2,7 @@
 
 from jaxlm.data.config import SentencePairs
 from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
@@ -9,6 +10,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 def config() -> PretrainConfig:
     return PretrainConfig(
         model=BertConfig(num_positions=512, num_layers=2, width=32, num_heads=4, feed_forward_width=128, init_std=0.1),
+        objective=MaskedLM(),
         data=SentencePairs(),
         optimizer=OptimizerConfig(kind="bert_adamw", peak_lr=3e-3, warmup=10, decay="linear", eps=1e-6),
         num_steps=100,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from jaxlm.data.config import SentencePairs
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.nn.execution import Execution
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
@@ -17,8 +18,9 @@ from jaxlm.training.optimizer import OptimizerConfig
 def config() -> PretrainConfig:
     return PretrainConfig(
         model=replace(BERT_BASE, vocab_size=0),  # the store's tokenizer says how many
-        masking=MaskingConfig(rate=0.15, share_mask=0.8, share_random=0.1),
-        next_sentence_coefficient=1.0,
+        objective=MaskedLM(
+            masking=MaskingConfig(rate=0.15, share_mask=0.8, share_random=0.1), next_sentence_coefficient=1.0
+        ),
         data=SentencePairs(short_length=128, short_share=0.9),
         optimizer=OptimizerConfig(
             kind="bert_adamw",

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from jaxlm.config import load_config
+from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 
 
 def config() -> PretrainConfig:
     base = load_config("pretrain/bert_base", PretrainConfig)
-    return replace(base, model=replace(base.model, attention="causal"), next_sentence_coefficient=0.0)
+    return replace(base, model=replace(base.model, attention="causal"), objective=LanguageModel())

@@ -9,4 +9,4 @@ from jaxlm.training.config import PretrainConfig
 
 def config() -> PretrainConfig:
     base = load_config("pretrain/bert_base", PretrainConfig)
-    return replace(base, masking=MaskingConfig(share_mask=1.0, share_random=0.0))
+    return replace(base, objective=replace(base.objective, masking=MaskingConfig(share_mask=1.0, share_random=0.0)))

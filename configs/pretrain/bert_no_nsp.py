@@ -8,4 +8,4 @@ from jaxlm.training.config import PretrainConfig
 
 def config() -> PretrainConfig:
     base = load_config("pretrain/bert_base", PretrainConfig)
-    return replace(base, next_sentence_coefficient=0.0)
+    return replace(base, objective=replace(base.objective, next_sentence_coefficient=0.0))

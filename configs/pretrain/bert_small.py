@@ -10,6 +10,7 @@ paper's 0.02 so narrow a post-norm model stays at the unigram entropy.
 
 from jaxlm.data.config import SentencePairs
 from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
@@ -27,6 +28,7 @@ def config() -> PretrainConfig:
             embedding_dropout_rate=0.0,
             attention_dropout_rate=0.0,
         ),
+        objective=MaskedLM(),
         data=SentencePairs(short_length=32, short_share=0.6),
         optimizer=OptimizerConfig(kind="adamw", peak_lr=1e-3, warmup=0.05, decay="linear", eps=1e-6),
         num_steps=1550,

@@ -8,4 +8,5 @@ from jaxlm.training.config import PretrainConfig
 
 def config() -> PretrainConfig:
     base = load_config("pretrain/bert_base", PretrainConfig)
-    return replace(base, masking=replace(base.masking, whole_word=True))
+    masking = replace(base.objective.masking, whole_word=True)
+    return replace(base, objective=replace(base.objective, masking=masking))

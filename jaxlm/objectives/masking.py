@@ -20,28 +20,32 @@ from jaxlm.errors import InputError
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """Which tokens are to be predicted, and what stands in their place."""
+    """The tokens to predict, and their replacements."""
 
     rate: float = 0.15
-    """Tokens predicted of a pair's n, CLS and SEP counted in n but never chosen: max(1, round(rate n))."""
+    """Fraction of tokens to predict. Of n tokens, with CLS and SEP, which are never chosen: max(1, round(rate n))."""
     share_mask: float = 0.8
-    """Of the chosen tokens, those that become [MASK]."""
+    """Fraction of the chosen tokens that are replaced by [MASK]."""
     share_random: float = 0.1
-    """Those that become a random word of the whole vocabulary, special ones included (as the original); what is left
-    stays as it is. The paper's table 8 varies the three shares."""
+    """Fraction of the chosen tokens that are replaced by a random token of the whole vocabulary, with special tokens,
+    as in the original. The rest stays unchanged. Table 8 of the paper varies the three fractions."""
     whole_word: bool = False
-    """Choose words, not pieces: a piece that continues a word goes with the piece before it (the original's option)."""
+    """Choose whole words: a token that continues a word is chosen with the token before it (the original's option)."""
 
     def check(self) -> None:
-        """Refuse shares that are none."""
+        """Raise InputError for fractions outside [0, 1]."""
+        prefix = "objective.masking"
         for name in ("rate", "share_mask", "share_random"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise InputError(f"masking.{name} {getattr(self, name)}: a share from 0 to 1")
+                raise InputError(f"{prefix}.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
         if self.rate == 0.0:
-            raise InputError("masking.rate 0.0: a share above 0 (a run without a masked language model is a GPT)")
+            raise InputError(
+                f"{prefix}.rate must be above 0, got 0.0; give --objective.kind language_model without masks"
+            )
         if self.share_mask + self.share_random > 1.0 + 1e-9:
             raise InputError(
-                f"masking.share_mask {self.share_mask} and masking.share_random {self.share_random} are over 1 together"
+                f"{prefix}.share_mask and {prefix}.share_random must be at most 1 together, got {self.share_mask} and "
+                f"{self.share_random}; lower one"
             )
 
 

@@ -21,17 +21,31 @@ ADDED_FIELDS = {
 
 
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's saved config without the fields of data layouts that it does not have.
+    """Return a run's saved config in today's fields.
 
-    Earlier versions wrote the fields of all layouts into `data`; those of another layout had no effect.
+    Earlier versions wrote the fields of all layouts into `data`; those of another layout had no effect. They wrote the
+    fields of the masked language model beside the others, for every model, and chose the objective by the layout.
     """
-    data = config.get("data")
+    config, data = with_objective(config), config.get("data")
     if not isinstance(data, dict) or data.get("layout") not in list(MEMBERS):
         return dict(config)
     member = MEMBERS[data["layout"]]
     own = {field.name for field in fields(member)}
     foreign = {field.name for other in MEMBERS.values() for field in fields(other)} - own
     return dict(config) | {"data": {name: value for name, value in data.items() if name not in foreign}}
+
+
+def with_objective(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved config with its objective, where an earlier version wrote `masking` in its place."""
+    values = dict(config)
+    data, model = values.get("data"), values.get("model")
+    if "masking" not in values or not isinstance(data, dict) or not isinstance(model, dict):
+        return values
+    masking, coefficient = values.pop("masking"), values.pop("next_sentence_coefficient", 1.0)
+    objective: dict[str, Any] = {"kind": "language_model"}
+    if data.get("layout") == "pairs" and model.get("attention") != "causal":
+        objective = {"kind": "masked_lm", "masking": masking, "next_sentence_coefficient": coefficient}
+    return values | {"objective": objective}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:

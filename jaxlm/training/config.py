@@ -17,7 +17,7 @@ from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
 from jaxlm.models.heads import Features
 from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.config import LanguageModel, ObjectiveConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
 PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as config.json has them
@@ -54,13 +54,12 @@ MAY_DIFFER = (
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """A pretraining run: of a GPT on rows of text, of a BERT on rows of sentence pairs (data.layout pairs)."""
+    """A pretraining run: a model, an objective, and rows of text."""
 
     model: ModelConfig = field(default_factory=DEFAULT_MODEL)
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
-    """What a bidirectional encoder has to predict; a causal model does not use it."""
-    next_sentence_coefficient: float = 1.0
-    """Weight of an encoder's next-sentence loss beside its language model's; 0: there is no such head."""
+    objective: Annotated[ObjectiveConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(
+        default_factory=LanguageModel
+    )
     data: Annotated[DataConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(default_factory=Windows)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
@@ -92,17 +91,24 @@ class PretrainConfig:
         """Refuse what cannot run."""
         check_fields(self)
         self.data.check()
-        encoder, pairs = family_of(self.model).context == "bidirectional", self.data.layout == "pairs"
-        if encoder != pairs:
-            wanted = "pairs" if encoder else "windows, packed or streams"
+        self.objective.check()
+        is_causal = build(self.model).is_causal
+        wanted = "language_model" if is_causal else "masked_lm"
+        if self.objective.kind != wanted:
+            kind = "causal" if is_causal else "bidirectional"
             raise InputError(
-                f"data.layout must be {wanted} for {family_of(self.model).title}, got {self.data.layout}; give another"
+                f"objective.kind must be {wanted} for a {kind} model, got {self.objective.kind}; give that objective"
             )
-        if encoder:
-            self.masking.check()
-            if not self.next_sentence_coefficient >= 0:
-                raise InputError(f"next_sentence_coefficient {self.next_sentence_coefficient}: a number from 0 on")
-        # An encoder's loss is over the masked tokens, whose number its pieces need not divide.
+        encoder = family_of(self.model).context == "bidirectional"
+        if encoder and self.data.layout != "pairs":
+            raise InputError(
+                f"data.layout must be pairs for {family_of(self.model).title}, got {self.data.layout}; give that layout"
+            )
+        if not encoder and self.data.layout == "pairs":
+            raise InputError(
+                f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give one of these"
+            )
+        # The loss of an encoder is over the masked tokens, whose number its chunks need not divide.
         check_sizes(self.length, 0 if encoder else self.execution.loss_chunks, self.model)
 
 

@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.batch import PairBatch
+from jaxlm.data.batch import Batch, PairBatch
+from jaxlm.data.config import DataConfig, SentencePairs
 from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import Phase
 from jaxlm.data.store import Store
 from jaxlm.models import build
 from jaxlm.models.family import Model
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
@@ -82,35 +84,46 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
     None, for steps that are measured and not learnt from: ids 0, 1 and 2 are CLS, SEP and MASK, every token is a word.
     """
     model = build(config.model, config.execution)
-    return _causal(model, config) if model.family.context == "causal" else _bidirectional(model, config, tokenizer)
+    if isinstance(config.objective, MaskedLM):
+        return _masked(model, config, config.objective, tokenizer)
+    return _next_token(model, config)
 
 
-def _causal(model: Model, config: PretrainConfig) -> Pretraining:
+def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
+    """Pretrain on the next token: of text, or of sentence pairs as in BERT's left-to-right ablation."""
+    of_pairs, chunks = config.data.layout == "pairs", config.execution.loss_chunks
+
     def init_params(key: jax.Array) -> Any:
-        return {"backbone": model.init(key)}
+        if not jax.eval_shape(model.output_layer.init, key):  # the output layer has no parameters of its own
+            return {"backbone": model.init(key)}
+        body, words, _ = jax.random.split(key, 3)
+        return {"backbone": model.init(body), "head": model.output_layer.init(words)}
 
     def carry(rows: int) -> Any:
         return model.family.initial_carry(config.model, rows) if config.data.layout == "streams" else None
 
+    make = left_to_right_language_model if of_pairs else language_model
     return Pretraining(
         model=model,
         init_params=init_params,
-        objective=language_model(model, loss_chunks=config.execution.loss_chunks),
+        objective=make(model, loss_chunks=chunks),
         flops_per_token=model.flops_per_token,
         carry=carry,
         language_loss="nll",
-        whole_text=True,
+        whole_text=not of_pairs,
+        says=("left to right, no next-sentence loss",) if of_pairs else (),
     )
 
 
-def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
-    specials, continues, masking = Specials(0, 1, 2), None, config.masking
+def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer: Tokenizer | None) -> Pretraining:
+    """Pretrain on masked tokens and, on rows of pairs, the next sentence."""
+    specials, continues, masking = Specials(0, 1, 2), None, objective.masking
     if tokenizer is not None:
         specials = Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask")))
     if masking.whole_word:
         continues = np.zeros(config.model.vocab_size, bool) if tokenizer is None else tokenizer.continues
-    next_sentence = None
-    if config.next_sentence_coefficient and model.family.next_sentence_head and not model.is_causal:
+    next_sentence, of_pairs = None, config.data.layout == "pairs"
+    if of_pairs and objective.next_sentence_coefficient and model.family.next_sentence_head is not None:
         next_sentence = model.family.next_sentence_head(config.model)
 
     def init_params(key: jax.Array) -> Any:
@@ -120,31 +133,9 @@ def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | 
             head["next_sentence"] = next_sentence.init(pairs, jnp.zeros((1, 1, config.model.width)))["params"]
         return {"backbone": model.init(body), "head": head}
 
-    chunks = config.execution.loss_chunks
-    if model.is_causal:
-        return Pretraining(
-            model=model,
-            init_params=init_params,
-            objective=left_to_right_language_model(model, loss_chunks=chunks),
-            flops_per_token=model.flops_per_token,
-            language_loss="nll",
-            whole_text=False,
-            says=("left to right, no next-sentence loss",),
-        )
-
-    def slots(batch: PairBatch) -> int:
-        return mask_slots(batch.ids.shape[1], batch.firsts.shape[1], masking.rate)
-
-    objective = masked_language_model(
-        model,
-        next_sentence,
-        masking=masking,
-        specials=specials,
-        continues=continues,
-        slots=slots,
-        next_sentence_coefficient=config.next_sentence_coefficient,
-        loss_chunks=chunks,
-    )
+    def slots(batch: Batch | PairBatch) -> int:
+        pairs = batch.firsts.shape[1] if isinstance(batch, PairBatch) else batch.ids.shape[1]
+        return mask_slots(batch.ids.shape[1], pairs, masking.rate)
 
     def flops(length: int) -> float:
         return model.flops_per_token(length, round(masking.rate * length) / length)
@@ -152,22 +143,34 @@ def _bidirectional(model: Model, config: PretrainConfig, tokenizer: Tokenizer | 
     return Pretraining(
         model=model,
         init_params=init_params,
-        objective=objective,
+        objective=masked_language_model(
+            model,
+            next_sentence,
+            masking=masking,
+            specials=specials,
+            continues=continues,
+            slots=slots,
+            next_sentence_coefficient=objective.next_sentence_coefficient,
+            loss_chunks=config.execution.loss_chunks,
+        ),
         flops_per_token=flops,
         language_loss="masked_lm_loss",
         whole_text=False,
-        says=(_masks(config),),
+        says=(_masks(objective, config.data),),
     )
 
 
-def _masks(config: PretrainConfig) -> str:
-    """What an encoder has to predict, in a sentence."""
-    masking, data, weight = config.masking, config.data, config.next_sentence_coefficient
-    assert data.layout == "pairs", "check() refuses an encoder on rows of another layout"
+def _masks(objective: MaskedLM, data: DataConfig) -> str:
+    """Return a sentence on what is predicted."""
+    masking, weight = objective.masking, objective.next_sentence_coefficient
     kept = max(0.0, 1.0 - masking.share_mask - masking.share_random)
+    if isinstance(data, SentencePairs):
+        copies = f" in {data.mask_copies} copies" if data.masks == "static" else ""
+        nsp = f"next-sentence loss x {weight:g}" if weight else "no next-sentence loss"
+        rest = f", {data.masks}{copies}; {nsp}"
+    else:
+        rest = ", dynamic; no next-sentence loss, since rows are no pairs"
     return (
         f"masks: {masking.rate:.0%} of {'whole words' if masking.whole_word else 'tokens'} ({masking.share_mask:.0%} "
-        f"hidden, {masking.share_random:.0%} random, {kept:.0%} as they are), {data.masks}"
-        + (f" in {data.mask_copies} copies" if data.masks == "static" else "")
-        + ("; no next-sentence loss" if not weight else f"; next-sentence loss x {weight:g}")
+        f"masked, {masking.share_random:.0%} random, {kept:.0%} unchanged){rest}"
     )

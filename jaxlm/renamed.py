@@ -1,4 +1,9 @@
-"""Modules that have moved: `load_config` names the new place to a config file that imports an old one."""
+"""Modules and flags that have new names: the old ones are explained, or accepted with a notice.
+
+`load_config` names the new place to a config file that imports an old one. `command_line` accepts an old flag.
+"""
+
+from collections.abc import Sequence
 
 MOVED = {
     "jaxlm.agreement": "jaxlm.distributed.agreement",
@@ -57,3 +62,22 @@ MOVED = {
     "jaxlm.tasks.tagging": "jaxlm.tasks.batching.tagged_rows",
     "jaxlm.tasks.trec": "jaxlm.tasks.datasets.trec",
 }
+
+# Flags by their beginning: the rest of the flag stays.
+FLAGS = {
+    "--masking.": "--objective.masking.",
+    "--next-sentence-coefficient": "--objective.next-sentence-coefficient",
+}
+
+
+def with_new_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command line in today's flags, and a notice for each flag that was spelled otherwise."""
+    words, notices = [], []
+    for word in argv:
+        spelled = word.split("=")[0].replace("_", "-")
+        old = next((old for old in FLAGS if spelled == old or (old.endswith(".") and spelled.startswith(old))), None)
+        if old is not None:
+            word = FLAGS[old] + word[len(old) :]
+            notices.append(f"{spelled} is now {word.split('=')[0]}")
+        words.append(word)
+    return words, notices
