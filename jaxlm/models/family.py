@@ -66,7 +66,7 @@ class OutputLayer(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is one of the table's rows, so that models can be hashed
 class Family:
     """A model family: how its models are built, and what the rest of the program needs to know of them.
 
