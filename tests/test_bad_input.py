@@ -58,8 +58,8 @@ def pretrained(tmp_path_factory, stores):
         ("--eval-batch-size 12", ["eval_batch_size 12", "data 8"]),
         ("--mesh.data 3", ["data 3", "does not fit 8 devices"]),
         ("--mesh.data -1 --mesh.fsdp -1", ["at most one -1"]),
-        ("--length 513", ["length 513", "model.num_positions", "512"]),
-        ("--length 0", ["length 0"]),
+        ("--length 513", ["length must be from 1 to model.num_positions, 512, got 513"]),
+        ("--length 0", ["length must be", "got 0"]),
         ("--execution.loss-chunks 3", ["execution.loss_chunks 3", "length 32"]),
         ("--execution.unroll 3", ["execution.unroll 3", "2 layers"]),
         ("--batch-size 0", ["batch_size 0"]),
@@ -104,15 +104,15 @@ def pair_stores(tmp_path_factory):
 @pytest.mark.parametrize(
     "flags, fragments",
     [
-        ("--data.layout windows", ["data.layout must be pairs for a BERT, got windows"]),
-        ("--data.layout packed", ["data.layout must be pairs for a BERT, got packed"]),
+        ("--data.layout windows", ["data.layout must be pairs for an encoder (bert), got windows"]),
+        ("--data.layout packed", ["data.layout must be pairs for an encoder (bert), got packed"]),
         ("--data.short-length 64", ["data.short_length 64", "below the length 64"]),
         ("--data.short-length -1", ["data.short_length must be at least 0, got -1"]),
         ("--data.short-length 4", ["rows of 4 are too short", "5 slots"]),
         ("--data.short-length 32 --data.short-share 1.5", ["data.short_share must be from 0 to 1, got 1.5"]),
         ("--length 4", ["rows of 4 are too short"]),
-        ("--length 513", ["length 513", "model.num_positions", "512"]),
-        ("--model.num-positions 32", ["length 64", "model.num_positions", "32"]),
+        ("--length 513", ["length must be from 1 to model.num_positions, 512, got 513"]),
+        ("--model.num-positions 32", ["length must be from 1 to model.num_positions, 32, got 64"]),
         ("--batch-size 12", ["batch_size 12", "data 8"]),
         ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["batch_size 16", "data 4 x fsdp 2 = 32"]),
         ("--data.random-share 2", ["data.random_share must be from 0 to 1, got 2"]),
@@ -159,7 +159,7 @@ def test_stores_that_give_no_pairs(pair_stores, tmp_path):
 
 def test_a_gpt_is_not_trained_on_pairs(stores, pair_stores, tmp_path):
     for flags, fragments in (
-        (("--data.layout", "pairs"), ["data.layout must be windows, packed or streams for a GPT, got pairs"]),
+        (("--data.layout", "pairs"), ["data.layout must be windows, packed or streams for a decoder (gpt), got pairs"]),
         (
             ("--data.short-length", 16),
             ["data.short_length must be given with data.layout pairs, got windows"],

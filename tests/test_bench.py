@@ -8,7 +8,7 @@ from pair_store import pair_store
 from jaxlm import bench
 from jaxlm.config import load_config
 from jaxlm.errors import InputError
-from jaxlm.models import bert, gpt
+from jaxlm.models import build
 from jaxlm.models.bert import BERT_LARGE
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.training.config import PretrainConfig
@@ -28,9 +28,9 @@ def test_a_toy_step(model):
     assert found["tokens_per_second"] == pytest.approx(8 * 16 / found["step_seconds"], rel=0.02)
     sizes = {"num_layers": 1, "width": 32, "num_heads": 4, "feed_forward_width": 128, "vocab_size": 101}
     if model.startswith("gpt"):
-        flops = gpt.model_flops_per_token(replace(GPT1, **sizes), 16)
+        flops = build(replace(GPT1, **sizes)).flops_per_token(16)
     else:
-        flops = bert.model_flops_per_token(replace(BERT_LARGE, **sizes), 16, 2 / 16)  # max(1, round(0.15 x 16)) = 2
+        flops = build(replace(BERT_LARGE, **sizes)).flops_per_token(16, 2 / 16)  # max(1, round(0.15 x 16)) = 2
     rate = found["tokens_per_second"] * flops / 1e12
     assert found["model_tflops_per_second"] == pytest.approx(rate, abs=1e-4)
     # Uniform guesses: ln 101 for words, and ln 2 more for the next sentence.

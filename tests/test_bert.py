@@ -9,12 +9,25 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from test_step import KEEP_GRADIENT, SETTINGS
-from toy import assert_trees_close
-from toy_pairs import LENGTH, PLAIN, STILL_BERT, TOY_BERT, bert_shapes, one_by_one, pair_rows, pretraining, random_bert
+from toy import assert_trees_close, sums_of
+from toy_pairs import (
+    LENGTH,
+    PLAIN,
+    STILL_BERT,
+    TOY_BERT,
+    bert_shapes,
+    inputs_of,
+    one_by_one,
+    pair_rows,
+    pretraining,
+    random_bert,
+)
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, Bert, BertConfig, model_flops_per_token
+from jaxlm.models import build
+from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, BertConfig
+from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.state import new_state
@@ -33,10 +46,7 @@ def states_of(config: BertConfig, execution: Execution = PLAIN):
 
     @jax.jit
     def states(params, batch, key=None):
-        inputs = (batch.ids, batch.positions, batch.types, batch.segments)
-        rngs = None if key is None else {"dropout": key}
-        variables = {"params": params["backbone"]}
-        return Bert(config, execution).apply(variables, *inputs, train=key is not None, rngs=rngs)[0]
+        return build(config, execution)(params, inputs_of(batch), key=key).states
 
     return states
 
@@ -93,16 +103,17 @@ def test_without_types_and_segments(params, states):
     """Fails when None is not what it says: all of the first type, one sequence a row, no padding."""
     batch = pair_rows(3)
     plain = batch.replace(types=np.zeros_like(batch.types), segments=np.ones_like(batch.segments))
-    model = Bert(STILL_BERT)
-    found = jax.jit(model.apply)({"params": params["backbone"]}, batch.ids, batch.positions)[0]
+    found = jax.jit(build(STILL_BERT))(params, Inputs(batch.ids, batch.positions)).states
     np.testing.assert_allclose(found, states(params, plain), rtol=1e-5, atol=1e-5)
 
 
 def test_all_hidden_states(params, states):
     """Fails when a layer is missing, out of order, or the first is not the embeddings' norm."""
-    batch, backbone = pair_rows(3), {"params": params["backbone"]}
-    inputs = (batch.ids, batch.positions, batch.types, batch.segments)
-    hidden = np.asarray(Bert(STILL_BERT).apply(backbone, *inputs, method=Bert.hidden_states))
+    batch = pair_rows(3)
+    outputs = build(STILL_BERT)(params, inputs_of(batch), layers=True)
+    hidden = np.asarray(outputs.layers)
+    np.testing.assert_array_equal(hidden[-1], outputs.states)
+    assert build(STILL_BERT)(params, inputs_of(batch)).layers is None
     assert hidden.shape == (STILL_BERT.num_layers + 1, 3, LENGTH, STILL_BERT.width)
     np.testing.assert_allclose(hidden[-1], states(params, batch), rtol=1e-5, atol=1e-5)
     one = replace(STILL_BERT, num_layers=1)
@@ -113,7 +124,7 @@ def test_all_hidden_states(params, states):
     x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
     np.testing.assert_allclose(hidden[0], x * tables["norm"]["scale"] + tables["norm"]["bias"], rtol=1e-4, atol=1e-4)
     for execution in (Execution(remat="full", unroll=1), Execution(remat="dots")):
-        again = Bert(STILL_BERT, execution).apply(backbone, *inputs, method=Bert.hidden_states)
+        again = build(STILL_BERT, execution)(params, inputs_of(batch), layers=True).layers
         np.testing.assert_allclose(again, hidden, rtol=1e-5, atol=1e-5)
 
 
@@ -123,11 +134,10 @@ def test_norms_use_the_configs_eps(params):
     tables = params["backbone"]["embeddings"]
     tables = tables | {name: np.float32(1e-3) * tables[name] for name in names}
     batch = pair_rows(2)
-    inputs = (batch.ids, batch.positions, batch.types, batch.segments)
-    backbone = {"params": params["backbone"] | {"embeddings": tables}}
-    x = sum(tables[name][values] for name, values in zip(names, inputs, strict=False))
+    changed = {"backbone": params["backbone"] | {"embeddings": tables}}
+    x = sum(tables[name][values] for name, values in zip(names, (batch.ids, batch.positions, batch.types), strict=True))
     for eps in (0.3, 1e-12):
-        hidden = Bert(replace(STILL_BERT, norm_eps=eps)).apply(backbone, *inputs, method=Bert.hidden_states)
+        hidden = build(replace(STILL_BERT, norm_eps=eps))(changed, inputs_of(batch), layers=True).layers
         wanted = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
         wanted = wanted * tables["norm"]["scale"] + tables["norm"]["bias"]
         np.testing.assert_allclose(hidden[0], wanted, rtol=1e-3, atol=1e-4)
@@ -208,8 +218,8 @@ def test_bfloat16_arithmetic_float32_losses(params, states):
     found = states_of(STILL_BERT, execution)(params, batch)
     assert found.dtype == jnp.bfloat16
     assert np.abs(np.asarray(found, np.float32) - np.asarray(states(params, batch))).mean() < 0.03
-    sums = pretraining(STILL_BERT, execution).sums(params, batch, None)
-    wanted = pretraining(STILL_BERT).sums(params, batch, None)
+    sums = sums_of(pretraining(STILL_BERT, execution), params, batch)
+    wanted = sums_of(pretraining(STILL_BERT), params, batch)
     for name, value in sums.items():
         assert value.dtype == jnp.float32
         if name.endswith("loss"):
@@ -281,9 +291,9 @@ def test_flops_are_the_peers():
     """Fails when FLOPs are counted otherwise than bench_torch.py does: 20 masked of 128, 19 by Python's round."""
     projected = 19 / 128
     wanted = 6 * (12 * 12 * 768**2 + projected * 30_522 * 768) + 12 * 12 * 768 * 128
-    assert model_flops_per_token(BERT_BASE, 128) == pytest.approx(wanted)
+    assert build(BERT_BASE).flops_per_token(128) == pytest.approx(wanted)
     causal = 6 * (12 * 12 * 768**2 + 30_522 * 768) + 6 * 12 * 768 * 128
-    assert model_flops_per_token(replace(BERT_BASE, attention="causal"), 128) == pytest.approx(causal)
+    assert build(replace(BERT_BASE, attention="causal")).flops_per_token(128) == pytest.approx(causal)
 
 
 @pytest.mark.parametrize(

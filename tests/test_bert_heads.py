@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from toy import sums_of, weights_of
 from toy_pairs import STILL_BERT, TOY_BERT, make_pair, random_bert, random_tree
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.models.bert import Bert
-from jaxlm.models.heads import ChosenLayers, LSTMHead, MaskedLMHead, NextSentenceHead, PooledHead, SpanHead, TaggingHead
+from jaxlm.models import build
+from jaxlm.models.bert import MaskedLMHead, NextSentenceHead
+from jaxlm.models.family import Inputs
+from jaxlm.models.heads import ChosenLayers, LSTMHead, PooledHead, SpanHead, TaggingHead
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.objectives.objective import mean
-from jaxlm.objectives.task import encoder_outputs, encoder_task
+from jaxlm.objectives.task import task_objective, task_outputs
 
 KINDS = ["classification", "regression", "choice", "span", "tagging"]
 CAUSAL = replace(STILL_BERT, attention="causal")
@@ -66,8 +69,8 @@ def params():
 
 def figures(objective, params, batch):
     """Means of all terms and metrics."""
-    sums = jax.jit(lambda params, batch: objective.sums(params, batch, None))(params, batch)
-    weights = objective.weights(batch)
+    sums = jax.jit(functools.partial(sums_of, objective))(params, batch)
+    weights = weights_of(objective, batch)
     assert set(sums) == set(weights) and set(objective.coefficients) == {"task_loss"}
     return {name: float(mean(sums[name], weights[name])) for name in sums}
 
@@ -75,7 +78,7 @@ def figures(objective, params, batch):
 @functools.cache
 def states_of(config):
     """The model without padding or packing, compiled once for a length."""
-    return jax.jit(lambda backbone, *inputs: Bert(config).apply({"params": backbone}, *inputs)[0])
+    return jax.jit(lambda params, inputs: build(config)(params, inputs).states)
 
 
 def spelt_out(kind: str, params, batch: ExampleBatch, config=STILL_BERT) -> dict[str, float]:
@@ -92,9 +95,8 @@ def spelt_out(kind: str, params, batch: ExampleBatch, config=STILL_BERT) -> dict
                 continue
             index = np.arange(n)[None]
             types = (index >= batch.second[e, c]).astype(np.int32)
-            h = np.asarray(
-                states_of(config)(params["backbone"], batch.ids[e, c, None, :n], index, types)[0], np.float64
-            )
+            inputs = Inputs(batch.ids[e, c, None, :n], index, None, types)
+            h = np.asarray(states_of(config)(params, inputs)[0], np.float64)
             if kind in ("span", "tagging"):
                 scores.append(h @ kernel + bias)
             else:
@@ -124,17 +126,17 @@ def spelt_out(kind: str, params, batch: ExampleBatch, config=STILL_BERT) -> dict
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_task_loss_is_the_plain_one(params, kind, config):
     """Fails when filler, padding or absent choices count, a wrong state is pooled, or types begin elsewhere."""
-    found = figures(encoder_task(Bert(config), head_of(kind)), params[kind], examples(kind))
+    found = figures(task_objective(build(config), head_of(kind)), params[kind], examples(kind))
     assert found == pytest.approx(spelt_out(kind, params[kind], examples(kind), config), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["classification", "choice", "span", "tagging"])
 def test_padding_changes_nothing(params, kind):
     """Fails when what is predicted depends on how far a batch is padded, or on what stands in the padding."""
-    model, head = Bert(STILL_BERT), head_of(kind)
+    model, head = build(STILL_BERT), head_of(kind)
     short, long = examples(kind, 17), examples(kind, 30)
     long = long.replace(ids=long.ids + 7 * (np.arange(30) >= long.lengths[..., None]))
-    run = jax.jit(lambda params, batch: encoder_outputs(model, head, params, batch))
+    run = jax.jit(lambda params, batch: task_outputs(model, head, params, batch)[0])
     found, again = (np.asarray(run(params[kind], batch)) for batch in (short, long))
     if kind in ("span", "tagging"):
         real = np.arange(17) < short.lengths
@@ -235,8 +237,11 @@ def test_an_encoder_under_a_bilstm(kind, features, frozen):
     head = LSTMHead(head_of(kind), features, frozen, width=6, num_layers=1)
     params = with_head(head, hidden, np.ones((1, 1), np.int32))
     params["backbone"]["blocks"] = jax.tree.map(lambda x: x[:1], params["backbone"]["blocks"])
-    objective = encoder_task(Bert(config, Execution(unroll=1)), head)
-    loss = lambda params, batch, key: objective.sums(params, batch, key)["task_loss"]  # noqa: E731
+    objective = task_objective(build(config, Execution(unroll=1)), head)
+
+    def loss(params, batch, key):
+        return sums_of(objective, params, batch, key)["task_loss"]
+
     value, gradient = jax.jit(jax.value_and_grad(loss))(params, examples(kind), jax.random.key(0))
     moved = [np.abs(x).max() > 0 for x in jax.tree.leaves(gradient["backbone"]["blocks"])]
     assert not any(moved) if frozen else all(moved)

@@ -8,23 +8,23 @@ import numpy as np
 import optax
 import pytest
 from test_masking import masks
-from toy import assert_trees_close
+from toy import assert_trees_close, sums_of
 from toy_pairs import (
     LENGTH,
     PLAIN,
     SLOTS,
     STILL_BERT,
     TOY_BERT,
+    inputs_of,
     one_by_one,
     pair_rows,
     pretraining,
     random_bert,
 )
 
-from jaxlm.models.bert import Bert
-from jaxlm.models.heads import MaskedLMHead
+from jaxlm.models import build
+from jaxlm.models.bert import MaskedLMHead
 from jaxlm.nn.cross_entropy import projected_cross_entropy
-from jaxlm.nn.execution import Execution
 from jaxlm.objectives.masked_lm import left_to_right_language_model
 from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.objectives.objective import mean
@@ -42,10 +42,11 @@ def figures(objective, params, batch, *, gradient: bool = True):
 
     @jax.jit
     def run(params, batch):
-        weights = objective.weights(batch)
+        prepared = objective.prepare(batch)
+        weights = objective.weights(prepared)
 
         def loss(params):
-            sums = objective.sums(params, batch, None)
+            sums, _ = objective.sums(params, prepared, None, None)
             means = {name: mean(sums[name], weights[name]) for name in sums}
             return sum(factor * means[name] for name, factor in objective.coefficients.items()), means
 
@@ -86,8 +87,8 @@ def test_the_losses_are_the_plain_ones(params):
     batch = pair_rows(9, seed=2)
     found, _ = figures(pretraining(STILL_BERT, loss_chunks=3), params, batch, gradient=False)
     rows = masks(batch, slots=SLOTS)
-    model = Bert(STILL_BERT)
-    h, table = model.apply({"params": params["backbone"]}, rows.ids_BL, batch.positions, batch.types, batch.segments)
+    outputs = build(STILL_BERT)(params, inputs_of(batch.replace(ids=rows.ids_BL)))
+    h, table = outputs.states, outputs.output
     transformed, bias = MaskedLMHead(STILL_BERT).apply({"params": params["head"]["masked_lm"]}, h)
     logits = np.asarray(transformed @ table.T + bias)
     nll, hits, count, nsp, right = 0.0, 0, 0, 0.0, 0
@@ -179,7 +180,10 @@ def test_chunks_hold_few_logits():
 
     def program(chunks):
         objective = pretraining(config, PLAIN, loss_chunks=chunks)
-        loss = lambda params: objective.sums(params, batch, None)["masked_lm_loss"]  # noqa: E731
+
+        def loss(params):
+            return sums_of(objective, params, batch)["masked_lm_loss"]
+
         return jax.jit(jax.grad(loss)).lower(params).compile().as_text()
 
     assert f"f32[{8 * SLOTS},3000]" in program(1)
@@ -190,8 +194,8 @@ def test_chunks_hold_few_logits():
 def test_evaluation_sees_the_same_masks_and_training_drops(params):
     """Fails when evaluation is random, or training without a difference: dropout must be on with a key."""
     objective = pretraining(TOY_BERT)
-    run = jax.jit(lambda key: objective.sums(params, pair_rows(4), key))
-    found, again = objective.sums(params, pair_rows(4), None), objective.sums(params, pair_rows(4), None)
+    run = jax.jit(lambda key: sums_of(objective, params, pair_rows(4), key))
+    found, again = sums_of(objective, params, pair_rows(4)), sums_of(objective, params, pair_rows(4))
     assert {k: float(v) for k, v in found.items()} == {k: float(v) for k, v in again.items()}
     losses = [float(run(jax.random.key(seed))["masked_lm_loss"]) for seed in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2] and losses[0] != float(found["masked_lm_loss"])
@@ -203,12 +207,12 @@ def test_evaluation_sees_the_same_masks_and_training_drops(params):
 def test_left_to_right_predicts_the_next_token_of_the_same_pair(params):
     """Fails when a target crosses into the next pair or padding, or a place is lost: n - 1 for a pair of n tokens."""
     config = replace(STILL_BERT, attention="causal")
-    head, model, batch = MaskedLMHead(config), Bert(config), pair_rows(6, seed=3)
-    objective = left_to_right_language_model(model, head)
+    head, model, batch = MaskedLMHead(config), build(config), pair_rows(6, seed=3)
+    objective = left_to_right_language_model(model)
     wanted = 0.0
-    h, table = model.apply({"params": params["backbone"]}, batch.ids, batch.positions, batch.types, batch.segments)
-    transformed, bias = head.apply({"params": params["head"]["masked_lm"]}, h)
-    logits = np.asarray(transformed @ table.T + bias, np.float64)
+    outputs = model(params, inputs_of(batch))
+    transformed, bias = head.apply({"params": params["head"]["masked_lm"]}, outputs.states)
+    logits = np.asarray(transformed @ outputs.output.T + bias, np.float64)
     count = 0
     for row in range(6):
         for at in range(LENGTH - 1):
@@ -222,9 +226,7 @@ def test_left_to_right_predicts_the_next_token_of_the_same_pair(params):
 
 def test_left_to_right_packed_equals_one_by_one(params):
     """Fails when a causal pair sees the pairs to its left."""
-    objective = left_to_right_language_model(
-        Bert(replace(STILL_BERT, attention="causal"), Execution()), MaskedLMHead(STILL_BERT), loss_chunks=2
-    )
+    objective = left_to_right_language_model(build(replace(STILL_BERT, attention="causal")), loss_chunks=2)
     packed = pair_rows(6, seed=1)
     found, gradient = figures(objective, params, packed)
     wanted, gradient_wanted = figures(objective, params, one_by_one(packed))

@@ -14,18 +14,20 @@ import numpy as np
 import pytest
 from parity import bert_case as case
 from parity import bert_masks
-from toy import assert_trees_close
+from toy import assert_trees_close, sums_of, weights_of
 from toy_pairs import CONTINUES, SPECIALS, bert_shapes, pair_rows
 
 from jaxlm.data.batch import ExampleBatch, PairBatch
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.heads import MaskedLMHead, NextSentenceHead, PooledHead, SpanHead, TaggingHead
+from jaxlm.models import build
+from jaxlm.models.bert import BertConfig, NextSentenceHead
+from jaxlm.models.family import Inputs
+from jaxlm.models.heads import PooledHead, SpanHead, TaggingHead
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.objectives.masked_lm import masked_language_model
 from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
 from jaxlm.objectives.objective import mean
-from jaxlm.objectives.task import encoder_outputs, encoder_task
+from jaxlm.objectives.task import task_objective, task_outputs
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.state import new_state
 from jaxlm.training.step import make_train_step, settings_of
@@ -128,35 +130,33 @@ def check(what: str, sizes: case.Sizes, tree: dict, pairs: dict, expected: dict)
     """One part of the answers, found by jaxlm in float32."""
     config = config_of(sizes)
     batch = PairBatch(**{name: value for name, value in pairs.items() if name not in ("seen", "targets")})
-    model = Bert(config, Execution(dtype="float32"))
+    model = build(config, Execution(dtype="float32"))
     objective = masked_language_model(
         model,
-        MaskedLMHead(config),
         NextSentenceHead(config.init_std),
         masking=MaskingConfig(),
         specials=Specials(case.CLS, case.SEP, case.MASK),
         continues=None,
-        slots=4,
+        slots=lambda batch: 4,
         loss_chunks=2,
     )
 
     @jax.jit
     def losses(params):
-        weights, sums = objective.weights(batch), objective.sums(params, batch, None)
+        weights, sums = weights_of(objective, batch), sums_of(objective, params, batch)
         return {name: mean(sums[name], weights[name]) for name in objective.coefficients}
 
     if what == "forward":
-        inputs = (pairs["seen"], batch.positions, batch.types, batch.segments)
-        backbone = {"params": tree["backbone"]}
-        hidden = jax.jit(lambda *x: model.apply(backbone, *x, method=Bert.hidden_states))(*inputs)
+        inputs = Inputs(pairs["seen"], batch.positions, batch.segments, batch.types)
+        hidden = jax.jit(lambda inputs: model(tree, inputs, layers=True).layers)(inputs)
         real = np.asarray(batch.segments) > 0
         size = np.abs(expected[what]["hidden"]).max()
         difference = np.abs(np.asarray(hidden) - expected[what]["hidden"])[:, real].max()
         print(f"largest difference of a state: {difference:.2g} of {size:.2g}")
         assert difference < 3e-6 * size
-        pooled = model.apply(backbone, hidden[-1][:, 0], method=Bert.pool)
+        pooled = model.pool(tree, hidden[-1][:, 0])
         np.testing.assert_allclose(pooled, expected[what]["pooled"], atol=1e-5)
-        np.testing.assert_array_equal(hidden[-1], jax.jit(model.apply)(backbone, *inputs)[0])
+        np.testing.assert_array_equal(hidden[-1], jax.jit(model)(tree, inputs).states)
         for name, value in losses(tree).items():
             np.testing.assert_allclose(value, expected[what][name], rtol=1e-5, err_msg=name)
         return
@@ -209,15 +209,17 @@ def check(what: str, sizes: case.Sizes, tree: dict, pairs: dict, expected: dict)
 def check_task(kind: str, sizes: case.Sizes, tree: dict, expected: dict, seed: int) -> None:
     """Scores, loss and gradients of a fine-tuning head."""
     made, head_params = case.make_task(sizes, kind, seed)
-    batch, model = ExampleBatch(**made), Bert(config_of(sizes), Execution(dtype="float32"))
+    batch, model = ExampleBatch(**made), build(config_of(sizes), Execution(dtype="float32"))
     heads = {"span": SpanHead(0.02), "tagging": TaggingHead(case.TASKS["tagging"], 0.0, 0.02)}
     head = heads.get(kind) or PooledHead(kind, case.TASKS[kind], 0.0, 0.02)
-    params, objective = {"backbone": tree["backbone"], "head": head_params}, encoder_task(model, head)
+    params, objective = {"backbone": tree["backbone"], "head": head_params}, task_objective(model, head)
 
     @jax.jit
     def run(params):
-        loss = lambda p: mean(objective.sums(p, batch, None)["task_loss"], objective.weights(batch)["task_loss"])  # noqa: E731
-        return encoder_outputs(model, head, params, batch), *jax.value_and_grad(loss)(params)
+        def loss(params):
+            return mean(sums_of(objective, params, batch)["task_loss"], weights_of(objective, batch)["task_loss"])
+
+        return task_outputs(model, head, params, batch)[0], *jax.value_and_grad(loss)(params)
 
     scores, loss, gradient = run(params)
     assert scores.dtype == jnp.float32

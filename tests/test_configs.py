@@ -22,10 +22,10 @@ from toy_runs import (
 )
 
 from jaxlm.config import find_config, from_json, load_config, to_json
+from jaxlm.models import build
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.task_model import empty_model
 
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
@@ -71,9 +71,7 @@ def test_a_config_is_sound_at_full_size(name):
     config = replace(config, model=replace(config.model, vocab_size=40_478))
     if config.optimizer.peak_lr is not None:  # None: a task's own
         config.check()
-    ids = jax.ShapeDtypeStruct((1, 1), "int32")
-    init = empty_model(config.model).init
-    model, shapes = config.model, nn.unbox(jax.eval_shape(init, jax.random.key(0), ids, ids)["params"])
+    model, shapes = config.model, nn.unbox(jax.eval_shape(build(config.model).init, jax.random.key(0)))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer

@@ -10,7 +10,9 @@ from flax import linen as nn
 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import ENDED, Decoder, Sampling, TextStream, candidates, draw, length_bucket
-from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 
 CONFIG = GPTConfig(
@@ -20,13 +22,12 @@ CONFIG = GPTConfig(
 
 @pytest.fixture(scope="module")
 def model():
-    return GPT(CONFIG, Execution(dtype="float32"))
+    return build(CONFIG, Execution(dtype="float32"))
 
 
 @pytest.fixture(scope="module")
 def params(model):
-    ids = np.zeros((1, 8), np.int32)
-    return {"backbone": nn.unbox(jax.jit(model.init)(jax.random.key(1), ids, ids)["params"])}
+    return {"backbone": nn.unbox(jax.jit(model.init)(jax.random.key(1)))}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def full_logits(model, params):
 
     @jax.jit
     def run(ids):
-        h, table = model.apply({"params": params["backbone"]}, ids, positions)
-        return h[0] @ table.T
+        outputs = model(params, Inputs(ids, positions))
+        return outputs.states[0] @ outputs.output.T
 
     def logits(ids):
         padded = np.zeros((1, CONFIG.num_positions), np.int32)
@@ -189,11 +190,11 @@ def test_the_step_is_compiled_once(model, params):
 
 def test_bfloat16_weights_are_cast_once_to_the_same_result(params):
     # The cast of all weights ahead must not change a number: norms stay float32, all else is cast at its use anyway.
-    model = GPT(CONFIG, Execution(dtype="bfloat16"))
+    model = build(CONFIG, Execution(dtype="bfloat16"))
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     got = decode(Decoder(model, params, sampling=Sampling(temperature=0)), prompt, length=1)
-    h, table = model.apply({"params": params["backbone"]}, np.asarray([prompt]), np.arange(8)[None])
-    logits = jnp.dot(h[0, -1:], table.T, preferred_element_type=jnp.float32)
+    outputs = model(params, Inputs(np.asarray([prompt]), np.arange(8)[None]))
+    logits = jnp.dot(outputs.states[0, -1:], outputs.output.T, preferred_element_type=jnp.float32)
     assert got[0, 0] == int(jnp.argmax(logits[0]))
     decoder = Decoder(model, params)
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(decoder.params)}

@@ -17,6 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.decoding import Decoder, left_context
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
+from jaxlm.models.family import Inputs
 from jaxlm.tasks import CustomConfig, read_labelled
 from jaxlm.tasks.batching.gpt1_inputs import arrange
 from jaxlm.text import train_sentencepiece
@@ -185,7 +186,7 @@ def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch,
     for words, rule in (
         (["--data.store", other.path], "made with another tokenizer"),
         (["--data.store", tmp_path / "none"], "is not a token store"),
-        (["--data.store", store.path, "--length", 49], "length 49: from 1 to model.num_positions, which is 48"),
+        (["--data.store", store.path, "--length", 49], "length must be from 1 to model.num_positions, 48, got 49"),
         (["--data.store", store.path, "--length", 17], "--length must be at most 16, .*got 17; .*--beyond-length"),
         (["--data.store", store.path, "--batch-size", 5], "batch_size 5 is not divisible"),
     ):
@@ -340,7 +341,7 @@ def test_a_fine_tuned_run_is_evaluated_on_another_file(task_run, tmp_path, monke
     scores = []
     texts, choices = (loaded.tokenizer.encode_batch(one) for one in (example.texts, example.choices))
     for ids in arrange(texts, choices, task.form, loaded.tokenizer.specials, 40)[0]:
-        h, _ = loaded.model.apply({"params": loaded.params["backbone"]}, np.array([ids]), np.arange(len(ids))[None])
+        h = loaded.model(loaded.params, Inputs(np.array([ids]), np.arange(len(ids))[None])).states
         scores.append(float(h[0, -1] @ loaded.params["head"]["kernel"][:, 0]))
     expected = 1 / (1 + math.exp(scores[1] - scores[0]))
     assert lines[4]["scores"]["a"] == pytest.approx(expected, rel=1e-4)

@@ -22,8 +22,9 @@ from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.masked_lm_scoring import Cloze, answers, named_fillings, text_cloze
-from jaxlm.models.bert import Bert
-from jaxlm.models.heads import MaskedLMHead
+from jaxlm.models import build
+from jaxlm.models.bert import MaskedLMHead
+from jaxlm.models.family import Inputs
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +77,10 @@ def all_logits(model):
     @jax.jit
     def logits(params, ids):
         positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        h, table = model.apply({"params": params["backbone"]}, ids, positions)
-        states, bias = MaskedLMHead(model.config).apply({"params": params["head"]["masked_lm"]}, h)
-        return states @ table.T + bias
+        outputs = model.module.apply({"params": params["backbone"]}, Inputs(ids, positions))
+        head = {"params": params["head"]["masked_lm"]}
+        states, bias = MaskedLMHead(model.config).apply(head, outputs.states)
+        return states @ outputs.output.T + bias
 
     return logits
 
@@ -167,7 +169,7 @@ def test_rows_beyond_the_vocabulary_are_no_fillings(loaded):
     params["backbone"]["embeddings"]["tokens"] = np.concatenate([table, table[:64]])
     bias = np.asarray(params["head"]["masked_lm"]["output_bias"])
     params["head"]["masked_lm"]["output_bias"] = np.concatenate([bias, np.full(64, 9.0, np.float32)])
-    padded = Bert(grown, model.execution)
+    padded = build(grown, model.execution)
     cloze = text_cloze(tokenizer, "ba [MASK] be")
     (answer,) = answers(padded, params, [cloze], tokenizer, mesh=loaded.mesh, batch_size=8, top=200)
     ids = {i for i, share in answer.fillings[0]}
@@ -210,13 +212,7 @@ def test_features_are_the_layers_states(loaded, run, tmp_path, command):
     encode, specials = loaded.tokenizer.encode, loaded.tokenizer.specials
     ids = [specials["cls"], *encode("fo fa"), specials["sep"], *encode("ka ke ki"), specials["sep"]]
     types = np.array([[0] * 4 + [1] * 4])
-    hidden = loaded.model.apply(
-        {"params": loaded.params["backbone"]},
-        np.array([ids]),
-        np.arange(8)[None],
-        types,
-        method=Bert.hidden_states,
-    )
+    hidden = loaded.model(loaded.params, Inputs(np.array([ids]), np.arange(8)[None], None, types), layers=True).layers
     assert [token["token"] for token in found[1]["features"]] == loaded.tokenizer.pieces(ids)
     for place, token in enumerate(found[1]["features"]):
         assert [layer["index"] for layer in token["layers"]] == [-1, 0]

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 import pytest
 from parity import gpt_case as case
-from toy import NO_DROPOUT, boxed_shapes
+from toy import NO_DROPOUT, boxed_shapes, inputs_of, sums_of
 
 from jaxlm.data.batch import Batch
-from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
@@ -84,11 +86,11 @@ def live():
 def check(what: str, sizes: case.Sizes, tree: dict, rows: dict, expected: dict) -> None:
     """One part of the answers, found by jaxlm in float32."""
     config, batch, params = config_of(sizes), Batch(**rows), {"backbone": tree}
-    model = GPT(config, Execution(dtype="float32"))
+    model = build(config, Execution(dtype="float32"))
     objective = language_model(model, loss_chunks=2)
-    mean_loss = jax.jit(lambda p: objective.sums(p, batch, None)["nll"] / batch.weights.sum())
+    mean_loss = jax.jit(lambda p: sums_of(objective, p, batch)["nll"] / batch.weights.sum())
     if what == "forward":
-        states = jax.jit(model.apply)({"params": tree}, batch.ids, batch.positions, batch.segments)[0]
+        states = jax.jit(model)(params, inputs_of(batch)).states
         np.testing.assert_allclose(states, expected["forward"]["states"], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(mean_loss(params), expected["forward"]["loss"], rtol=1e-6)
         return
@@ -167,7 +169,8 @@ def test_hugging_face_gpt1_with_random_weights():
     with torch.no_grad():
         wanted = theirs(torch.tensor(ids).long()).last_hidden_state.numpy()
     positions = np.broadcast_to(np.arange(sizes.num_positions, dtype=np.int32), ids.shape)
-    found = GPT(config_of(sizes), Execution(dtype="float32")).apply({"params": tree}, ids, positions)[0]
+    model = build(config_of(sizes), Execution(dtype="float32"))
+    found = model({"backbone": tree}, Inputs(ids, positions)).states
     difference = np.abs(np.asarray(found) - wanted).max()
     print(f"largest difference to transformers {transformers.__version__}: {difference:.3g}")
     assert difference < 2e-5 * np.abs(wanted).max()

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, packed, random_params
+from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, packed, random_params, sums_of
 from toy_pairs import STILL_BERT, TOY_BERT, bert_shapes, init_bert, pair_rows, pretraining, random_bert
 
 from jaxlm.distributed import mesh as mesh_module
@@ -27,7 +27,7 @@ from jaxlm.distributed.mesh import (
 )
 from jaxlm.distributed.partition import constrain, partition_spec
 from jaxlm.errors import InputError
-from jaxlm.models.gpt import GPT
+from jaxlm.models import build
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered
 from jaxlm.objectives.language_model import language_model
@@ -80,7 +80,7 @@ def run(
     on the mesh by the jitted initialiser; otherwise by NumPy, which compiles nothing.
     """
     mesh = mesh_of(sizes)
-    objective = language_model(GPT(config, execution), loss_chunks=execution.loss_chunks)
+    objective = language_model(build(config, execution), loss_chunks=execution.loss_chunks)
     schedule = OptimizerConfig(peak_lr=1e-2, warmup=1)
     optimizer, settings = make_optimizer(schedule, boxed_shapes(config)), settings_of(schedule, 10)
     with use_mesh(mesh), compiling_for(traced_for):
@@ -193,14 +193,18 @@ def test_bits_of_the_devices_own_generator_are_dropouts_too(one_device):
     assert np.abs(np.subtract(drawn[0], one_device[0])).max() > 1e-4
 
 
+def nll_of(objective, params, batch):
+    return sums_of(objective, params, batch)["nll"]
+
+
 def test_gradients_in_float32_travel_as_float32():
     """Fails when --execution.gradient_sums does not decide what the all-reduce of a block's weights carries."""
     for gradient_sums, wanted in (("arithmetic", "bf16"), ("float32", "f32")):
         execution = replace(SCANNED, dtype="bfloat16", gradient_sums=gradient_sums)
-        mesh, objective = mesh_of((8, 1, 1)), language_model(GPT(CONFIG, execution))
+        mesh, objective = mesh_of((8, 1, 1)), language_model(build(CONFIG, execution))
         with use_mesh(mesh):
             batch = to_devices(packed(ROWS, vocab_size=CONFIG.vocab_size), mesh, ROWS)
-            loss = lambda params: objective.sums(params, batch, None)["nll"]  # noqa: B023, E731
+            loss = functools.partial(nll_of, objective, batch=batch)
             text = str(jax.make_jaxpr(jax.grad(loss))(random_params(CONFIG)))
         assert f"{wanted}[{CONFIG.width},{CONFIG.feed_forward_width}] = dot_general" in text
 
@@ -386,7 +390,7 @@ def test_berts_masks_and_dropout_are_those_of_one_device():
     objective = pretraining(TOY_BERT, SCANNED)
 
     def both(params, batch):
-        return make_eval_step(objective)(params, batch), objective.sums(params, batch, jax.random.key(3))
+        return make_eval_step(objective)(params, batch)[0], sums_of(objective, params, batch, jax.random.key(3))
 
     for sizes, batch_size in (((1, 1, 1), 24), ((8, 1, 1), 8), ((2, 2, 2), 24)):
         mesh, sums = mesh_of(sizes), {}

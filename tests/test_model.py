@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy import LENGTH, STILL, TOY, boxed_shapes, empty_params, packed, random_params, states_fn, windows
+from toy import LENGTH, STILL, TOY, boxed_shapes, empty_params, inputs_of, packed, random_params, states_fn, windows
 
 from jaxlm.errors import InputError
-from jaxlm.models.gpt import GPT, GPT1, empty_cache
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
+from jaxlm.models.gpt import GPT1, empty_cache
 from jaxlm.nn.execution import Execution
 
 
@@ -57,8 +59,11 @@ def test_recomputing_all_but_products_makes_attentions_alone_again(params):
     batch = packed(2)
 
     def count(remat):
-        model = GPT(STILL, Execution(remat=remat, unroll=1))
-        loss = lambda p: jnp.sum(model.apply({"params": p["backbone"]}, batch.ids, batch.positions, batch.segments)[0])  # noqa: E731
+        model = build(STILL, Execution(remat=remat, unroll=1))
+
+        def loss(params):
+            return jnp.sum(model(params, inputs_of(batch)).states)
+
         return products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
 
     scores_and_sums = 2
@@ -95,11 +100,11 @@ def test_causality_and_segments_by_gradient(params):
     batch = packed(4)
     ids = np.arange(4 * LENGTH, dtype=np.int32).reshape(4, LENGTH)  # every place has a token of its own
     assert ids.max() < STILL.vocab_size
-    model = GPT(STILL)
+    model = build(STILL)
     row = np.random.default_rng(0).standard_normal(STILL.width).astype(np.float32)
 
     def one_state(params, at):
-        h = model.apply({"params": params["backbone"]}, ids, batch.positions, batch.segments)[0]
+        h = model(params, inputs_of(batch.replace(ids=ids))).states
         return jnp.sum(h[:, at] @ row)
 
     gradient = jax.jit(jax.grad(one_state))
@@ -114,14 +119,14 @@ def test_packed_rows_equal_separate_rows(params, states):
     """Fails when a document's states depend on where in a row it stands, or on what else is packed there."""
     batch = packed(8)
     together = np.asarray(states(params, batch))
-    model = jax.jit(GPT(STILL).apply)
+    model = jax.jit(build(STILL))
     for row in range(8):
         for segment in (1, 2):
             places = np.flatnonzero(batch.segments[row] == segment)
             ids = np.zeros((1, LENGTH), np.int32)  # a row of its own, padded at the end
             ids[0, : len(places)] = batch.ids[row, places]
             positions = np.arange(LENGTH, dtype=np.int32)[None]
-            alone = np.asarray(model({"params": params["backbone"]}, ids, positions)[0])[0, : len(places)]
+            alone = np.asarray(model(params, Inputs(ids, positions)).states)[0, : len(places)]
             np.testing.assert_allclose(together[row, places], alone, rtol=1e-5, atol=1e-5)
 
 
@@ -141,17 +146,17 @@ def test_positions_are_used_as_given(params, states):
 def test_decoding_with_a_cache_equals_the_full_pass(params, states, steps, unroll):
     """Fails when a cached key lands at the wrong place or layer, or a query sees the empty rest of the cache."""
     batch = windows(3)
-    model = GPT(STILL, Execution(unroll=unroll))
+    model = build(STILL, Execution(unroll=unroll))
 
     @jax.jit
-    def decode(cache, ids, positions, index):
-        h, _, cache = model.apply({"params": params["backbone"]}, ids, positions, cache=cache, cache_index=index)
-        return h, cache
+    def decode(cache, ids, positions):
+        outputs = model(params, Inputs(ids, positions), cache)
+        return outputs.states, outputs.carry
 
     cache, found, start = empty_cache(STILL, 3, LENGTH + 5, jnp.float32), [], 0
     for count in steps:
         place = slice(start, start + count)
-        h, cache = decode(cache, batch.ids[:, place], batch.positions[:, place], jnp.int32(start))
+        h, cache = decode(cache, batch.ids[:, place], batch.positions[:, place])
         found.append(h)
         start += count
     np.testing.assert_allclose(np.concatenate(found, axis=1), states(params, batch), rtol=1e-5, atol=1e-5)
@@ -272,12 +277,12 @@ def test_embedding_dropout_of_the_sum_and_of_the_tables():
     tables = params["backbone"]["embeddings"]
 
     def run(mode):
-        model = GPT(replace(config, tables=mode))
+        model = build(replace(config, tables=mode))
 
         @jax.jit
         def apply(params, key):
-            positions = windows(2).positions
-            return model.apply({"params": params["backbone"]}, ids, positions, train=True, rngs={"dropout": key})
+            outputs = model(params, Inputs(ids, windows(2).positions), key=key)
+            return outputs.states, outputs.output
 
         return [np.asarray(x) for x in apply(params, jax.random.key(5))]
 

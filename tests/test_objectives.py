@@ -10,16 +10,17 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from toy import LENGTH, STILL, examples, packed, random_params, windows
+from toy import LENGTH, STILL, examples, packed, random_params, sums_of, weights_of, windows
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.devices import compiling_for
-from jaxlm.models.gpt import GPT
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
 from jaxlm.models.heads import SequenceHead
 from jaxlm.nn.cross_entropy import projected_cross_entropy
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import mean
-from jaxlm.objectives.task import sequence_task
+from jaxlm.objectives.task import task_objective
 
 B, L, D, V = 3, 12, 8, 50
 
@@ -38,7 +39,7 @@ def inputs():
 
 @pytest.fixture(scope="module")
 def model():
-    return jax.jit(GPT(STILL).apply)
+    return jax.jit(build(STILL))
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +156,10 @@ def test_a_weight_of_nothing_gives_zero():
 def test_language_model_counts_targets_and_nothing_else(backbone):
     """Fails when padding, borders or filler rows change a loss: what weighs 0 may hold anything."""
     params = backbone
-    objective = language_model(GPT(STILL), loss_chunks=4)
-    step = jax.jit(lambda params, batch: objective.sums(params, batch, None))
-    sums = functools.partial(step, params)
+    objective = language_model(build(STILL), loss_chunks=4)
+    sums = functools.partial(jax.jit(functools.partial(sums_of, objective)), params)
     batch = packed(4)
-    found, total = sums(batch), float(objective.weights(batch)["nll"])
+    found, total = sums(batch), float(weights_of(objective, batch)["nll"])
     assert total == float((batch.segments > 0).sum() - 8)  # a document of n tokens has n - 1 targets
     scrambled = batch.replace(targets=np.where(batch.weights > 0, batch.targets, 3))
     assert {k: float(v) for k, v in sums(scrambled).items()} == {k: float(v) for k, v in found.items()}
@@ -174,9 +174,9 @@ def test_language_model_counts_targets_and_nothing_else(backbone):
 def test_a_fresh_model_predicts_evenly():
     """Fails when a small initialisation does not give the entropy of the even distribution, log V."""
     config = replace(STILL, init_std=1e-3)
-    params = jax.jit(lambda: GPT(config).init(jax.random.key(0), windows(1).ids, windows(1).positions))()
+    params = jax.jit(build(config).init)(jax.random.key(0))
     batch = windows(8)
-    found = language_model(GPT(config)).sums({"backbone": nn.unbox(params)["params"]}, batch, None)
+    found = sums_of(language_model(build(config)), {"backbone": nn.unbox(params)}, batch)
     np.testing.assert_allclose(float(found["nll"]) / batch.weights.sum(), math.log(STILL.vocab_size), rtol=1e-3)
 
 
@@ -195,8 +195,8 @@ def l3_spelt_out(model, params, kind: str, batch: ExampleBatch, auxiliary_lm: fl
             if n == 0:
                 continue
             ids = batch.ids[e, c][None]
-            h, table = model({"params": params["backbone"]}, ids, np.arange(LENGTH, dtype=np.int32)[None])
-            h, table = np.asarray(h, np.float64)[0, :n], np.asarray(table, np.float64)
+            outputs = model(params, Inputs(ids, np.arange(LENGTH, dtype=np.int32)[None]))
+            h, table = np.asarray(outputs.states, np.float64)[0, :n], np.asarray(outputs.output, np.float64)
             ends.append(h[n - 1])
             logits = h[:-1] @ table.T
             log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -225,9 +225,9 @@ def test_l3_is_the_papers(model, backbone, kind):
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
     batch, wanted = examples(kind), None
     for auxiliary_lm in (0.5, 0.0):
-        objective = sequence_task(GPT(STILL), head, auxiliary_lm=auxiliary_lm, loss_chunks=2)
-        sums = jax.jit(lambda params, batch, o=objective: o.sums(params, batch, None))(params, batch)
-        weights = objective.weights(batch)
+        objective = task_objective(build(STILL), head, auxiliary_lm=auxiliary_lm, loss_chunks=2)
+        sums = jax.jit(functools.partial(sums_of, objective))(params, batch)
+        weights = weights_of(objective, batch)
         found = {name: float(mean(sums[name], weights[name])) for name in sums}
         loss = sum(factor * found[name] for name, factor in objective.coefficients.items())
         wanted = l3_spelt_out(model, params, kind, batch, auxiliary_lm)

@@ -262,7 +262,7 @@ def test_a_packed_run_is_judged_as_it_was_trained(tmp_path):
     run = load_run(tmp_path / "run")
     rows = training_rows([valid], run.config.data, length=16, seed=0)
     epoch = rows.read(range(rows.sources[0].rows))
-    nll, weight = make_eval_step(language_model(run.model))(run.params, epoch)["nll"]
+    nll, weight = make_eval_step(language_model(run.model))(run.params, epoch)[0]["nll"]
     said = metrics(tmp_path / "run", "validation_loss")[200]
     assert weight == valid.num_tokens and said == pytest.approx(float(nll / weight), rel=1e-5)
     ended = run_here("evaluate", "perplexity", "--run", tmp_path / "run", "--data.store", valid.path)

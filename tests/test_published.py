@@ -26,8 +26,8 @@ from jaxlm.interop.names import rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import planned_tensors
 from jaxlm.interop.sources import read_published
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.gpt import GPT
+from jaxlm.models import build
+from jaxlm.models.bert import BertConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
@@ -81,14 +81,11 @@ def found_by(published: Published, name: str, sizes: case.Sizes) -> dict[str, np
 
 def gradient_of(published: Published, kind: str | None, rows: IdRows) -> dict[str, np.ndarray]:
     """Of the sum over all rows of each output times its weights."""
-    execution = Execution(dtype="float32")
-    model = published.model
-    module = Bert(model, execution) if isinstance(model, BertConfig) else GPT(model, execution)
-
+    model = build(published.model, Execution(dtype="float32"))
     batch = padded_batch(rows)
 
     def total(params):
-        outputs, summed = model_outputs(module, params, kind, *batch), 0.0
+        outputs, summed = model_outputs(model, params, kind, *batch), 0.0
         for key in ("logits", "next_sentence_logits", "pooled"):
             if key in outputs and (key != "pooled" or published.architecture == "BertModel"):
                 for row, given in enumerate(rows.ids):
@@ -104,12 +101,11 @@ def losses(published: Published, sizes: case.Sizes) -> np.ndarray:
     """What `published_torch.losses` says, from our model and our AdamW."""
     ids, segments = case.rows(sizes)
     kind = None if published.task is None else published.task.kind
-    model, execution = published.model, Execution(dtype="float32")
-    module = Bert(model, execution) if isinstance(model, BertConfig) else GPT(model, execution)
-    batch = padded_batch(IdRows(ids, segments if isinstance(model, BertConfig) else None))
+    model = build(published.model, Execution(dtype="float32"))
+    batch = padded_batch(IdRows(ids, segments if isinstance(published.model, BertConfig) else None))
 
     def loss_of(params):
-        outputs, total = model_outputs(module, params, kind, *batch), 0.0
+        outputs, total = model_outputs(model, params, kind, *batch), 0.0
         for key in ("logits", "next_sentence_logits"):
             for row, given in enumerate(ids) if key in outputs else ():
                 values = outputs[key][row][: len(given)] if outputs[key].ndim == 3 else outputs[key][row]
@@ -281,7 +277,7 @@ def greedy(name: str, directory: Path) -> np.ndarray:
     save_file(tensors, directory / "model.safetensors")
     published = read_published(f"hf:{directory}")
     decoder = Decoder(
-        GPT(published.model, Execution(dtype="float32")), published.params, sampling=Sampling(temperature=0.0)
+        build(published.model, Execution(dtype="float32")), published.params, sampling=Sampling(temperature=0.0)
     )
     return np.stack([np.concatenate(list(decoder(prompt, length=64))) for prompt in case.prompts()])
 

@@ -12,13 +12,14 @@ from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
 from jaxlm.inference.scoring import Scored, _pieces, sequence_log_probs, text_sequence
-from jaxlm.models.gpt import GPT
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.perplexity import perplexity
 from jaxlm.training.step import make_eval_step
 
-MODEL = GPT(toy.STILL, Execution(dtype="float32"))
+MODEL = build(toy.STILL, Execution(dtype="float32"))
 PARAMS = toy.random_params(toy.STILL)
 P = toy.STILL.num_positions
 
@@ -29,8 +30,8 @@ def log_probs():
 
     @jax.jit
     def logits(ids):
-        h, table = MODEL.apply({"params": PARAMS["backbone"]}, ids, np.arange(P)[None])
-        return h[0] @ table.T
+        outputs = MODEL(PARAMS, Inputs(ids, np.arange(P)[None]))
+        return outputs.states[0] @ outputs.output.T
 
     def run(ids):
         padded = np.zeros((1, P), np.int32)
@@ -107,7 +108,7 @@ def test_positions_that_were_not_trained_are_not_touched():
     # The same model with a table that ends there.
     cut = {"backbone": untrained["backbone"] | {"embeddings": dict(untrained["backbone"]["embeddings"])}}
     cut["backbone"]["embeddings"]["positions"] = PARAMS["backbone"]["embeddings"]["positions"][:short]
-    model = GPT(replace(toy.STILL, num_positions=short), Execution(dtype="float32"))
+    model = build(replace(toy.STILL, num_positions=short), Execution(dtype="float32"))
     expected = list(sequence_log_probs(model, cut, scored, **sizes))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -207,7 +208,10 @@ def test_perplexity_is_that_of_the_tokens_for_any_batch_and_mesh(log_probs):
 
 
 def test_figures_over_nothing_or_over_the_range():
-    step = lambda params, batch: {"nll": (9000.0, 3.0), "accuracy": (0.0, 3.0)}  # noqa: E731
+
+    def step(params, batch, carry):
+        return {"nll": (9000.0, 3.0), "accuracy": (0.0, 3.0)}, carry
+
     found = perplexity(step, None, [None], words=1, bytes=0)
     assert found["word_perplexity"] == math.inf and math.isnan(found["bits_per_byte"])
     assert math.isnan(perplexity(step, None, [], words=0, bytes=0)["validation_loss"])

@@ -14,7 +14,7 @@ from toy_runs import finetune_arguments, make_task, run_here
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.training.initialization import FREE_FIELDS, RATES, dropout_said, model_of_source
+from jaxlm.training.initialization import FREE_FIELDS, dropout_rates, dropout_said, model_of_source
 
 SMALL = GPTConfig(num_layers=2, width=16, num_heads=2, feed_forward_width=32, tables="one", dropout_rate=0.0)
 SMALL = dataclasses.replace(SMALL, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -38,7 +38,7 @@ def test_sizes_and_tables_come_from_the_start_and_dropout_from_the_recipe():
     assert model_of_source(source(SMALL), asked, {"model.tables"}, {"model": {"tables": "one"}}).tables == "two"
     with pytest.raises(InputError, match=r"--model.num-layers: with --start the sizes come from runs/small@7"):
         model_of_source(source(SMALL), asked, {"model.num_layers"})
-    for name in FREE_FIELDS:
+    for name in (*FREE_FIELDS, *dropout_rates(asked)):
         model_of_source(source(SMALL), asked, {f"model.{name}"})
     encoder = BertConfig(num_layers=2, width=16, num_heads=2)
     assert model_of_source(source(encoder), BertConfig(dropout_rate=0.2), set()) == dataclasses.replace(
@@ -55,7 +55,8 @@ def test_another_dropout_than_the_starts_is_one_sentence():
     ]
     (said,) = dropout_said(source(SMALL), dataclasses.replace(SMALL, attention_dropout_rate=0.25))
     assert said.startswith("dropout_rate 0, embedding_dropout_rate 0, attention_dropout_rate 0.25 as in")
-    assert set(RATES) < set(FREE_FIELDS)
+    rates = ["dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"]
+    assert sorted(dropout_rates(asked)) == sorted(dropout_rates(BertConfig())) == sorted(rates)
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import optax
 import pytest
 from toy import STILL, TOY, assert_trees_close, assert_trees_same, boxed_shapes, examples, packed, random_params
 
-from jaxlm.models.gpt import GPT
+from jaxlm.models import build
 from jaxlm.models.heads import SequenceHead
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import Objective
-from jaxlm.objectives.task import sequence_task
+from jaxlm.objectives.task import task_objective
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from jaxlm.training.state import TrainState, new_state, saved_part
 from jaxlm.training.step import layer_norms, make_eval_step, make_train_step, settings_of
@@ -42,7 +42,7 @@ SETTINGS = settings_of(OptimizerConfig(), 1)  # for a step whose optimizer looks
 
 
 def loss_and_gradient(params, config, execution=PLAIN, *, micro_batches=1, loss_chunks=1):
-    objective = language_model(GPT(config, execution), loss_chunks=loss_chunks)
+    objective = language_model(build(config, execution), loss_chunks=loss_chunks)
     step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
     state, metrics = step(new_state(params, KEEP_GRADIENT, 3), packed(ROWS), SETTINGS)
     return {name: float(metrics[name]) for name in ("loss", "accuracy", "gradient_norm")}, state.opt_state
@@ -73,7 +73,7 @@ def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
     head = SequenceHead(kind="choice", outputs=1, dropout_rate=0.0, init_std=0.5)
     kernel = np.random.default_rng(1).standard_normal((STILL.width, 1)).astype(np.float32)
     params = params | {"head": {"kernel": kernel, "bias": np.zeros(1, np.float32)}}
-    objective = sequence_task(GPT(STILL, Execution(unroll=1)), head, auxiliary_lm=0.5)
+    objective = task_objective(build(STILL, Execution(unroll=1)), head, auxiliary_lm=0.5)
 
     def gradient(micro_batches):
         step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
@@ -121,20 +121,20 @@ EACH_STEP = settings_of(RUN, 40)
 def training():
     """A step of AdamW on a toy with dropout, and the state it starts from."""
     optimizer = make_optimizer(RUN, boxed_shapes(TOY))
-    plain = language_model(GPT(TOY))
+    plain = language_model(build(TOY))
     spoil = {
         101: lambda tokens: jnp.float32(jnp.inf),
         102: lambda tokens: jnp.float32(jnp.nan),
         103: lambda tokens: jnp.sqrt(jnp.sum(tokens * 0.0)),  # 0, but its gradient is not finite
     }
 
-    def sums(params, batch, key):
+    def sums(params, batch, carry, key):
         """The language model's, spoilt where the first target says so."""
-        found = dict(plain.sums(params, batch.replace(targets=batch.targets % TOY.vocab_size), key))
+        found, carry = plain.sums(params, batch.replace(targets=batch.targets % TOY.vocab_size), carry, key)
         for mark, term in spoil.items():
             tokens = params["backbone"]["embeddings"]["tokens"]
             found["nll"] += jax.lax.cond(batch.targets[0, 0] == mark, term, lambda _: jnp.float32(0), tokens)
-        return found
+        return found, carry
 
     spoilable = Objective(plain.coefficients, plain.weights, sums)
     compiled = jax.jit(make_train_step(spoilable, optimizer))
@@ -216,11 +216,11 @@ def test_randomness_comes_from_seed_and_step_alone(training):
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_each_micro_batch_has_its_rows_and_its_key(micro_batches):
     """Fails when micro-batches share a key, are not strided slices, or keys are not of seed, step and number."""
-    drawn = Objective(
-        {"total": 1.0},
-        lambda batch: {"total": jnp.float32(1)},
-        lambda params, ids, key: {"total": jnp.sum(ids * jax.random.uniform(key)) + 0 * params["backbone"]["x"]},
-    )
+
+    def sums(params, ids, carry, key):
+        return {"total": jnp.sum(ids * jax.random.uniform(key)) + 0 * params["backbone"]["x"]}, carry
+
+    drawn = Objective({"total": 1.0}, lambda batch: {"total": jnp.float32(1)}, sums)
     ids = 2.0 ** np.arange(8, dtype=np.float32)[:, None]
     state = new_state({"backbone": {"x": jnp.float32(0)}}, KEEP_GRADIENT, 9).replace(step=jnp.int32(3))
     _, metrics = make_train_step(drawn, KEEP_GRADIENT, micro_batches=micro_batches)(state, ids, SETTINGS)
@@ -228,6 +228,34 @@ def test_each_micro_batch_has_its_rows_and_its_key(micro_batches):
     uniforms = [float(jax.random.uniform(jax.random.fold_in(key, number))) for number in range(micro_batches)]
     expected = sum(ids[number::micro_batches].sum() * u for number, u in enumerate(uniforms))
     assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_coefficient_is_scheduled_without_compiling_anew(micro_batches):
+    """Fails when a coefficient is fixed at the first step, is that of another step, or each step is a new program."""
+
+    def scheduled(step):
+        return jnp.where(step < 2, 0.0, 0.5 * step)
+
+    def sums(params, rows, carry, key):
+        return {"plain": params["backbone"]["x"] * jnp.sum(rows), "extra": params["backbone"]["y"] * len(rows)}, carry
+
+    objective = Objective(
+        {"plain": 1.0, "extra": scheduled}, lambda rows: dict.fromkeys(("plain", "extra"), jnp.float32(rows.size)), sums
+    )
+    step = jax.jit(make_train_step(objective, KEEP_GRADIENT, micro_batches=micro_batches))
+    params = {"backbone": {"x": jnp.float32(3), "y": jnp.float32(5)}}
+    state, rows = new_state(params, KEEP_GRADIENT, 0), jnp.arange(4.0)
+    for number in range(5):
+        assert int(state.step) == number
+        factor = 0.0 if number < 2 else 0.5 * number
+        state, metrics = step(state, rows, SETTINGS)
+        assert float(metrics["loss"]) == pytest.approx(3 * 1.5 + factor * 5)
+        assert float(metrics["extra"]) == pytest.approx(5)  # the term itself is logged without its coefficient
+        gradient = state.opt_state["backbone"]
+        assert (float(gradient["x"]), float(gradient["y"])) == pytest.approx((1.5, factor))
+    assert step._cache_size() == 1
+    assert objective.coefficient("plain", 4) == 1.0 and float(objective.coefficient("extra", 4)) == 2.0
 
 
 def test_it_learns(training):
@@ -242,18 +270,19 @@ def test_it_learns(training):
 
 def test_evaluation_gives_sums_and_weights_without_dropout(params):
     """Fails when evaluation drops, or a mean is taken where only a sum can be added up over batches."""
-    evaluate = jax.jit(make_eval_step(language_model(GPT(TOY))))
+    evaluate = jax.jit(make_eval_step(language_model(build(TOY))))
     batch = packed(ROWS)
-    found, again = evaluate(params, batch), evaluate(params, batch)
+    found, again = evaluate(params, batch)[0], evaluate(params, batch)[0]
     assert_trees_same(found, again)
-    without = jax.jit(make_eval_step(language_model(GPT(STILL))))(params, batch)
+    without, carry = jax.jit(make_eval_step(language_model(build(STILL))))(params, batch)
+    assert carry is None
     np.testing.assert_allclose(found["nll"], without["nll"], rtol=1e-6)
     assert float(found["nll"][1]) == batch.weights.sum() == float(found["accuracy"][1])
-    halves = [evaluate(params, jax.tree.map(lambda x, s=s: np.roll(x, s, 0)[:4], batch)) for s in (0, 4)]
+    halves = [evaluate(params, jax.tree.map(lambda x, s=s: np.roll(x, s, 0)[:4], batch))[0] for s in (0, 4)]
     np.testing.assert_allclose(sum(float(half["nll"][0]) for half in halves), float(found["nll"][0]), rtol=1e-6)
 
 
 def test_the_state_is_what_a_checkpoint_holds(training):
-    assert [f for f in TrainState.__dataclass_fields__] == ["step", "params", "opt_state", "seed", "halted"]
+    assert [f for f in TrainState.__dataclass_fields__] == ["step", "params", "opt_state", "seed", "halted", "carry"]
     assert set(saved_part(training.start)) == {"step", "params", "opt_state"}
     assert int(training.start.step) == 0 and not bool(training.start.halted)

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from jaxlm.data.batch import Batch, ExampleBatch
-from jaxlm.models.gpt import GPT, GPTConfig
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
 
 # Weights wide enough that attention is far from uniform and every parameter matters.
@@ -23,8 +24,7 @@ PLAIN = Execution()
 
 def init_params(config: GPTConfig):
     """A function from a key to a GPT's parameters with their logical axes, as a run has it."""
-    ids = jnp.zeros((1, 1), jnp.int32)
-    return lambda key: {"backbone": GPT(config).init(key, ids, ids)["params"]}
+    return lambda key: {"backbone": build(config).init(key)}
 
 
 def boxed_shapes(config: GPTConfig):
@@ -92,16 +92,27 @@ def examples(kind: str, seed: int = 0) -> ExampleBatch:
     return ExampleBatch(ids, lengths, np.maximum(lengths - 1, 0), lengths, labels, weights, index)
 
 
+def inputs_of(batch: Batch) -> Inputs:
+    """Return what a model sees of a batch."""
+    return Inputs(batch.ids, batch.positions, batch.segments)
+
+
+def sums_of(objective, params, batch, key=None):
+    """Return an objective's sums over a whole batch of a model that carries nothing."""
+    return objective.sums(params, objective.prepare(batch), None, key)[0]
+
+
+def weights_of(objective, batch):
+    """Return an objective's weights of a whole batch."""
+    return objective.weights(objective.prepare(batch))
+
+
 def states_fn(config: GPTConfig, execution: Execution = PLAIN):
     """Jitted (params, batch, key) -> states (B, L, D); with a key it is a training pass."""
 
     @jax.jit
     def states(params, batch, key=None):
-        rngs = None if key is None else {"dropout": key}
-        model = GPT(config, execution)
-        return model.apply(
-            {"params": params["backbone"]}, batch.ids, batch.positions, batch.segments, train=key is not None, rngs=rngs
-        )[0]
+        return build(config, execution)(params, inputs_of(batch), key=key).states
 
     return states
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from jaxlm.data.batch import PairBatch
-from jaxlm.models.bert import Bert, BertConfig
-from jaxlm.models.heads import MaskedLMHead, NextSentenceHead
+from jaxlm.models import build
+from jaxlm.models.bert import BertConfig, NextSentenceHead
+from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.masked_lm import masked_language_model
 from jaxlm.objectives.masking import MaskingConfig, Specials
@@ -30,17 +30,11 @@ PLAIN = Execution()
 
 def init_bert(config: BertConfig):
     """A function from a key to the parameters of a pretraining run, boxed with their logical axes."""
-    ids = jnp.zeros((1, 1), jnp.int32)
-    states = jnp.zeros((1, 1, config.width))
+    states = np.zeros((1, 1, config.width), np.float32)
 
     def init(key):
-        return {
-            "backbone": Bert(config).init(key, ids, ids)["params"],
-            "head": {
-                "masked_lm": MaskedLMHead(config).init(key, states)["params"],
-                "next_sentence": NextSentenceHead(config.init_std).init(key, states)["params"],
-            },
-        }
+        model, next_sentence = build(config), NextSentenceHead(config.init_std).init(key, states)["params"]
+        return {"backbone": model.init(key), "head": model.output_layer.init(key) | {"next_sentence": next_sentence}}
 
     return init
 
@@ -95,6 +89,11 @@ def pair_rows(rows: int, *, pairs: int = 3, length: int = LENGTH, vocab_size: in
     return PairBatch(**fields, firsts=firsts, next_labels=labels, pair_weights=weights, mask_seeds=seeds)
 
 
+def inputs_of(batch: PairBatch) -> Inputs:
+    """Return what a model sees of a batch, unmasked."""
+    return Inputs(batch.ids, batch.positions, batch.segments, batch.types)
+
+
 def one_by_one(batch: PairBatch, length: int = LENGTH) -> PairBatch:
     """The same pairs, one a row, each seeded as it was among its neighbours."""
     rows = []
@@ -129,13 +128,12 @@ def pretraining(
 ):
     """MLM + NSP of a toy BERT."""
     return masked_language_model(
-        Bert(config, execution),
-        MaskedLMHead(config),
+        build(config, execution),
         NextSentenceHead(config.init_std) if coefficient else None,
         masking=MaskingConfig() if masking is None else masking,
         specials=SPECIALS,
         continues=CONTINUES,
-        slots=slots,
+        slots=lambda batch: slots,
         next_sentence_coefficient=coefficient,
         loss_chunks=loss_chunks,
     )

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import toy
+from flax import linen as nn
 from toy_store import write_store
 
 from jaxlm.atomic_write import write_json
@@ -14,13 +14,13 @@ from jaxlm.config import to_json
 from jaxlm.data.config import MEMBERS
 from jaxlm.data.store import Store
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.heads import task_head
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
 from jaxlm.text import Tokenizer, train_sentencepiece
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.task_model import make_head
 
 DOCUMENTS = [
     "The cat sat on the mat. The dog lay on the rug, and the bird sang in the tree.",
@@ -72,8 +72,9 @@ def finetuned(path: Path, tokenizer: Tokenizer, custom: CustomConfig) -> tuple[P
         run.save_tokenizer(tokenizer)
         write_json(path / "task.json", task.to_json(), signed=True)
         run.record_start(started_from="parameters of runs/x@7")
-    head = make_head(task, 0.1, 0.5).init(jax.random.key(1), jnp.zeros((1, 1, model.width)), train=False)["params"]
-    head = jax.tree.map(lambda leaf: np.asarray(leaf.value), head, is_leaf=lambda leaf: hasattr(leaf, "value"))
+    states = np.zeros((1, 1, model.width), np.float32)
+    module = task_head(task.kind, task.num_outputs, input_format="gpt1", dropout_rate=0.1, init_std=0.5)
+    head = jax.tree.map(np.asarray, nn.unbox(module.init(jax.random.key(1), states, train=False)["params"]))
     save(path, {9: toy.random_params(model) | {"head": head}}, resolved)
     return path, task, data
 
