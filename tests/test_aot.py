@@ -446,7 +446,7 @@ def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1:\nRan out of memory in memory space vmem: 16.9M")
 
     step = Step()
-    monkeypatch.setattr(memory_fit, "training_program", lambda *_, **__: step)
+    monkeypatch.setattr(memory_fit, "make_program", lambda *_, **__: step)
     with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
         memory_fit.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
     monkeypatch.setattr(aot, "aot", lambda _: step.compile())

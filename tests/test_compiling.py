@@ -17,7 +17,7 @@ from jaxlm.training.abstract_inputs import abstract_batch, with_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import training_program
+from jaxlm.training.program import make_program
 from jaxlm.training.step import settings_of
 
 
@@ -35,7 +35,7 @@ def other_numbers(config):
 def program_of(config: PretrainConfig, mesh) -> str:
     """The program of a run's step as text, before it is compiled."""
     with use_mesh(mesh):
-        program = training_program(make_pretraining(config, None), config, mesh)
+        program = make_program(make_pretraining(config, None), config, mesh)
         settings = replicated(settings_of(config.optimizer, config.num_steps, norms_every=config.log_every), mesh)
         batch = abstract_batch(config, config.length, mesh)
         text = program.step.lower(program.abstract, batch, settings).as_text()

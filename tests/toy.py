@@ -93,17 +93,17 @@ def examples(kind: str, seed: int = 0) -> ExampleBatch:
 
 
 def inputs_of(batch: Batch) -> Inputs:
-    """Return what a model sees of a batch."""
+    """Return the inputs of a model for a batch."""
     return Inputs(batch.ids, batch.positions, batch.segments)
 
 
 def sums_of(objective, params, batch, key=None):
-    """Return an objective's sums over a whole batch of a model that carries nothing."""
+    """Return the sums of an objective over a whole batch, for a model without a carry."""
     return objective.sums(params, objective.prepare(batch), None, key)[0]
 
 
 def weights_of(objective, batch):
-    """Return an objective's weights of a whole batch."""
+    """Return the weights of an objective over a whole batch."""
     return objective.weights(objective.prepare(batch))
 
 

@@ -18,7 +18,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig, TaskOptions, read_task
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.task_model import make_network
+from jaxlm.training.task_model import make_task_learner
 
 WORDS = [first + second for first in "bdfgklmn" for second in ("a", "e", "i", "o")]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS), "?", "."]
@@ -77,7 +77,7 @@ def finetuned(path: Path, vocabulary: Path, files: Path, kind: str, *, seed: int
         run.save_tokenizer(tokenizer)
         write_json(path / "task.json", task.to_json(), signed=True)
         run.record_start(started_from=None)
-    shapes = jax.eval_shape(make_network(config, task).init, jax.random.key(0))
+    shapes = jax.eval_shape(make_task_learner(config, task).init_params, jax.random.key(0))
     save(path, {9: random_tree(shapes, 0.5, seed)}, resolved)
     return path
 

@@ -90,7 +90,7 @@ def pair_rows(rows: int, *, pairs: int = 3, length: int = LENGTH, vocab_size: in
 
 
 def inputs_of(batch: PairBatch) -> Inputs:
-    """Return what a model sees of a batch, unmasked."""
+    """Return the inputs of a model for a batch, unmasked."""
     return Inputs(batch.ids, batch.positions, batch.segments, batch.types)
 
 
