@@ -35,8 +35,9 @@ from jaxlm.data.store import open_store
 from jaxlm.distributed.devices import peak_memory_gib, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import check_batch, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, run_command
-from jaxlm.models.bert import BERT_BASE, BERT_LARGE
-from jaxlm.models.gpt import GPT1, GPT2
+from jaxlm.models import SIZES, family_of
+from jaxlm.models.family import dropout_rates, without_dropout
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig
@@ -45,19 +46,20 @@ from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.program import make_program
 from jaxlm.training.step import settings_of
 
-MODELS = {
-    "gpt1": PretrainConfig(GPT1, batch_size=8),
-    "gpt2": PretrainConfig(GPT2, batch_size=8),
-    "bert-base": PretrainConfig(BERT_BASE, data=SentencePairs(), batch_size=8),
-    "bert-large": PretrainConfig(BERT_LARGE, data=SentencePairs(), batch_size=8),
-}
-DROPOUT_RATES = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate")
+
+def config_of_size(model: Any) -> PretrainConfig:
+    """Return a pretraining of a published size, with the objective and the layout of its family."""
+    if family_of(model).context == "bidirectional":
+        return PretrainConfig(model, MaskedLM(), data=SentencePairs(), batch_size=8)
+    return PretrainConfig(model, batch_size=8)
+
+
+MODELS = {name: config_of_size(model) for name, model in SIZES.items()}
 SHORT_SPELLINGS = {
     "--batch": ["batch-size"],
     "--layers": ["model.num-layers"],
     "--width": ["model.width"],
     "--heads": ["model.num-heads"],
-    "--dropout": [f"model.{name.replace('_', '-')}" for name in DROPOUT_RATES],
     "--dtype": ["execution.dtype"],
     "--remat": ["execution.remat"],
     "--unroll": ["execution.unroll"],
@@ -95,11 +97,13 @@ def parse(argv: Sequence[str]) -> Arguments:
     if name not in MODELS:
         raise InputError(f"--model must be one of {', '.join(MODELS)}, got {name}; or give a config file in its place")
     published = MODELS[name]
-    no_dropout: Any = dict.fromkeys(DROPOUT_RATES, 0.0)
-    arguments, given = _parsed([name, *words], replace(published, model=replace(published.model, **no_dropout)))
+    arguments, given = _parsed([name, *words], replace(published, model=without_dropout(published.model)))
     settings = arguments.settings
-    model = replace(settings.model, num_positions=max(settings.model.num_positions, settings.length))
-    if "model.width" in given and "model.feed_forward_width" not in given:
+    model: Any = settings.model
+    if hasattr(model, "num_positions"):
+        model = replace(model, num_positions=max(model.num_positions, settings.length))
+    widens = "model.width" in given and "model.feed_forward_width" not in given
+    if widens and hasattr(model, "feed_forward_width"):
         model = replace(model, feed_forward_width=4 * model.width)
     return replace(arguments, settings=replace(settings, model=model))
 
@@ -107,8 +111,10 @@ def parse(argv: Sequence[str]) -> Arguments:
 def _parsed(words: Sequence[str], loaded: PretrainConfig | None = None) -> tuple[Arguments, set[str]]:
     spelled: list[str] = []
     rest = iter(words)
+    rates = dropout_rates(loaded.model) if loaded is not None else {}
+    spellings = SHORT_SPELLINGS | {"--dropout": [f"model.{name.replace('_', '-')}" for name in rates]}
     for word in rest:
-        fields = SHORT_SPELLINGS.get(word.replace("_", "-"))
+        fields = spellings.get(word.replace("_", "-")) or None
         value = None if fields is None else next(rest, None)
         if fields is None or value is None:
             spelled.append(word)

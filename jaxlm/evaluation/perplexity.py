@@ -1,6 +1,7 @@
 """`evaluate perplexity`: how well a text that was prepared as a token store is predicted."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -15,7 +16,9 @@ from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import check_sizes
+from jaxlm.training.learner import carry_of
 from jaxlm.training.perplexity import perplexity, text_notes
+from jaxlm.training.state import first_carry
 from jaxlm.training.step import make_eval_step
 from jaxlm.training.trained_length import check_trained
 
@@ -35,6 +38,9 @@ class Perplexity(Evaluation):
     data: Stores
     length: int | None = None
     """Tokens in a row, which see nothing of the row before; the run's own unless given."""
+    layout: Literal["windows", "packed", "streams"] | None = None
+    """Layout of the text in rows. windows: every row by itself. packed: every document by itself. streams: a model with
+    a state carries it from row to row. Default: the layout of the run."""
     beyond_length: bool = False
     """Let --length use positions of the model's table that were never trained."""
 
@@ -53,7 +59,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
     objective = language_model(model, loss_chunks=0)
-    layout: Literal["windows", "packed", "streams"] = "windows" if run.layout == "pairs" else run.layout
+    layout = arguments.layout or ("windows" if run.layout == "pairs" else run.layout)
     batches = validation_batches(
         stores,
         length=length,
@@ -66,7 +72,8 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
         step = CompiledStep("evaluation", jax.jit(make_eval_step(objective)))
-        figures = perplexity(step, run.params, from_host, words=words, bytes=size)
+        carry = first_carry(partial(carry_of, model, layout), batch_size, mesh)
+        figures = perplexity(step, run.params, from_host, words=words, bytes=size, carry=carry)
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     say(
         f"{run.name} on {', '.join(str(store.path) for store in stores)}: {figures['tokens']:,} tokens, {words:,} "
@@ -78,7 +85,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         *(f"  note: {note}" for note in text_notes(run.tokenizer.kind)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
-    found |= {"layout": layout, "length": length} | figures
+    found |= {"layout": layout, "length": length, "carry": carry is not None} | figures
     write_figures(arguments.output, found)
     return found
 

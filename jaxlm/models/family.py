@@ -5,7 +5,7 @@ it. `jaxlm/models/__init__.py` lists the families and builds models; nothing els
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -163,3 +163,13 @@ class Model:
     def flops_per_token(self, length: int, predicted: float | None = None) -> float:
         """Return the FLOPs of a training step per token. See `Family`."""
         return self.family.flops_per_token(self.config, length, predicted)
+
+
+def dropout_rates(config: Any) -> dict[str, float]:
+    """Return the dropout rates of a model's config by the names of their fields."""
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name.endswith("dropout_rate")}
+
+
+def without_dropout(config: Any) -> Any:
+    """Return a model's config with every dropout rate at 0."""
+    return replace(config, **dict.fromkeys(dropout_rates(config), 0.0))

@@ -106,7 +106,8 @@ class PretrainConfig:
             )
         if not encoder and self.data.layout == "pairs":
             raise InputError(
-                f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give one of these"
+                f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give "
+                "one of these"
             )
         # The loss of an encoder is over the masked tokens, whose number its chunks need not divide.
         check_sizes(self.length, 0 if encoder else self.execution.loss_chunks, self.model)

@@ -17,6 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, read_published, tokenizer_spec
 from jaxlm.models import ModelConfig, build, family_of
+from jaxlm.models.family import dropout_rates
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.merge import merge_parameters
@@ -217,11 +218,6 @@ def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
 # Fields of a model that are no size: the rates are the recipe's, as the config or the command line says; `tables` is
 # the start's, whose parameters were trained under it, unless it is given on the command line.
 FREE_FIELDS = ("tables",)
-
-
-def dropout_rates(model: Any) -> dict[str, float]:
-    """Return the dropout rates of a model's config by the names of the fields."""
-    return {field.name: getattr(model, field.name) for field in fields(model) if field.name.endswith("dropout_rate")}
 
 
 def model_of_source(source: Source, asked: Any, given: set[str], saved: Mapping[str, Any] | None = None) -> Any:

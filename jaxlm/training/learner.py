@@ -16,6 +16,11 @@ def no_carry(rows: int) -> None:
     return None
 
 
+def carry_of(model: Model, layout: str, rows: int) -> Any:
+    """Return what a model remembers before the first row of streams; None in other layouts, whose rows are apart."""
+    return model.family.initial_carry(model.config, rows) if layout == "streams" else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Learner:
     """A model and what it is trained on; pretraining and fine-tuning each make one.

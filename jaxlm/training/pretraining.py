@@ -8,6 +8,7 @@ paper's left-to-right ablation, it predicts the next token of them.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from jaxlm.objectives.masking import Specials
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.learner import Learner
+from jaxlm.training.learner import Learner, carry_of
 from jaxlm.training.perplexity import perplexity, totals
 from jaxlm.training.step import EvalStep
 
@@ -99,16 +100,13 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         body, words, _ = jax.random.split(key, 3)
         return {"backbone": model.init(body), "head": model.output_layer.init(words)}
 
-    def carry(rows: int) -> Any:
-        return model.family.initial_carry(config.model, rows) if config.data.layout == "streams" else None
-
     make = left_to_right_language_model if of_pairs else language_model
     return Pretraining(
         model=model,
         init_params=init_params,
         objective=make(model, loss_chunks=chunks),
         flops_per_token=model.flops_per_token,
-        carry=carry,
+        carry=partial(carry_of, model, config.data.layout),
         language_loss="nll",
         whole_text=not of_pairs,
         says=("left to right, no next-sentence loss",) if of_pairs else (),

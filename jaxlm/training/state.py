@@ -55,13 +55,23 @@ def abstract_state(
     """
     boxed = jax.eval_shape(lambda: new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry()))
     shardings = state_shardings(boxed, mesh)
-    rows = NamedSharding(mesh, PartitionSpec(None, *batch_sharding(mesh).spec))
-    shardings = shardings.replace(carry=jax.tree.map(lambda _: rows, boxed.carry))
+    shardings = shardings.replace(carry=jax.tree.map(lambda _: carry_sharding(mesh), boxed.carry))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         nn.unbox(boxed),
         shardings,
     )
+
+
+def carry_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a carry, (layers, rows, …): its rows lie where those of the batch do."""
+    return NamedSharding(mesh, PartitionSpec(None, *batch_sharding(mesh).spec))
+
+
+def first_carry(carry: Callable[[int], Any], rows: int, mesh: Mesh) -> Any:
+    """Return the carry before the first batch of `rows` rows, on the devices; None where there is none."""
+    shapes = jax.eval_shape(lambda: carry(rows))
+    return jax.jit(lambda: carry(rows), out_shardings=jax.tree.map(lambda _: carry_sharding(mesh), shapes))()
 
 
 def fresh_state(

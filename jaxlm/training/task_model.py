@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.models import build
+from jaxlm.models.family import without_dropout
 from jaxlm.models.heads import Head, LSTMHead, task_head
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.objective import Objective
@@ -82,9 +83,3 @@ def with_frozen_backbone(objective: Objective) -> Objective:
         return objective.sums(params | {"backbone": jax.lax.stop_gradient(params["backbone"])}, *inputs)
 
     return dataclasses.replace(objective, sums=sums)
-
-
-def without_dropout(config: Any) -> Any:
-    """Return a model's config with every dropout rate at 0."""
-    names = [field.name for field in dataclasses.fields(config) if field.name.endswith("dropout_rate")]
-    return dataclasses.replace(config, **dict.fromkeys(names, 0.0))

@@ -20,6 +20,7 @@ from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.perplexity import text_notes
 from jaxlm.training.pretraining import Pretraining
+from jaxlm.training.state import first_carry
 from jaxlm.training.step import make_eval_step
 
 
@@ -86,7 +87,8 @@ class Validation:
         """The figures of the parameters after `step` updates, for metrics.jsonl, and the same for people."""
         length = trained_phase(step, self._phases).length
         batches: Iterator = (to_devices(batch, self._mesh, self._batch_size) for batch in self._batches[length])
-        figures = self._pretraining.evaluation(self._step, params, batches, self._stores)
+        carry = first_carry(self._pretraining.carry, self._batch_size, self._mesh)
+        figures = self._pretraining.evaluation(self._step, params, batches, self._stores, carry)
         if len(self._batches) == 1:
             return figures, figures_said(figures)
         return figures | {"validation_length": length}, f"{figures_said(figures)}, in rows of {length}"

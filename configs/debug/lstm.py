@@ -1,0 +1,20 @@
+"""A toy LSTM whose runs take seconds on a CPU, for trying things and for scripts. Its state is carried over streams."""
+
+from jaxlm.data.config import Streams
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import OptimizerConfig
+
+
+def config() -> PretrainConfig:
+    return PretrainConfig(
+        model=LSTMConfig(num_layers=2, width=32, units=64, init_std=0.1),
+        data=Streams(),
+        optimizer=OptimizerConfig(peak_lr=3e-3, warmup=10),
+        num_steps=100,
+        batch_size=8,
+        length=64,
+        log_every=1,
+        eval_every=50,
+        checkpoint_every=50,
+    )

@@ -1,0 +1,11 @@
+"""Fine-tuning of the LSTM as GPT-1 is fine-tuned: its input formats, heads, auxiliary loss and hyperparameters."""
+
+from dataclasses import replace
+
+from jaxlm.config import load_config
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.training.config import FinetuneConfig
+
+
+def config() -> FinetuneConfig:
+    return replace(load_config("finetune/gpt1", FinetuneConfig), model=LSTMConfig())
