@@ -13,8 +13,6 @@ from jaxlm.models import FAMILIES, build, family_of
 
 # The rest of the program asks a `Family` or a `Model`. Published names differ from family to family.
 MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
-# Not yet behind the table; a module is taken out of the list when it is.
-OFFENDING = ("jaxlm.bench",)
 
 MODULES = {f"jaxlm.models.{path.stem}" for path in (ROOT / "jaxlm" / "models").glob("*.py")}
 MODULES = {name for name in MODULES if any(f.module.__module__ == name for f in FAMILIES.values())}
@@ -64,10 +62,7 @@ def asks_kind(node: ast.AST) -> bool:
 def test_nobody_names_a_family(module):
     """Fails when a module asks which family a model is of, instead of what it needs to know of it."""
     found = names_of_families(FILES[module].read_text(encoding="utf-8"), module)
-    if module in OFFENDING:
-        assert found, f"{module} names no family any more: take it out of OFFENDING"
-    else:
-        assert not found, f"{module}: {found}; ask family_of(config) or the Model, whose fields say what differs"
+    assert not found, f"{module}: {found}; ask family_of(config) or the Model, whose fields say what differs"
 
 
 def test_the_reader_finds_what_it_should():
