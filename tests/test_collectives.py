@@ -17,20 +17,22 @@ from jaxlm.compiler.hlo import parse
 from jaxlm.data.config import MEMBERS
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.nn.execution import Execution
+from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.memory_fit import compile_training
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.txt"
-MODELS = {"gpt": (TOY, "windows"), "bert": (TOY_BERT, "pairs")}
+MODELS = {"gpt": (TOY, LanguageModel(), "windows"), "bert": (TOY_BERT, MaskedLM(), "pairs")}
 MESHES = ((8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2))
 
 
 def table(name: str, sizes: tuple[int, int, int]) -> list[str]:
-    model, layout = MODELS[name]
+    model, objective, layout = MODELS[name]
     config = PretrainConfig(
         model,
+        objective,
         data=MEMBERS[layout](),
         optimizer=OptimizerConfig(peak_lr=1e-3, warmup=2),
         execution=Execution(unroll=1),

@@ -145,7 +145,7 @@ def test_berts_configs_say_what_the_paper_says():
         optimizer = pretrain.optimizer
         assert (optimizer.peak_lr, optimizer.warmup, optimizer.decay) == (1e-4, 10_000, "linear")
         assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.01)
-        masking = pretrain.masking
+        masking = pretrain.objective.masking
         assert (masking.rate, masking.share_mask, masking.share_random) == (0.15, 0.8, 0.1)
     assert (BERT_BASE.num_layers, BERT_BASE.width, BERT_BASE.num_heads) == (12, 768, 12)
     assert (BERT_LARGE.num_layers, BERT_LARGE.width, BERT_LARGE.num_heads) == (24, 1024, 16)

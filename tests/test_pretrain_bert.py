@@ -331,7 +331,7 @@ def test_the_number_of_steps_is_identity_where_the_length_depends_on_it(base, on
     assert "num_steps: 24 -> 30" in refused(base.run, *TWO_LENGTHS, "--num-steps", 30)
     assert "data.short_share: 0.5 -> 0.6" in refused(base.run, *TWO_LENGTHS, "--data.short-share", 0.6)
     assert "data.masks" in refused(base.run, *TWO_LENGTHS, "--data.masks", "static")
-    assert "masking.rate" in refused(base.run, *TWO_LENGTHS, "--masking.rate", 0.2)
+    assert "objective.masking.rate: 0.15 -> 0.2" in refused(base.run, *TWO_LENGTHS, "--objective.masking.rate", 0.2)
     assert (base.run / "config.json").read_bytes() == saved
     # Its only step was long; of three steps the first would have been short.
     assert "num_steps: 1 -> 3" in refused(one_step.run, *SOME_SHORT, "--seed", 4, "--start", base.run, "--num-steps", 3)
@@ -399,7 +399,7 @@ def test_the_state_of_another_run_goes_on_and_longer(base, stores, tmp_path):
 
 def test_without_next_sentences_and_with_them_again(base, stores, tmp_path):
     alone, again = tmp_path / "alone", tmp_path / "again"
-    flags = ("--next-sentence-coefficient", 0, "--num-steps", 2, "--checkpoint-every", 1, *NO_VALIDATION)
+    flags = ("--objective.next-sentence-coefficient", 0, "--num-steps", 2, "--checkpoint-every", 1, *NO_VALIDATION)
     ended = train(alone, stores, "--start", base.run, *flags)
     assert "no next-sentence loss" in ended.errors and "fresh:" not in ended.errors
     assert metrics(alone) == metrics(alone, "masked_lm_loss") and not metrics(alone, "next_sentence_loss")
@@ -454,6 +454,7 @@ def test_whole_words_and_static_masks(stores, data, tmp_path):
         assert abs(found[2] - found[1]) > 1e-3 * found[1]
     assert "masks: 15% of whole words" in said["static"] and "static in 1 copies" in said["static"]
     assert "dynamic" in said["dynamic"]
+    assert "--masking.whole-word is now --objective.masking.whole-word" in said["static"]  # the spelling until then
     for whole_word, continues, slots, length, pairs in calls:
         assert whole_word and slots == mask_slots(length, pairs)
         np.testing.assert_array_equal(continues, tokenizer.continues)

@@ -15,6 +15,7 @@ from jaxlm.errors import InputError
 from jaxlm.finetune import _notes_on_length
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import ADDED_FIELDS
 from jaxlm.tasks.batching.span_windows import windows
@@ -37,7 +38,7 @@ def run_of(path, config, starts=(), **more):
 
 def test_a_run_of_two_lengths_has_the_one_that_has_begun(tmp_path):
     data = SentencePairs(short_length=128, short_share=0.9)
-    config = PretrainConfig(model=BERT_BASE, data=data, length=512, num_steps=1000)
+    config = PretrainConfig(model=BERT_BASE, objective=MaskedLM(), data=data, length=512, num_steps=1000)
     run = run_of(tmp_path / "run", config, **{OF_START: None})
     assert [trained_length(run, step) for step in (0, 1, 899, 900, 901, 1000)] == [128, 128, 128, 128, 512, 512]
 

@@ -14,6 +14,7 @@ from toy_run import save
 from jaxlm.atomic_write import write_json
 from jaxlm.config import to_json
 from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig, TaskOptions, read_task
 from jaxlm.text import Tokenizer, tokenizer_from_spec
@@ -39,7 +40,7 @@ def pretrained(path: Path, vocabulary: Path, *, steps=(3, 7), **model: Any) -> P
     """A pretraining run of random parameters, MLM and NSP heads among them."""
     tokenizer: Tokenizer = tokenizer_from_spec(f"wordpiece:{vocabulary}")
     sizes = replace(SIZES, vocab_size=tokenizer.size, **model)
-    config = PretrainConfig(model=sizes, num_steps=max(steps), batch_size=8, length=sizes.num_positions)
+    config = PretrainConfig(sizes, MaskedLM(), num_steps=max(steps), batch_size=8, length=sizes.num_positions)
     resolved = resolved_json(config, {"tokenizer": tokenizer.fingerprint})
     with RunDirectory(path) as run:
         run.open(resolved)
