@@ -13,8 +13,9 @@ from toy_runs import finetune_arguments, make_task, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
+from jaxlm.models.family import dropout_rates
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.training.initialization import FREE_FIELDS, dropout_rates, dropout_said, model_of_source
+from jaxlm.training.initialization import FREE_FIELDS, dropout_said, model_of_source
 
 SMALL = GPTConfig(num_layers=2, width=16, num_heads=2, feed_forward_width=32, tables="one", dropout_rate=0.0)
 SMALL = dataclasses.replace(SMALL, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
