@@ -138,7 +138,10 @@ def test_text_that_is_too_short_is_refused(stores, tmp_path):
         phased_rows(stores[1:2], Streams(), length=6, seed=0, num_steps=1, batch_size=1)
 
 
-def test_a_mixture_is_refused():
+def test_a_mixture_is_refused_and_that_of_the_preparation_is_not_used(stores, tmp_path):
+    weighted = numbers_store(tmp_path / "weighted", {"a": [9], "b": [9]}, weights=(1.0, 2.0))
+    assert StreamRows([weighted], 2, 3).description().endswith("; the weights given at preparation are not used")
+    assert "weights" not in StreamRows(stores, 2, 3).description()
     with pytest.raises(InputError, match="data.weights must be left out with data.layout streams, got 1.0 2.0"):
         Streams(store=("a", "b"), weights=(1.0, 2.0)).check()
     Streams(store=("a", "b")).check()

@@ -71,6 +71,7 @@ class StreamRows:
                 f"got {got}; give a smaller one, or more text"
             )
         self.length, self.batch_size = length, batch_size
+        self._weighted = any(section.weight is not None for store in stores for section in store.sections)
         self._stream = inputs // batch_size
         self.rows_per_stream = self._stream // length
         self.rows = self.rows_per_stream * batch_size
@@ -104,6 +105,7 @@ class StreamRows:
         return (
             f"{self.batch_size} streams of {self.rows_per_stream * self.length:,} tokens, {self.rows_per_stream:,} "
             f"steps per epoch; {self.unused:,} tokens, at the ends of the streams and of the text, are in no row"
+            + ("; the weights given at preparation are not used" if self._weighted else "")
         )
 
     def _place(self, index: int) -> tuple[int, bool]:
