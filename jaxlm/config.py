@@ -169,7 +169,7 @@ def _check_flags_of(chosen: str, members: Mapping[str, Any], given: Iterable[str
 def _given_values(argv: Sequence[str]) -> dict[str, str | None]:
     """Return the fields named on a command line, each with the word given for it, None where another flag follows."""
     values: dict[str, str | None] = {}
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip(argv, [*argv, None][1:], strict=True):
         if word.startswith("--"):
             flag, equals, value = word[2:].partition("=")
             after = None if following is None or following.startswith("--") else following
