@@ -1,12 +1,12 @@
-"""What a pretraining step costs on TPUs that are not here: `python -m jaxlm.aot CONFIG --topology v5e:4x4`.
+"""Estimate the cost of a pretraining step on absent TPUs: `python -m jaxlm.aot CONFIG --topology v5e:4x4`.
 
-Compiles the very step that `pretrain` would run, with the TPU's own compiler, on any machine and offline (the extra
-[tpu]); no store is needed. Says whether it fits, and an estimate of its milliseconds as a sum of lines: the compiler's
-cycles with loops multiplied out, custom kernels by their instruction bundles, and collectives by their bytes; nothing
-is taken to overlap, and operations that memory bounds are estimated up to four times too long, which the calibration
-table says. Where the step does not fit, changes are compiled until one does. --compare puts other choices beside it.
-With two lengths in the config the full one stands at the top. The last line of standard output is one JSON object, as
-in --output.
+The command compiles the same step that `pretrain` would run, with the TPU's own compiler, on any machine and offline
+(the extra [tpu]); it needs no store. It reports whether the step fits, and estimates its milliseconds as a sum: the
+compiler's cycles with loops multiplied out, custom kernels by their instruction bundles, and collectives by their
+bytes. The estimate assumes no overlap, and memory-bound operations are estimated up to four times too long, as the
+calibration table shows. If the step does not fit, changes are compiled until one fits. --compare adds reports of other
+choices. For a config with two lengths the report begins with the full length. The last line of standard output is one
+JSON object, as in --output.
 """
 
 import json
@@ -33,21 +33,20 @@ class Arguments:
     """Compile a pretraining step for a TPU topology and report what it costs."""
 
     config: tyro.conf.Positional[str]
-    """A config file, or its name: pretrain/gpt1."""
+    """A config file or its name, for example pretrain/gpt1."""
     topology: str = "v5e:4x4"
-    """The chip, v4, v5e, v5p or v6e, and the sides of its torus."""
+    """The chip (v4, v5e, v5p or v6e) and the sides of its torus."""
     slices: int = 1
-    """Such topologies, joined by the data center's network; copies of the model (mesh.data) lie across them."""
+    """Number of such topologies, connected by the data center network. mesh.data spans them."""
     compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Other values for another report beside this one: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'. May be
-    given several times."""
+    """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'. Repeatable."""
     output: Path | None = None
-    """A file for the report as JSON."""
+    """File for the report as JSON."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
 def aot(arguments: Arguments) -> dict[str, Any]:
-    """The report, printed and written."""
+    """Print and write the report, and return it."""
     arguments = replace(arguments, settings=with_vocabulary(arguments.settings))
     others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
     for one in (arguments, *(other for _, other in others)):
@@ -73,14 +72,15 @@ def aot(arguments: Arguments) -> dict[str, Any]:
 
 
 def with_choice(arguments: Arguments, choice: str) -> Arguments:
-    """The arguments with those of a --compare on top. Wrong ones end the process as on the command line."""
+    """Return the arguments with those of a --compare on top. Invalid ones end the process as on the command line."""
     try:
         words = shlex.split(choice)
-    except ValueError:  # a quotation mark that nothing closes
+    except ValueError:  # an unclosed quotation mark
         words = []
     if not words or not all("=" in word for word in words):
         raise InputError(
-            f"--compare {choice!r}: fields with values, mesh.fsdp=16 or 'mesh.fsdp=16 micro-batches=2' say"
+            f"--compare must be fields with values, for example mesh.fsdp=16 or 'mesh.fsdp=16 micro-batches=2', "
+            f"got {choice!r}"
         )
     fields = [f"--{word}" for word in words]
     default = replace(arguments, compare=(), settings=with_chosen_members(arguments.settings, fields))
@@ -89,77 +89,77 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
-    """The report for people."""
-    said = []
+    """Return the lines of the report."""
+    found = []
     for step in figures["steps"]:
-        said += _step_lines(figures, step)
+        found += _step_lines(figures, step)
     if figures["days"] is not None:
-        said.append(f"the whole run: {figures['days']:.1f} days")
+        found.append(f"the whole run: {figures['days']:.1f} days")
     elif all(step["step_milliseconds"] is not None for step in figures["steps"]):
-        said.append("the whole run: its steps are told by the store, as it is given in epochs; --num-steps gives days")
-    said.append("calibration: what the compiler's cycles amount to for plain programs, and the chip's peak")
-    said += [
+        found.append("the whole run: unknown, since num_epochs needs the store; --num-steps gives days")
+    found.append("calibration: the compiler's cycles for plain programs, and the chip's peak")
+    found += [
         f"  {one['program']:<16}{one['estimated']:8,.0f} of {one['peak']:,.0f} {one['unit']}"
         for one in figures["calibration"]
     ]
-    return said
+    return found
 
 
 def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
     slices = f"{figures['slices']} slices, " if figures["slices"] > 1 else ""
-    said = [
-        f"{slices}{figures['chips']} chips of {figures['topology']}, {step['batch_size']} x {step['length']} tokens a "
-        f"step in {step['micro_batches']} micro-batches ({step['compile_seconds']} s to compile); all figures are "
+    found = [
+        f"{slices}{figures['chips']} chips of {figures['topology']}, {step['batch_size']} x {step['length']} tokens "
+        f"per step in {step['micro_batches']} micro-batches ({step['compile_seconds']} s to compile); all figures are "
         "estimates"
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
-        return [*said, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB a chip  DOES NOT FIT"]
+        return [*found, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per chip  DOES NOT FIT"]
     memory, compiler = (
         step["memory_gib"],
         f"{step['compiler_tflops']:,.2f} T and {step['bytes_accessed'] / 1e9:,.1f} GB",
     )
-    said += [
-        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB a chip: state and batch "
+    found += [
+        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per chip: state and batch "
         f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
         + ("" if step["fits"] else "  DOES NOT FIT"),
         f"  step          {step['step_milliseconds']:.1f} ms, {step['tokens_per_second']:,.0f} tokens/s, "
         f"MFU {step['mfu']:.1%}",
-        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, that MFU counts; on a chip "
+        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per chip "
         f"{step['chip_tflops']:,.2f} T in matrix products outside kernels (the compiler, which counts bodies of loops "
         f"once: {compiler})",
     ]
-    said += [f"    {name:<18}{value:8.2f} ms" for name, value in step["step_parts"].items()]
-    said += [
-        f"    kernel {one['name']}: {one['count']} a step, {one['milliseconds']:.2f} ms" for one in step["kernels"]
+    found += [f"    {name:<18}{value:8.2f} ms" for name, value in step["step_parts"].items()]
+    found += [
+        f"    kernel {one['name']}: {one['count']} per step, {one['milliseconds']:.2f} ms" for one in step["kernels"]
     ]
-    said += [f"    not counted: kernel {name}, {times} a step" for name, times in step["uncounted_kernels"].items()]
-    said += [
-        f"    {one['kind']} over {one['axis']} ({one['size']}), {one['network']}: {one['count']} a step, "
+    found += [f"    not counted: kernel {name}, {times} per step" for name, times in step["uncounted_kernels"].items()]
+    found += [
+        f"    {one['kind']} over {one['axis']} ({one['size']}), {one['network']}: {one['count']} per step, "
         f"{one['bytes'] / 1e6:,.1f} MB, {one['milliseconds']:.2f} ms"
         for one in step["collectives"]
     ]
-    return said
+    return found
 
 
 def advice_lines(found: dict[str, Any]) -> list[str]:
-    """What was tried where the step as given does not fit."""
-    said = ["it does not fit; tried:"]
+    """Return lines about the changes that were tried because the step does not fit."""
+    tried = ["it does not fit; tried:"]
     for one in found["tried"]:
         peak = "out of memory" if one["peak_gib"] is None else f"{one['peak_gib']:.2f} GiB"
-        said.append(f"  {one['choice']:<60}{peak}{'' if one['fits'] else '  does not fit'}")
+        tried.append(f"  {one['choice']:<60}{peak}{'' if one['fits'] else '  does not fit'}")
     if found["choice"] is None:
-        return [*said, "nothing tried fits: more chips, or a smaller model or batch"]
+        return [*tried, "no change fits: use more chips, or a smaller model or batch"]
     best = found["report"]
     return [
-        *said,
+        *tried,
         f"{found['choice']} fits: {best['peak_gib']:.2f} of {best['hbm_gib']:.0f} GiB, "
         f"{best['step_milliseconds']:.1f} ms, MFU {best['mfu']:.1%}",
     ]
 
 
 def table(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """Reports side by side, each with its `choice`; figures of the step of the full length."""
+    """Return a table of reports, each with its `choice`; the values are those of the step of the full length."""
     rows = [("choice", "fits", "peak GiB", "ms", "MFU", "collective MB", "compile s")]
     for one in reports:
         compiled = one["step_milliseconds"] is not None
@@ -184,16 +184,15 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
     settings = one_duration(arguments.settings, given)
-    jax.config.update("jax_platforms", "cpu")  # what is computed and not compiled is computed here
+    jax.config.update("jax_platforms", "cpu")  # anything that is computed, not only compiled, is computed here
     try:
         aot(replace(arguments, settings=settings))
     except jax.errors.JaxRuntimeError as error:
         raise RunError(
-            "the TPU compiler refuses the step; other sizes, or --execution.attention xla, may pass: "
-            f"{one_line(error)[:300]}"
+            f"the TPU compiler rejects the step; try other sizes, or --execution.attention xla: {one_line(error)[:300]}"
         ) from error
 
 

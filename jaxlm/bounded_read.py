@@ -1,6 +1,6 @@
-"""Bounded reading of files that somebody else wrote: JSON of any nesting, regular files of a limited size.
+"""Bounded reading of untrusted files: JSON of limited nesting, regular files of a limited size.
 
-What is refused is a ValueError or an OSError, which whoever reads a file catches for damaged and missing files anyway.
+Rejected files raise ValueError or OSError, which readers catch for damaged and missing files anyway.
 """
 
 import errno
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# The largest file that is read whole: the vocabulary with the most pieces, of a million, has some tens of MB.
+# The largest file that is read whole; the largest vocabulary, with a million tokens, has some tens of MB.
 LARGEST = 1 << 28
 SIGNATURE = "sha256"  # the field of a JSON object that holds the hash of the others
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. ValueError where it is damaged, not UTF-8, or nested too deeply."""
+    """Return the value of a JSON text. ValueError if it is damaged, not UTF-8, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a regular file holds. ValueError or OSError for anything else."""
+    """Return the JSON object in a regular file. ValueError or OSError for anything else."""
     value = parse_json(read_regular(path))
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
@@ -36,21 +36,21 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_signed(path: Path) -> dict[str, Any]:
     """Return the JSON object that `jaxlm.atomic_write.write_json` signed, or one written before signatures existed.
 
-    ValueError or OSError for anything else, for a file that was altered too.
+    ValueError or OSError for anything else, including an altered file.
     """
     values = read_object(path)
     if (sha256 := values.pop(SIGNATURE, None)) is not None and sha256 != signature(values):
-        raise ValueError(f"it was altered: its {SIGNATURE} does not fit (a change that is meant removes that field)")
+        raise ValueError(f"it was altered: its {SIGNATURE} does not match (after an intended change remove that field)")
     return values
 
 
 def signature(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON values, whatever their order and white space."""
+    """Return the SHA-256 of JSON values, independent of their order and white space."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. OSError for anything else: reading a device or a pipe may wait forever, or never end."""
+    """Open a regular file. OSError for anything else: reading a device or a pipe may block or never end."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -59,7 +59,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, largest: int = LARGEST) -> bytes:
-    """Return the content of a regular file. OSError for anything else, and above `largest` bytes."""
+    """Return the content of a regular file. OSError for anything else, and for more than `largest` bytes."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > largest:
             raise OSError(errno.EFBIG, f"larger than {largest:,} bytes", str(path))

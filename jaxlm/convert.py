@@ -1,8 +1,8 @@
-"""Published models in and out: `python -m jaxlm.convert import hf:PATH --run RUN` and `… export RUN --to hf:PATH`.
+"""Import and export published models: `python -m jaxlm.convert import hf:PATH --run RUN`, `… export RUN --to hf:PATH`.
 
-import makes a run directory of a published model, from which everything starts that starts from a run. export writes a
-run as a directory that Hugging Face's `from_pretrained` loads, tokenizer and model card included. Every tensor is used
-exactly once, either way; --verify compares with the other program's own outputs.
+import creates a run directory from a published model, which serves as the start of other runs. export writes a run as a
+directory that Hugging Face's `from_pretrained` loads, with tokenizer and model card. Both directions use every tensor
+exactly once. --verify compares with the outputs of the other program.
 """
 
 from dataclasses import dataclass, replace
@@ -38,21 +38,21 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 
 @dataclass(frozen=True)
 class Import:
-    """Make a run directory of a published model."""
+    """Create a run directory from a published model."""
 
     source: tyro.conf.Positional[str]
-    """hf:PATH, openai:PATH or google:PATH, a directory of the model's files."""
+    """Directory of the model's files: hf:PATH, openai:PATH or google:PATH."""
     run: str
-    """The run directory, or gs://BUCKET/RUN, to make."""
+    """Run directory to create, local or gs://BUCKET/RUN."""
     verify: bool = False
-    """Compare each layer's output with transformers' own, or with the reference that lies beside the files."""
+    """Compare each layer's output with transformers' own, or with the reference output beside the files."""
     unanswerable: bool = False
-    """Questions may have no answer, as in SQuAD 2.0: a model that answers questions then may answer with none."""
+    """Allow questions without an answer, as in SQuAD 2.0. For models that answer questions."""
     custom: CustomConfig = CustomConfig()
-    """The rows of a fine-tuned model, for predict and evaluate; unless given, one column `text` or `sentence`."""
+    """Columns of a fine-tuned model's rows, for predict and evaluate. Default: one column `text` or `sentence`."""
     wordpiece_case: Case = "auto"
-    """Whether text keeps upper case and accents in a WordPiece vocabulary (cased) or neither; auto: as its
-    tokenizer_config.json says, else as the vocabulary looks."""
+    """Case of text for a WordPiece vocabulary. cased: upper case and accents are kept. uncased: neither is kept.
+    auto: from its tokenizer_config.json, else guessed from the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Export:
     """Write a run as a model directory of Hugging Face."""
 
     run: tyro.conf.Positional[str]
-    """A run, RUN or RUN@STEP."""
+    """A run: RUN or RUN@STEP."""
     to: str
-    """hf:PATH, a directory that is not there yet."""
+    """hf:PATH, a directory that does not exist yet."""
     verify: bool = False
     """Compare each layer's output with transformers' own."""
 
@@ -71,12 +71,12 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 
 
 def import_model(arguments: Import) -> None:
-    """Read everything, then make the run directory: what cannot be read leaves none."""
+    """Read everything, then create the run directory; a model that cannot be read leaves no directory behind."""
     published = _with_rows(read_published(arguments.source, arguments.wordpiece_case), arguments.custom)
     if arguments.unanswerable:
         if published.task is None or published.task.kind != "span":
             raise InputError(
-                f"--unanswerable: {published.architecture} must be a model that answers questions; leave it out"
+                f"--unanswerable must be off for {published.architecture}, which answers no questions; leave it out"
             )
         published = replace(published, task=replace(published.task, no_answer=True))
     if arguments.verify:
@@ -98,7 +98,7 @@ def import_model(arguments: Import) -> None:
                 write_json(run.path / "task.json", published.task.to_json(), signed=True)
             run.record_start(started_from=published.name)
             leaves = {}
-            while published.leaves:  # one by one: there is never a second copy of the model
+            while published.leaves:  # one by one, so that memory never holds a second copy of the model
                 name, values = published.leaves.popitem()
                 leaves[name] = jax.block_until_ready(jnp.asarray(values))
             checkpoints.save(0, {"params": nested_leaves(leaves)}, config=resolved)
@@ -112,12 +112,12 @@ def _with_rows(published: Published, custom: CustomConfig) -> Published:
     if custom == CustomConfig():
         return published
     if published.task is None:
-        raise InputError(f"custom: {published.architecture} has no head that reads rows; give no --custom setting")
+        raise InputError(f"custom: {published.architecture} has no head that reads rows; remove all --custom settings")
     return replace(published, task=with_rows(published.task, custom))
 
 
 def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
-    """What the run's config.json holds: the model, what it was imported from, and, of a tuned one, its task."""
+    """Return the content of the run's config.json: the model, its origin and, if it is fine-tuned, its task."""
     encoder = family_of(published.model).context == "bidirectional"
     fingerprints = {
         "tokenizer": None if published.tokenizer is None else published.tokenizer.fingerprint,
@@ -155,13 +155,13 @@ def _verify(model: Published | LoadedRun, directory: Path, architecture: str, to
 
 
 def export_run(arguments: Export) -> None:
-    """Read the run, plan which class it becomes, write."""
-    kind, _, place = arguments.to.partition(":")
-    if kind != "hf" or not place:
-        raise InputError(f"--to {arguments.to}: hf:PATH, a directory for Hugging Face's files")
+    """Read the run, choose the class that it is exported as, and write it."""
+    kind, _, location = arguments.to.partition(":")
+    if kind != "hf" or not location:
+        raise InputError(f"--to must be hf:PATH, a directory for Hugging Face's files, got {arguments.to}")
     if arguments.verify and not transformers_installed():
         raise InputError(
-            "--verify: transformers and PyTorch must be installed, and nothing was exported; install them "
+            "--verify needs transformers and PyTorch, and nothing was exported; install them "
             "(launch/setup.sh cpu parity), or leave --verify out"
         )
     run = load_run(arguments.run)
@@ -171,7 +171,7 @@ def export_run(arguments: Export) -> None:
     export = planned_export(
         run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
     )
-    target = Path(place).expanduser()
+    target = Path(location).expanduser()
     longest = run.trained_length if run.task is None else run.config.length
     write_export(
         target,
@@ -198,10 +198,10 @@ def export_run(arguments: Export) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     kind: Any = Command  # a union: one subcommand each
     arguments, _ = command_line(kind, program="convert", description=__doc__)
-    jax.config.update("jax_platforms", "cpu")  # nothing is computed but checksums
+    jax.config.update("jax_platforms", "cpu")  # the only computation is that of checksums
     (import_model if isinstance(arguments, Import) else export_run)(arguments)
 
 

@@ -1,8 +1,9 @@
 """Continue a prompt with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
 
-An encoder fills the blanks of its prompt instead: `--prompt 'It was a [MASK] day.'` gives the best pieces for each.
-One sample is written as it is made, several once all are done. The text begins with the prompt as the tokenizer gives
-it back. Without --prompt each line of standard input is a prompt (blank ones are skipped); --prompt "" begins a text.
+An encoder fills the blanks of its prompt instead: `--prompt 'It was a [MASK] day.'` gives the best tokens for each.
+A single sample is printed while it is generated, several samples after all of them are complete. The output begins with
+the decoded prompt. Without --prompt each line of standard input is a prompt (blank lines are skipped). --prompt ""
+starts a new text.
 """
 
 import json
@@ -32,22 +33,22 @@ class Arguments:
     """Continue prompts with a trained language model."""
 
     run: str
-    """A run, RUN or RUN@STEP."""
+    """A run: RUN or RUN@STEP."""
     prompt: str | None = None
-    """The text to continue; '' begins a new one. Unless given, or '-': the lines of standard input."""
+    """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
     length: int | None = None
-    """New tokens at most; 100, or what the trained length leaves, unless given."""
+    """Maximum number of new tokens. Default: 100, or less to stay within the trained length."""
     beyond_length: bool = False
-    """Use positions of the model's table that were never trained."""
+    """Use positions of the position table that were never trained."""
     samples: int = 1
-    """Continuations of each prompt."""
+    """Number of continuations per prompt."""
     top: int = 5
-    """An encoder's fillings of each blank."""
+    """Number of candidates per blank, for an encoder."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     seed: int = 0
-    """The same seed, prompt and settings give the same text."""
+    """Seed of the sampling. The same seed, prompt and settings give the same text."""
     output: Path | None = None
-    """A JSONL file for the samples: prompt, sample, text, tokens, ended."""
+    """JSONL file for the samples: prompt, sample, text, tokens, ended."""
 
 
 def generate(arguments: Arguments) -> None:
@@ -55,7 +56,7 @@ def generate(arguments: Arguments) -> None:
     for name in ("length", "samples", "top"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise InputError(f"--{name} {value}: a number above 0")
+            raise InputError(f"--{name} must be positive, got {value}")
     arguments.sampling.check()
     check_seed("--seed", arguments.seed)
     run = load_run(arguments.run)
@@ -117,12 +118,12 @@ def fill(run: LoadedRun, arguments: Arguments) -> None:
 
 
 def prompts(given: str | None) -> Iterator[str]:
-    """The prompt that was given, or the lines of standard input as they come."""
+    """Yield the given prompt, or the lines of standard input as they arrive."""
     if given is not None and given != "-":
         yield given
         return
     if sys.stdin.isatty():
-        print("a prompt a line; Ctrl-D ends", file=sys.stderr)
+        print("one prompt per line; Ctrl-D ends", file=sys.stderr)
     yield from (line for _, line in numbered_lines(sys.stdin.buffer, "standard input") if line.strip())
 
 
@@ -131,15 +132,16 @@ def continue_prompt(
 ) -> list[dict[str, Any]]:
     """Write the samples of one prompt to standard output, and return them."""
     ids = run.tokenizer.encode(prompt)
-    if not ids or run.layout == "packed":  # of packed rows every document begins so; windows begin anywhere
+    if not ids or run.layout == "packed":  # packed rows have these tokens before every document, windows begin anywhere
         ids = [*run.left, *ids]
     if not ids:
         raise InputError(
-            "--prompt must not be empty, since no token began a text when this model was trained; give a --prompt"
+            "--prompt must not be empty for this model, which was trained without a token that begins a text; give a "
+            "--prompt"
         )
     length = arguments.length or max(1, min(DEFAULT_LENGTH, decoder.room(ids)))
     if not arguments.length and decoder.positions < min(len(ids) + DEFAULT_LENGTH, run.model.max_length):
-        print(f"note: {length} new tokens at most: {run.limit}", file=sys.stderr)
+        print(f"note: at most {length} new tokens: {run.limit}", file=sys.stderr)
     streams = [TextStream(run.tokenizer, ids) for _ in range(arguments.samples)]
     made: list[list[int]] = [[] for _ in streams]
     alone = len(streams) == 1
@@ -170,16 +172,16 @@ def _open(path: Path | None) -> TextIO | None:
     try:
         return None if path is None else path.open("w", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give an --output that can be written") from None
+        raise InputError(f"{path}: {error.strerror}; give an --output that is writable") from None
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     arguments, _ = command_line(Arguments, program="generate", description=__doc__)
     prepare_process()
     try:
         generate(arguments)
-    except KeyboardInterrupt:  # how one ends a long text, or a line of prompts, at a terminal
+    except KeyboardInterrupt:  # the usual way to end a long text, or a series of prompts, at a terminal
         print()
         sys.exit(EXIT_FAILED)
 

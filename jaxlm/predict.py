@@ -1,9 +1,9 @@
 """Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.tsv|new.jsonl|- [--output F]`.
 
-Rows are read as they come, any number of them, and answered in order: one JSON object a line with `index` (0-based),
-`prediction` and `scores`. The prediction is spelt as in the task's files: a label, a score, the text of an answer (""
-if there is none), or a list of tags, and then the `tokens` stand there too. scores: a probability for each label; of an
-answer its probability; of tags theirs; empty for a score.
+Rows are streamed and labelled in order: one JSON object per line with `index` (0-based), `prediction` and `scores`. The
+prediction is spelt as in the task's files: a label, a score, the text of an answer ("" for none), or a list of tags,
+which come with their `tokens`. scores: a probability for each label; the probability of an answer; the probabilities of
+tags; empty for a score.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ from jaxlm.training.compiled import CompiledStep
 
 log = logging.getLogger("jaxlm.predict")
 
-ROWS_AT_A_TIME = 1024  # of a file; sorted by length among themselves, so that little padding is computed
+ROWS_AT_A_TIME = 1024  # rows of a file that are sorted by length together, to reduce padding
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")  # of files that cannot hold JSON lines
+TABLE_SUFFIXES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")  # suffixes of files that cannot hold JSON lines
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Arguments:
     """Label new rows with a fine-tuned run."""
 
     run: str
-    """A fine-tuned run, or RUN@STEP."""
+    """A fine-tuned run: RUN or RUN@STEP."""
     input: str
-    """TSV with a header, CSV or JSONL, with the columns the task was trained on; - reads TSV or JSONL from standard
-    input."""
+    """TSV with a header, CSV or JSONL, with the columns of the task. - reads TSV or JSONL from standard input."""
     output: Path | None = None
-    """Where to write the JSON lines; standard output unless given."""
+    """Output file for the JSON lines. Default: standard output."""
     batch_size: int = 32
+    """Examples per batch. Predictions do not depend on it."""
     errors: Literal["strict", "replace"] = "strict"
-    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+    """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
     mesh: MeshConfig = MeshConfig()
 
 
 def predict(arguments: Arguments) -> int:
-    """Label all rows; returns how many there were."""
+    """Label all rows and return their number."""
     if arguments.batch_size < 1:
-        raise InputError(f"--batch-size {arguments.batch_size}: a number above 0")
+        raise InputError(f"--batch-size must be positive, got {arguments.batch_size}")
     if arguments.output is not None and arguments.output.suffix.lower() in TABLE_SUFFIXES:
         raise InputError(
             f"--output must be a file of JSON lines, got {arguments.output}; name it {arguments.output.stem}.jsonl"
@@ -87,12 +87,12 @@ def predict(arguments: Arguments) -> int:
     if arguments.output is not None:
         progress.close()
     if cut:
-        log.warning("%d of %d rows were cut to %d tokens", cut, done, limit)
+        log.warning("%d of %d rows were truncated to %d tokens", cut, done, limit)
     return done
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     arguments, _ = command_line(Arguments, program="predict", description=__doc__)
     prepare_process()
     predict(arguments)

@@ -1,8 +1,8 @@
 """Make a token store from text: `python -m jaxlm.prepare --source 'text:books/*.txt' --tokenizer … --output DIR`.
 
-Documents stream through worker processes in bounded memory, one shard at a time, into OUTPUT.partial, which becomes
-OUTPUT when it is whole. Killed at any moment it loses no finished shard, and the same command continues. The same input
-gives the same bytes for any number of workers.
+Worker processes stream the documents in bounded memory, one shard at a time, into OUTPUT.partial, which is renamed to
+OUTPUT when it is complete. A process that is killed at any moment loses no finished shard, and the same command
+continues. The same input gives the same bytes for any number of workers.
 """
 
 import shutil
@@ -27,60 +27,61 @@ from jaxlm.host import cpu_cores
 from jaxlm.progress import Progress
 from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
 
-# A tokenizer is trained on no more text than this, taken evenly from all of it.
+# Maximum amount of text that a tokenizer is trained on, sampled evenly from the whole.
 TRAINING_BYTES = 64 << 20
 TRAINING_UNITS = 1024
 
 TRAINED = ("train-sentencepiece", "train-wordpiece")
 
-# What the estimate of time and disk is made from.
+# Size of the sample for the estimate of time and disk.
 SAMPLE_UNITS = 8
 SAMPLE_CHARACTERS = 1 << 16
 
-# The memory of one document from which the estimate speaks of it.
+# Memory of one document above which the estimate mentions it.
 LARGE_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """What to prepare, and where."""
+    """Sources, tokenizer and output of a token store."""
 
     source: tyro.conf.UseAppendAction[tuple[str, ...]]
-    """text:GLOB (a file is a document), lines:GLOB (blank lines part documents), jsonl:GLOB[#FIELD],
-    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]; .gz, .xz and .zst are read as they are. Repeatable."""
+    """text:GLOB (one document per file), lines:GLOB (blank lines separate documents), jsonl:GLOB[#FIELD],
+    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]. .gz, .xz and .zst files are read directly. Repeatable.
+    """
 
     tokenizer: str
     """train-sentencepiece:SIZE, train-wordpiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR,
-    hf:DIR (a tokenizer.json) or store:DIR (the one of a store or of a run)."""
+    hf:DIR (a tokenizer.json) or store:DIR (the tokenizer of a store or of a run)."""
 
     output: Path
-    """The store, a directory that does not exist yet."""
+    """Directory of the store. It must not exist yet."""
 
     weights: tuple[float, ...] = ()
-    """Shares of the sources in training, one for each; by their tokens where nothing is said."""
+    """Sampling weights of the sources in training, one per source. Default: proportional to their tokens."""
 
     workers: int = 0
-    """Processes that encode; 0: one for each core. The result does not depend on it."""
+    """Number of encoding processes. 0: one per core. The result does not depend on it."""
 
     errors: Literal["strict", "replace"] = "strict"
-    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+    """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
 
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
-    """The kind of vocabulary that train-sentencepiece makes."""
+    """Model type of train-sentencepiece."""
 
     wordpiece_case: Case = "auto"
-    """Whether a WordPiece vocabulary keeps upper case and accents (cased), or neither. auto: train-wordpiece keeps
-    neither; a published vocabulary does as the tokenizer_config.json beside it says, else as it looks."""
+    """Case of text for a WordPiece vocabulary. cased: upper case and accents are kept. uncased: neither is kept.
+    auto: uncased for train-wordpiece; for a published vocabulary from its tokenizer_config.json, else guessed."""
 
     sentences: Sentences = "auto"
-    """Whether the borders of sentences are kept, which pairs of them need: split finds them (by sentencex), lines takes
-    each line of the input for one, auto is split for a WordPiece vocabulary and none for the others."""
+    """Sentence boundaries in the store, which sentence pairs need. split: found by sentencex. lines: each line of the
+    input is a sentence. none: not stored. auto: split for a WordPiece vocabulary, none for the others."""
 
     language: str = "en"
-    """The language whose rules find the sentences, by its code."""
+    """Code of the language for sentence splitting."""
 
     unit_bytes: int = UNIT_BYTES
-    """Text in one unit of work, the most that a kill can cost each worker."""
+    """Bytes of text per unit of work. A killed worker loses at most one unit."""
 
 
 def main() -> None:
@@ -97,7 +98,7 @@ def main() -> None:
 
 
 def prepare(config: PrepareConfig) -> Store:
-    """Make the store, or go on making it, and open it. A store that is complete is only opened."""
+    """Make the store, or continue making it, and open it. A complete store is only opened."""
     _check(config)
     output = Path(config.output)
     arguments = {
@@ -106,7 +107,7 @@ def prepare(config: PrepareConfig) -> Store:
         "weights": list(config.weights),
         "errors": config.errors,
         "sentencepiece_model": config.sentencepiece_model,
-        # A published vocabulary's case shows in its fingerprint; "uncased" is what stood here before there was auto.
+        # A published vocabulary's case is part of its fingerprint; "uncased" is the value that preceded auto.
         "wordpiece_case": "uncased" if config.wordpiece_case == "auto" else config.wordpiece_case,
         "sentences": config.sentences,
         "language": config.language,
@@ -130,7 +131,7 @@ def prepare(config: PrepareConfig) -> Store:
         try:
             return _make(config, sources, units, inputs, arguments, partial, continues)
         except InputError:
-            # Nothing of worth was made: the mended command must not meet this one's leavings.
+            # Nothing of value was made: the corrected command must not find these files.
             if not (partial / "writer.json").exists() and not any((partial / "shards").glob("*.json")):
                 shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -147,8 +148,8 @@ def _make(
 ) -> Store:
     began = time.monotonic()
     for described in inputs:
-        what = f"{described['files']:,} files" if "files" in described else f"{described['records']:,} records"
-        print(f"source {described['source']}: {what}, {described['bytes'] / 1e6:,.1f} MB", flush=True)
+        size = f"{described['files']:,} files" if "files" in described else f"{described['records']:,} records"
+        print(f"source {described['source']}: {size}, {described['bytes'] / 1e6:,.1f} MB", flush=True)
     for k, source in enumerate(sources):
         own = (unit for unit in units if unit.source == k)
         if not continues and not any(True for unit in own for _ in read_unit(source, unit, config.errors)):
@@ -158,7 +159,7 @@ def _make(
     sentences = resolved(config.sentences, tokenizer)
     job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language)
     job.shards.mkdir(exist_ok=True)
-    for left_over in job.shards.glob(".*"):  # of processes that were killed
+    for left_over in job.shards.glob(".*"):  # files of processes that were killed
         left_over.unlink()
 
     writer = StoreWriter(partial, tokenizer, sentences=sentences != "none")
@@ -166,7 +167,7 @@ def _make(
     total = sum(unit.size for unit in units)
     left = sum(unit.size for _, unit in todo)
     if continues and len(todo) < len(units):
-        print(f"going on: {len(units) - len(todo):,} of {len(units):,} units are done", flush=True)
+        print(f"continuing: {len(units) - len(todo):,} of {len(units):,} units are done", flush=True)
     if todo:
         _estimate(job, [unit for _, unit in todo], tokenizer, left, workers, config.output)
 
@@ -189,7 +190,7 @@ def _make(
 
 
 def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[float]) -> None:
-    """Append to the store the shards that are next in order and there."""
+    """Append the next consecutive finished shards to the store."""
     while writer.parts < len(units) and (shard := find_shard(job, writer.parts)) is not None:
         number = units[shard.number].source
         if len(writer.state["sections"]) <= number:
@@ -201,7 +202,7 @@ def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[fl
 
 
 def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[Unit], partial: Path) -> Tokenizer:
-    """The tokenizer asked for: trained, once, or read; a copy lies in the partial store for the workers."""
+    """Return the tokenizer, trained once or read, and keep a copy in the partial store for the workers."""
     directory = partial / "tokenizer"
     kind, _, size = config.tokenizer.partition(":")
     trains = kind in TRAINED
@@ -234,8 +235,8 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
         if len(units) > TRAINING_UNITS
         else units
     )
-    share = min(1.0, TRAINING_BYTES / total)
-    each = None if share == 1.0 else TRAINING_BYTES // len(chosen)
+    fraction = min(1.0, TRAINING_BYTES / total)
+    each = None if fraction == 1.0 else TRAINING_BYTES // len(chosen)
     read = 0
 
     def sentences() -> Iterator[str]:
@@ -252,8 +253,8 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
     how = "all of the text" if each is None else f"the first {each:,} bytes of {len(chosen):,} of {len(units):,} units"
     sentencepiece = config.tokenizer.startswith("train-sentencepiece")
     case: Literal["uncased", "cased"] = "cased" if config.wordpiece_case == "cased" else "uncased"
-    what = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {case}"
-    print(f"training a {what} vocabulary of {size:,} on {how}", flush=True)
+    name = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {case}"
+    print(f"training a {name} vocabulary of {size:,} on {how}", flush=True)
     began = time.monotonic()
     tokenizer: Tokenizer
     if sentencepiece:
@@ -267,7 +268,7 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
 
 
 def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path) -> None:
-    """Say how long it will take and how much disk, from a sample; InputError where the disk is too small."""
+    """Print an estimate of time and disk from a sample; InputError if the disk is too small."""
     texts = []
     sentences = 0
     largest = max(largest_file(s, [unit for unit in units if job.sources[unit.source] == s]) for s in job.sources)
@@ -281,7 +282,7 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
             sentences += job.sentences != "none" and block.ends_sentence
             if characters >= SAMPLE_CHARACTERS:
                 break
-    tokenizer.encode_batch(texts[:1])  # the first call loads what the library needs
+    tokenizer.encode_batch(texts[:1])  # the first call loads the library
     began = time.monotonic()
     count = sum(map(len, tokenizer.encode_batch(texts)))
     seconds = time.monotonic() - began
@@ -297,48 +298,48 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
         flush=True,
     )
     if not tokenizer.cuts and job.sentences == "none":
-        _say_memory(largest, largest * tokenizer.whole_bytes)
+        _print_memory(largest, largest * tokenizer.whole_bytes)
     if disk > free:
         raise InputError(
-            f"{output} needs about {disk / 1e9:,.1f} GB and {free / 1e9:,.1f} GB are free there: make room, or name "
+            f"{output} needs about {disk / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free; make room, or name "
             "another --output"
         )
 
 
-def _say_memory(largest: int, memory: int) -> None:
-    """Say what a document of `largest` bytes takes, where that is much, of a vocabulary that encodes it whole."""
+def _print_memory(largest: int, memory: int) -> None:
+    """Print the memory for a document of `largest` bytes, if large, for a vocabulary that encodes it whole."""
     if memory >= LARGE_MEMORY:
         print(
             f"memory: this vocabulary encodes a document whole; the largest found, {largest / 1e6:,.1f} MB of text,",
-            f"takes about {memory / 1e9:,.1f} GB in one worker: make documents smaller, or give fewer --workers,",
-            "where that is too much",
+            f"takes about {memory / 1e9:,.1f} GB in one worker; if that is too much, make documents smaller or give",
+            "fewer --workers",
             flush=True,
         )
 
 
 def _check(config: PrepareConfig) -> None:
-    """InputError for arguments that need no reading to be wrong."""
+    """Raise InputError for arguments that are invalid by themselves, before anything is read."""
     if lies_elsewhere(config.output):
         raise InputError(
-            f"--output {config.output}: a store is made on a disk; name a directory, and copy it afterwards"
+            f"--output must be a local directory, got {config.output}; name one, and copy the store afterwards"
         )
     if not Path(config.output).name:
-        raise InputError(f"--output {config.output}: name a directory that does not exist yet")
+        raise InputError(f"--output must be a directory that does not exist yet, got {config.output}")
     if not config.source:
-        raise InputError("no --source: name at least one, as in --source 'text:books/*.txt'")
+        raise InputError("--source must be given at least once, for example --source 'text:books/*.txt'")
     if config.weights and len(config.weights) != len(config.source):
         raise InputError(
-            f"{len(config.weights)} --weights for {len(config.source)} sources: give one for each, or none"
+            f"--weights must be one per source ({len(config.source)}), got {len(config.weights)}; give one each"
         )
     if any(not 0 < weight < float("inf") for weight in config.weights):
-        raise InputError(f"--weights {shown(list(config.weights))}: each must be a number above 0")
+        raise InputError(f"--weights must be positive, got {shown(list(config.weights))}")
     if config.workers < 0:
-        raise InputError(f"--workers {config.workers}: give the number of processes, or 0 for one a core")
+        raise InputError(f"--workers must be a number of processes, or 0 for one per core, got {config.workers}")
     if config.unit_bytes < 1:
-        raise InputError(f"--unit-bytes {config.unit_bytes}: at least 1")
+        raise InputError(f"--unit-bytes must be positive, got {config.unit_bytes}")
     kind, _, size = config.tokenizer.partition(":")
     if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
-        raise InputError(f"tokenizer {config.tokenizer!r}: SIZE must be a whole number, as in {kind}:16000")
+        raise InputError(f"tokenizer must have an integer SIZE, for example {kind}:16000, got {config.tokenizer!r}")
     if kind == TRAINED[0] and config.wordpiece_case != "auto":
         raise InputError(
             f"wordpiece_case must be auto for {kind}, got {config.wordpiece_case}; leave --wordpiece-case out"
@@ -346,7 +347,7 @@ def _check(config: PrepareConfig) -> None:
 
 
 def _no_documents(spec: str) -> InputError:
-    return InputError(f"source {spec!r} has no document: all it holds is blank; mend it or leave it out")
+    return InputError(f"source {spec!r} has no document, only blanks; fix it or leave it out")
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Progress of work, as one line that is redrawn on a terminal and plain lines elsewhere."""
+"""Progress display: one line that is redrawn on a terminal, plain lines elsewhere."""
 
 import math
 import shutil
@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-_REDRAW_SECONDS = 0.1  # the fastest a terminal line is redrawn
-
-
-_PLAIN_SECONDS = 10.0  # the time between two plain lines of a Progress
+_REDRAW_SECONDS = 0.1  # minimum interval between redraws on a terminal
+_PLAIN_SECONDS = 10.0  # interval between two plain lines of a Progress
 
 
 class _Line:
-    """One line that is redrawn on a terminal, and plain lines elsewhere. Standard error unless told."""
+    """A line that is redrawn on a terminal, and plain lines elsewhere. The default stream is standard error."""
 
     def __init__(self, stream: TextIO | None, active: bool):
         self._stream = stream if stream is not None else sys.stderr
@@ -29,7 +27,7 @@ class _Line:
             self._put(f"\r\x1b[2K{self._drawn}")
 
     def print(self, text: str) -> None:
-        """A line of its own; the live line, if any, goes on below it."""
+        """Print a separate line; the live line, if any, continues below it."""
         if not self._active:
             return
         self._put(f"\r\x1b[2K{text}\n{self._drawn}" if self._drawn else f"{text}\n")
@@ -45,10 +43,10 @@ class _Line:
 
 
 class LiveLine:
-    """Training's line: step, loss, learning rate, gradient norm, tokens/s, MFU, waiting for data, time left.
+    """The live line of training: step, loss, learning rate, gradient norm, tokens/s, MFU, data waiting, time left.
 
-    total: the step at which training ends. every: plain lines come at multiples of it and at the end.
-    active: False on processes other than 0, where nothing is written.
+    total: the last step of training. every: plain lines are printed at multiples of it and at the end.
+    active: False on processes other than 0, which print nothing.
     """
 
     def __init__(self, total: int, *, every: int = 1, stream: TextIO | None = None, active: bool = True):
@@ -70,7 +68,7 @@ class LiveLine:
         waiting: float | None = None,
         eta: float | None = None,
     ) -> None:
-        """Show the metrics of a step. mfu and waiting: fractions; eta: seconds; what is None shows as -."""
+        """Show the metrics of a step. mfu and waiting: fractions; eta: seconds; None is shown as -."""
         if not self._active:
             return
         is_last = step >= self._total
@@ -99,11 +97,11 @@ class LiveLine:
             self._line.print(text)
 
     def note(self, text: str) -> None:
-        """A line of its own: a checkpoint was saved, a validation result."""
+        """Print a separate line, for example for a saved checkpoint or a validation result."""
         self._line.print(text)
 
     def warn(self, text: str) -> None:
-        """A warning on a line of its own."""
+        """Print a warning on a separate line."""
         self._line.print(f"warning: {text}")
 
     def close(self) -> None:
@@ -111,11 +109,11 @@ class LiveLine:
 
 
 class Progress:
-    """Progress of work with a known or unknown end: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`."""
+    """Progress of work with a known or unknown total: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`."""
 
     def __init__(
         self,
-        what: str,
+        name: str,
         total: float | None = None,
         *,
         stream: TextIO | None = None,
@@ -123,17 +121,17 @@ class Progress:
         seconds: float = _PLAIN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._what = what
+        self._name = name
         self._total = total
         self._line = _Line(stream, active)
         self._clock = clock
         self._seconds = _REDRAW_SECONDS if self._line.on_terminal else seconds
         self._began = self._shown = clock()
         self._done = 0.0
-        self._first: float | None = None  # work done before this start is not this start's speed
+        self._first: float | None = None  # work done before the start, which does not count for the speed
 
     def update(self, done: float, note: str = "") -> None:
-        """`done` of `total` is done; shown at most every tenth of a second, or ten seconds off a terminal."""
+        """Report that `done` of `total` is done; shown at most every 0.1 s, or every 10 s if not on a terminal."""
         self._done = done
         if self._first is None:
             self._first = done
@@ -146,7 +144,7 @@ class Progress:
         self._line.print(text)
 
     def close(self) -> None:
-        """Show where it ended."""
+        """Show the final state."""
         self._show(self._clock(), "", is_end=True)
         self._line.end()
 
@@ -159,11 +157,11 @@ class Progress:
     def _show(self, now: float, note: str, *, is_end: bool = False) -> None:
         seconds = now - self._began
         speed = (self._done - (self._first or 0.0)) / seconds if seconds > 0 else 0.0
-        share = f"/{self._total:,.0f} ({self._done / self._total:.0%})" if self._total else ""
+        fraction = f"/{self._total:,.0f} ({self._done / self._total:.0%})" if self._total else ""
         left = (self._total - self._done) / speed if self._total and speed > 0 else None
         end = f"in {duration(seconds)}" if is_end else f"ETA {duration(left)}"
         text = "  ".join(
-            part for part in (self._what, f"{self._done:,.0f}{share}", f"{_rate(speed)}/s", end, note) if part
+            part for part in (self._name, f"{self._done:,.0f}{fraction}", f"{_rate(speed)}/s", end, note) if part
         )
         if self._line.on_terminal:
             self._line.redraw(text)
@@ -172,7 +170,7 @@ class Progress:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 0:07, 12:05, 3:02:01 or 2d 03:00; - for None or what is not finite."""
+    """Return seconds as 0:07, 12:05, 3:02:01 or 2d 03:00; - for None or a value that is not finite."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)

@@ -451,7 +451,7 @@ def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
         memory_fit.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
     monkeypatch.setattr(aot, "aot", lambda _: step.compile())
     monkeypatch.setattr("sys.argv", ["aot", "debug/gpt"])
-    with pytest.raises(RunError, match="refuses the step.*RESOURCE_EXHAUSTED: E1: Ran out"):
+    with pytest.raises(RunError, match="rejects the step.*RESOURCE_EXHAUSTED: E1: Ran out"):
         aot.main()
 
 

@@ -219,7 +219,7 @@ def test_an_imported_model_of_squad_2_can_say_that_there_is_no_answer(runs, tmp_
     refused = run_here(
         "convert", "import", f"hf:{export(runs['bert'], tmp_path / 'b')}", "--run", tmp_path / "x", "--unanswerable"
     )
-    assert_one_line(refused, 2, "--unanswerable: BertForPreTraining must be a model that answers questions")
+    assert_one_line(refused, 2, "--unanswerable must be off for BertForPreTraining")
 
 
 def test_a_padded_table_gives_no_ids_that_the_tokenizer_lacks(runs, tmp_path):
@@ -253,7 +253,7 @@ def test_verify_is_refused_before_anything_is_exported(runs, tmp_path, monkeypat
 
     monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name: None)
     refused = run_here("convert", "export", runs["gpt"], "--to", f"hf:{tmp_path / 'out'}", "--verify")
-    assert_one_line(refused, 2, "transformers and PyTorch must be installed", "nothing was exported")
+    assert_one_line(refused, 2, "--verify needs transformers and PyTorch", "nothing was exported")
     assert not (tmp_path / "out").exists()
 
 

@@ -36,7 +36,9 @@ def test_a_sound_machine_is_ready(tmp_path):
     assert ended.code == 0, ended
     found = lines(ended)
     assert ended.output.splitlines()[-1] == "ready"
-    assert found["devices"] == ["ok 8 x cpu (cpu), 8 of them here"] and found["interconnect"] == ["ok 8 devices add up"]
+    assert found["devices"] == ["ok 8 x cpu (cpu), 8 of them local"] and found["interconnect"] == [
+        "ok a sum over 8 devices is correct"
+    ]
     assert "every checksum is right" in found["store"][0] and "data 4, fsdp 2, tensor 1" in found["config"][0]
     assert {"versions", "processes", "attention", "memory", "disk", "cache", "state", "host memory"} <= found.keys()
 
@@ -48,7 +50,7 @@ def test_a_damaged_store_and_a_batch_that_does_not_fit_are_said(tmp_path):
     content[7] ^= 1
     tokens.write_bytes(content)
     ended = run_here("doctor", "debug/gpt", "--data.store", store.path, "--batch-size", 16)
-    assert ended.code == 1 and ended.output.splitlines()[-1] == "1 of these must be mended"
+    assert ended.code == 1 and ended.output.splitlines()[-1] == "1 of these must be fixed"
     assert lines(ended)["store"][0].startswith("!! ") and "is damaged" in lines(ended)["store"][0]
     ended = run_here("doctor", "debug/gpt", "--batch-size", 12)
     assert ended.code == 1 and "batch_size 12 is not divisible" in lines(ended)["config"][0]
@@ -57,7 +59,7 @@ def test_a_damaged_store_and_a_batch_that_does_not_fit_are_said(tmp_path):
 def test_attention_that_is_off_is_said(monkeypatch):
     monkeypatch.setattr(doctor, "attend", lambda q, k, v, **options: jnp.zeros_like(q))
     ended = run_here("doctor")
-    assert ended.code == 1 and lines(ended)["attention"][0].startswith("!! xla in float32 is ")
+    assert ended.code == 1 and lines(ended)["attention"][0].startswith("!! the error of xla in float32 is ")
 
 
 def test_versions_that_were_not_tested_are_said(monkeypatch):
@@ -82,10 +84,10 @@ def test_a_chip_that_is_not_used_is_said(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(doctor.hardware_utils, "num_available_tpu_chips_and_device_id", lambda: (4, None))
     ended = run_here("doctor")
-    assert ended.code == 1 and "8 of them here, and an idle TPU: launch/setup.sh" in lines(ended)["devices"][0]
+    assert ended.code == 1 and "8 of them local, and an idle TPU: launch/setup.sh" in lines(ended)["devices"][0]
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")  # as launch/gpu.sh does
     ended = run_here("doctor")
-    assert ended.code == 1 and "8 of them here, and none of JAX_PLATFORMS=cuda" in lines(ended)["devices"][0]
+    assert ended.code == 1 and "8 of them local, and none of JAX_PLATFORMS=cuda" in lines(ended)["devices"][0]
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert run_here("doctor").code == 0
 
@@ -103,7 +105,7 @@ def test_where_a_run_would_lie_is_not_known(monkeypatch):
     """It may be at gs://, whatever the room is here."""
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=doctor.GIB + 1))
     ended = run_here("doctor", "pretrain/gpt1")
-    assert ended.code == 0 and lines(ended)["run"][0].endswith("here only 1.0 are free")
+    assert ended.code == 0 and lines(ended)["run"][0].endswith("only 1.0 GiB are free here")
 
 
 @pytest.mark.slow
@@ -142,7 +144,7 @@ def test_what_is_wrong_with_one_process_is_said_by_all(tmp_path):
     ended = [process.ended() for process in processes]
     assert [one.code for one in ended] == [1, 1], ended
     assert (
-        lines(ended[0])["process 1"] == ["!! says what is wrong with it"] and "ok store:" in lines(ended[0])["store"][0]
+        lines(ended[0])["process 1"] == ["!! reports its own failures"] and "ok store:" in lines(ended[0])["store"][0]
     )
     assert [line[:9] for line in ended[1].output.splitlines() if line.endswith("(process 1)")] == ["!!  store"]
 
@@ -155,6 +157,8 @@ def test_a_process_with_another_command_is_named(tmp_path):
         processes.append(joined_in(tmp_path / str(number), number, port, *(["--seed", 1] if number else [])))
     ended = [process.ended() for process in processes]
     found = lines(ended[0])
-    assert found["devices"] == ["ok 8 x cpu (cpu), 4 of them here"] and found["interconnect"] == ["ok 8 devices add up"]
+    assert found["devices"] == ["ok 8 x cpu (cpu), 4 of them local"] and found["interconnect"] == [
+        "ok a sum over 8 devices is correct"
+    ]
     assert found["processes"][0].startswith("!! process [1] has other versions or another command"), ended
     assert [one.code for one in ended] == [1, 1]

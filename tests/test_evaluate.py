@@ -221,7 +221,7 @@ def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypa
         monkeypatch.setattr("sys.argv", ["program", *map(str, [*words, *more])])
         generate.main()
         made.append(capsys.readouterr())
-    assert "new tokens at most" in made[0].err and "trained on 16 of its 48 positions" in made[0].err
+    assert "new tokens: " in made[0].err and "trained on 16 of its 48 positions" in made[0].err
     assert "new tokens" not in made[1].err and made[1].out.startswith(made[0].out.rstrip("\n"))
     assert len(made[1].out) > len(made[0].out)
 

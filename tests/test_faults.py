@@ -158,7 +158,7 @@ def altered(run: Path, name: str, old: str, new: str) -> None:
         ("config.json", '"num_heads": 2', '"num_heads": 4', "model.num_heads"),
         ("config.json", '"norm_eps": 1e-', '"norm_eps": 3e-', "model.norm_eps"),
         ("config.json", '"length": 24', '"length": 23', "length"),
-        ("task.json", '"bad"', '"bat"', "it was altered: its sha256 does not fit"),
+        ("task.json", '"bad"', '"bat"', "it was altered: its sha256 does not match"),
     ],
 )
 def test_an_altered_run_is_refused(specimens, tmp_path, name, old, new, said):

@@ -268,7 +268,7 @@ def test_a_preparation_goes_on_where_it_stopped(corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"tokenizer": "train-wordpiece:many"}, "SIZE must be a whole number, as in train-wordpiece:16000"),
+        ({"tokenizer": "train-wordpiece:many"}, "must have an integer SIZE, for example train-wordpiece:16000"),
         ({"tokenizer": "train-wordpiece:6"}, "a WordPiece vocabulary must exceed .*, got 6"),
         ({"tokenizer": "train-wordpiece:50000"}, r"must be at most \d+, got 50000"),
         (
