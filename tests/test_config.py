@@ -274,6 +274,15 @@ def test_help_lists_the_flags_of_the_layout(write, capsys, layout):
     assert ("--data.pairs-per-row" in text) == ("--data.short-length" in text) == (layout == "pairs")
 
 
+def test_a_compared_choice_may_be_a_layout():
+    """Fails when `--compare` knows the flags of the first layout alone."""
+    arguments = aot.Arguments("debug/bert", "v5e:2x2", settings=PretrainConfig(data=Windows(store=("a",))))
+    chosen = aot.with_choice(arguments, "data.layout=pairs data.pairs-per-row=2").settings
+    assert chosen.data == SentencePairs(store=("a",), pairs_per_row=2)
+    with pytest.raises(InputError, match="data.pairs_per_row must be given with data.layout pairs, got windows"):
+        aot.with_choice(arguments, "data.pairs-per-row=2")
+
+
 def test_a_layout_that_lacks_its_word_is_left_to_the_parser(write, capsys):
     for argv in (["--data.layout"], ["--data.layout", "--run", "r"]):
         with pytest.raises(SystemExit) as caught:
