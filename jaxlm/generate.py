@@ -20,7 +20,14 @@ from jaxlm.distributed.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.inference.decoding import ENDED, Decoder, Sampling, TextStream
 from jaxlm.inference.loaded_run import LoadedRun, load_run
-from jaxlm.inference.masked_lm_scoring import BLANK, answers, check_cloze, fillings_text, named_fillings, text_cloze
+from jaxlm.inference.masked_lm_scoring import (
+    MASK,
+    candidates_json,
+    candidates_text,
+    check_masked_lm,
+    masked_lm_scores,
+    masked_text,
+)
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.tasks.reading.files import numbered_lines
 from jaxlm.training.config import check_seed
@@ -88,28 +95,28 @@ def generate(arguments: Arguments) -> None:
 
 def fill(run: LoadedRun, arguments: Arguments) -> None:
     """Fill the blanks of every prompt with an encoder."""
-    model = check_cloze(run.model, run.params, run.tokenizer, run.name)
+    model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
     output = _open(arguments.output)
     try:
         for prompt in prompts(arguments.prompt):
-            cloze = text_cloze(run.tokenizer, prompt)
-            if not cloze.is_blank:
+            masked = masked_text(run.tokenizer, prompt)
+            if not masked.has_masks:
                 raise InputError(
-                    f"{run.path} is {run.model.family.title}, which fills blanks: put {BLANK} into the prompt"
+                    f"{run.path} is {run.model.family.title}, which fills blanks: put {MASK} into the prompt"
                 )
-            size = default_batch_size(len(cloze.where), run.mesh)
-            (answer,) = answers(
+            size = default_batch_size(len(masked.where), run.mesh)
+            (answer,) = masked_lm_scores(
                 model,
                 run.params,
-                [cloze],
+                [masked],
                 run.tokenizer,
                 mesh=run.mesh,
                 batch_size=size,
                 top=arguments.top,
                 positions=run.positions(beyond=arguments.beyond_length),
             )
-            named = named_fillings(run.tokenizer, answer.fillings)
-            print(fillings_text(prompt, named), flush=True)
+            named = candidates_json(run.tokenizer, answer.candidates)
+            print(candidates_text(prompt, named), flush=True)
             if output is not None:
                 output.write(json.dumps({"prompt": prompt, "fillings": named}, ensure_ascii=False) + "\n")
     finally:

@@ -273,8 +273,8 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
 @pytest.mark.parametrize(
     "flags, fragments",
     [
-        ("", ["from scratch needs a tokenizer", "--tokenizer"]),
-        ("--start START --tokenizer store:STORE", ["--tokenizer", "leave one of them out"]),
+        ("", ["must be given without --start", "--tokenizer"]),
+        ("--start START --tokenizer store:STORE", ["--tokenizer", "must be left out"]),
         ("--tokenizer store:nowhere", ["nowhere"]),
         ("--tokenizer what:ever", ["what:ever"]),
         ("--tokenizer store:STORE --transfer-layers 1", ["transfer_layers", "--start"]),
@@ -284,7 +284,7 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
         ("--start START --length 4", ["length must be at least 5", "got 4"]),
         ("--start START --seeds 0", ["seeds 0"]),
         ("--start START --seed 4294967295 --seeds 2", ["seeds", "4294967296"]),
-        ("--start START --learning-rates 1e-3 1e-3", ["learning_rates", "twice"]),
+        ("--start START --learning-rates 1e-3 1e-3", ["learning_rates", "must differ"]),
         ("--start START --learning-rates nan", ["learning_rates nan"]),
         ("--start START --auxiliary-lm -1", ["auxiliary_lm -1"]),
         ("--start START --head-dropout-rate 1", ["head_dropout_rate must be a number from 0 to", "got 1.0"]),

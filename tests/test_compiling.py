@@ -11,7 +11,7 @@ from toy_runs import Process, make_stores, metrics, pretrain_arguments
 from jaxlm.config import load_config
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
-from jaxlm.finetuning.trial import make_programs, member_settings
+from jaxlm.finetuning.trial import make_programs, trial_settings
 from jaxlm.tasks import Task
 from jaxlm.training.abstract_inputs import abstract_batch, with_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
@@ -68,7 +68,7 @@ def test_nor_of_a_fine_tunings(mesh):
             row = ExampleBatch(ids, ids[..., 0], ids[..., 0], ids[..., 0], numbers, np.float32(numbers), numbers)
             sharding = batch_sharding(mesh)
             batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), row)
-            settings = abstract_replicated(member_settings(work, config.optimizer.peak_lr), mesh)
+            settings = abstract_replicated(trial_settings(work, config.optimizer.peak_lr), mesh)
             return programs.train.step.lower(programs.abstract, batch, settings).as_text()
 
     assert text(other_numbers(config)) == text(config)

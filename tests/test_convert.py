@@ -327,10 +327,10 @@ def test_without_a_tokenizer_ids_can_be_read_and_text_cannot(runs, tmp_path, cap
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"ids": [[1, 99]]}', "ids[0] has 99; whole numbers from 0 to"),
+        ('{"ids": [[1, 99]]}', "ids[0] has 99; the numbers must be whole and from 0 to"),
         ('{"ids": [[1], []]}', "ids[1] must be a list of numbers"),
         ('{"ids": [[1]], "segments": [[0, 1]]}', "segments[0] has 2 numbers, ids[0] 1"),
-        ('{"ids": [[1]], "segments": [[2]]}', "segments[0] has 2; whole numbers from 0 to 1"),
+        ('{"ids": [[1]], "segments": [[2]]}', "segments[0] has 2; the numbers must be whole and from 0 to 1"),
         ('{"rows": []}', 'an object with "ids"'),
         ("[", "cannot be read as JSON"),
         (json.dumps({"ids": [[1] * 33]}), "ids[0] has 33 ids and the model 32 positions"),

@@ -15,13 +15,13 @@ import toy_encoder
 from sklearn.metrics import accuracy_score
 from toy_encoder import lines, make_files, softmax, write_lines
 
-import jaxlm.inference.masked_lm_scoring as cloze_module
 from jaxlm import evaluate, generate
 from jaxlm.atomic_write import write_json
 from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
+from jaxlm.inference import masked_lm_scoring
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.masked_lm_scoring import Cloze, answers, named_fillings, text_cloze
+from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, masked_lm_scores, masked_text
 from jaxlm.models import build
 from jaxlm.models.bert import MaskedLMHead
 from jaxlm.models.family import Inputs
@@ -170,26 +170,28 @@ def test_rows_beyond_the_vocabulary_are_no_fillings(loaded):
     bias = np.asarray(params["head"]["masked_lm"]["output_bias"])
     params["head"]["masked_lm"]["output_bias"] = np.concatenate([bias, np.full(64, 9.0, np.float32)])
     padded = build(grown, model.execution)
-    cloze = text_cloze(tokenizer, "ba [MASK] be")
-    (answer,) = answers(padded, params, [cloze], tokenizer, mesh=loaded.mesh, batch_size=8, top=200)
-    ids = {i for i, share in answer.fillings[0]}
+    text = masked_text(tokenizer, "ba [MASK] be")
+    (answer,) = masked_lm_scores(padded, params, [text], tokenizer, mesh=loaded.mesh, batch_size=8, top=200)
+    ids = {i for i, share in answer.candidates[0]}
     assert ids == set(range(size)) - set(tokenizer.specials.values())
-    assert len(named_fillings(tokenizer, answer.fillings)[0]) == len(ids)
+    assert len(candidates_json(tokenizer, answer.candidates)[0]) == len(ids)
 
 
 def test_memory_of_scores_is_linear_in_the_tokens(loaded):
     """Fails on 2968321: all copies of 64 texts are made at once, tokens x tokens ids of each."""
-    cloze = Cloze(list(np.random.default_rng(1).integers(5, 37, size=30)), range(30))
+    text = MaskedText(list(np.random.default_rng(1).integers(5, 37, size=30)), range(30))
     copies = []  # of a text with CLS and SEP, whenever a batch is made of some
 
     def padded(*arguments):
         copies.append(sum(isinstance(found, list) and len(found) == 32 for found in gc.get_objects()))
         return original(*arguments)
 
-    original = cloze_module._padded
+    original = masked_lm_scoring._padded
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cloze_module, "_padded", padded)
-        next(answers(loaded.model, loaded.params, [cloze] * 4, loaded.tokenizer, mesh=loaded.mesh, batch_size=8))
+        patch.setattr(masked_lm_scoring, "_padded", padded)
+        next(
+            masked_lm_scores(loaded.model, loaded.params, [text] * 4, loaded.tokenizer, mesh=loaded.mesh, batch_size=8)
+        )
     assert len(copies) == 15 and max(copies) - min(copies) <= 8  # those of the batch before
 
     # The first batch is made when nothing else is: what was there before is no copy of ours.

@@ -227,7 +227,7 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
     command = arguments(tmp_path / "run", files, "classification", "--start", pretrained, *MEMBERS,
                         "--members-per-group", 4, "--eval-every", 2)  # fmt: skip
     calls = 0
-    original = vectorized._Group.batch
+    original = vectorized._VectorizedTrials.batch
 
     def stops(self, number):
         nonlocal calls
@@ -236,10 +236,10 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
             self.work.stop.received = True
         return original(self, number)
 
-    monkeypatch.setattr(vectorized._Group, "batch", stops)
+    monkeypatch.setattr(vectorized._VectorizedTrials, "batch", stops)
     ended = run_here("finetune", *command)
     assert ended.code == 75, ended.errors
-    monkeypatch.setattr(vectorized._Group, "batch", original)
+    monkeypatch.setattr(vectorized._VectorizedTrials, "batch", original)
     ended = run_here("finetune", *command)
     assert ended.code == 0 and "resumed at step 6" in ended.errors, ended.errors
     whole = tune(tmp_path / "whole", files, "classification", "--start", pretrained, *MEMBERS, "--eval-every", 2)

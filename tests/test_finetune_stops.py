@@ -260,7 +260,7 @@ def test_a_member_that_diverged_is_not_trained_again_after_a_stop(tune):
         none = ("--seeds", 1, "--learning-rates", 1e30, 1e31, *SHAPES[shape])
         for _ in range(2):
             ended = tune(f"none-{shape}", *none)
-            assert ended.code == 1 and "2 of 2 runs failed, no other is left" in ended.errors.splitlines()[-1]
+            assert ended.code == 1 and "2 of 2 runs failed, none succeeded" in ended.errors.splitlines()[-1]
         assert len(ended.errors.splitlines()) == 1, ended.errors
         assert not (tune.directory / f"none-{shape}" / "results.json").exists()
 

@@ -185,7 +185,7 @@ def test_words_past_the_limit_are_o_and_count():
     outputs = [np.eye(3)[[0, 1, 1, 1, 0]] * 9, np.eye(3)[[0, 0, 0]]]
     found = predictions(task, encoded, outputs)
     assert [line[0] for line in found.lines] == [["B-A", "B-A", "B-A", "O"], ["O"]]
-    assert found.figures["entity_recall"] == 3 / 4
+    assert found.metrics["entity_recall"] == 3 / 4
 
 
 def test_predictions_are_spelt_as_in_the_training_file():
@@ -194,7 +194,7 @@ def test_predictions_are_spelt_as_in_the_training_file():
     assert predictions(task, encoded, outputs).lines[0][0] == ["B-A", "B-A", "O"]
     iob1 = dataclasses.replace(task, scheme="iob1")
     found = predictions(iob1, encoded, outputs)
-    assert found.lines[0][0] == ["I-A", "B-A", "O"] and found.figures["entity_f1"] == 1.0
+    assert found.lines[0][0] == ["I-A", "B-A", "O"] and found.metrics["entity_f1"] == 1.0
 
 
 def test_neighbours_of_the_document_are_read_but_not_labelled():
@@ -291,7 +291,7 @@ def test_real_wnut(data_directory):
             (batch,) = [encoded.batch(np.array([row]), int(encoded.longest[row]), 1)]
             gold.append(np.eye(len(task.labels))[np.maximum(batch.labels[0], 0)] * 9)
         found = predictions(task, encoded, gold)
-        assert found.figures["entity_f1"] == 1.0 and len(found.lines) == len(encoded)
+        assert found.metrics["entity_f1"] == 1.0 and len(found.lines) == len(encoded)
         assert all(len(tags) == len(e.tokens) for (tags, _), e in zip(found.lines, encoded.examples, strict=True))
     test = encode_split(task, data, "test", tokenizer, 512, "bert")
     assert max(len(sequence) for row in range(len(test)) for sequence in test.sequences(row)) == 189 + 2

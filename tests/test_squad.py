@@ -355,17 +355,17 @@ def test_the_threshold_has_the_papers_sign_and_is_tuned_on_texts_that_0_would_em
     outputs = [np.zeros((int(n), 2), np.float32) for n in encoded.longest]
     outputs[0][0], outputs[0][encoded.begin(0)] = 1.0, 0.5  # s_null 2, best 1: odds 1
     outputs[1][0], outputs[1][encoded.begin(1)] = 3.0, 0.5  # odds 5
-    assert predictions(task, encoded, outputs, threshold=0.0).figures["f1"] == 0.5
+    assert predictions(task, encoded, outputs, threshold=0.0).metrics["f1"] == 0.5
     tuned = predictions(task, encoded, outputs)
-    assert tuned.figures == {
+    assert tuned.metrics == {
         "f1": 1.0, "exact_match": 1.0, "f1_answerable": 1.0, "f1_unanswerable": 1.0, "threshold": -3.0
     }  # fmt: skip
     assert [line[0] for line in tuned.lines] == ["b", ""]  # answered if best > s_null + tau
-    saved = dataclasses.replace(task, threshold=tuned.figures["threshold"])
+    saved = dataclasses.replace(task, threshold=tuned.metrics["threshold"])
     new = [dataclasses.replace(example, answers=None) for example in examples]
     unlabelled = encode_examples(saved, new, Words(), 32, "bert")
     found = predictions(saved, unlabelled, outputs)
-    assert [line[0] for line in found.lines] == ["b", ""] and found.figures == {}
+    assert [line[0] for line in found.lines] == ["b", ""] and found.metrics == {}
 
 
 def test_a_users_own_questions(tmp_path):
@@ -448,4 +448,4 @@ def test_real_files(data_directory):
         scores = np.zeros((int(encoded.longest[row]), 2), np.float32)
         scores[encoded.labels[row, 0], 0] = scores[encoded.labels[row, 1], 1] = 9
         gold.append(scores)
-    assert predictions(task, encoded, gold).figures["f1"] == 1.0  # what is trained on is what is asked for
+    assert predictions(task, encoded, gold).metrics["f1"] == 1.0  # what is trained on is what is asked for

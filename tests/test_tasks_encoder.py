@@ -123,7 +123,7 @@ def test_scores_are_as_for_the_decoder():
     encoded = encode_examples(task, examples, Words(), 16, "bert", part="dev")
     assert encoded.labels.dtype == np.float32 and encoded.labels.tolist() == [2.0, 0.0]
     found = predictions(task, encoded, np.array([[1.0], [-1.0]]))
-    assert found.lines == [(2.5, {}), (1.5, {})] and set(found.figures) == {"pearson", "spearman"}
+    assert found.lines == [(2.5, {}), (1.5, {})] and set(found.metrics) == {"pearson", "spearman"}
 
 
 def test_what_cannot_be_is_refused_in_one_line():

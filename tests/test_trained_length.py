@@ -98,6 +98,6 @@ def test_windows_of_a_question_cover_its_text_where_the_length_is_short():
     task = SimpleNamespace(kind="span", options=SimpleNamespace(stride=128, question_length=64))
     limit, apart = _notes_on_length(TUNED, 128, source, {"length": 384}, task)
     assert limit == "length 128: runs/x@1 was trained on 128 of its 512 positions; --beyond-length uses the others too"
-    assert "holds 61 of its text" in apart and "--options.stride" in apart
+    assert "room for 61 of its text" in apart and "--options.stride" in apart
     task.options.stride = 61
     assert not _notes_on_length(TUNED, 128, source, {"length": 100}, task)

@@ -56,12 +56,12 @@ class Moments:
             setattr(owner, name, made(original))
 
         for owner in (trial, vectorized):
-            put(owner, "label_part", self._before("labelling"))
+            put(owner, "evaluate_split", self._before("labelling"))
         for owner in (trial, finetune):
             put(owner, "write_json", self._before("JSON"))
             put(owner, "write_file", self._writing)
         put(Recorder, "training", self._before("a step"))
-        put(vectorized.GroupRecorder, "training", self._before("a step"))
+        put(vectorized.VectorizedRecorder, "training", self._before("a step"))
         put(Checkpoints, "save", self._before("a save"))
         put(RunDirectory, "remove", self._removing)
         try:
@@ -115,14 +115,14 @@ def prepare(patch: pytest.MonkeyPatch, cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     patch.setattr(finetune, "make_mesh", lambda config: mesh)
-    original = trial.label_part
+    original = trial.evaluate_split
 
-    def label_part(*arguments: Any) -> Any:
+    def evaluate_split(*arguments: Any) -> Any:
         predicted, figures = original(*arguments)
         return predicted, figures | {"accuracy": figures["loss"] * 1e3 % 1}
 
     for owner in (trial, vectorized):
-        patch.setattr(owner, "label_part", label_part)
+        patch.setattr(owner, "evaluate_split", evaluate_split)
 
 
 def raise_killed() -> None:

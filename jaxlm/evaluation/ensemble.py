@@ -23,7 +23,7 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.command import batch_size_for, output_file, say
 from jaxlm.finetuning.trial import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
-from jaxlm.inference.prediction import Labelled, label_split, make_label_step
+from jaxlm.inference.prediction import SplitPredictions, make_predict_step, predict_split
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import (
     CustomConfig,
@@ -67,7 +67,7 @@ class Opinion:
     run: str
     task: Task
     encoded: dict[str, Encoded]
-    labelled: dict[str, Labelled]
+    labelled: dict[str, SplitPredictions]
     reads: tuple[Any, ...]
     """What its rows depend on, where they are windows or pieces."""
 
@@ -77,13 +77,13 @@ def opinion(run: LoadedRun, parts: dict[str, Split], *, mesh: Mesh, batch_size: 
     task, config, network = run.tuned("evaluate ensemble")
     limit = config.length or run.model.max_length
     lengths = standard_lengths(limit)
-    step = CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
+    step = CompiledStep("evaluation", jax.jit(make_predict_step(network)), expected_shapes=len(lengths))
     encoded = {
         part: encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format, part=part)
         for part, split in parts.items()
     }
     labelled = {
-        part: label_split(step, run.params, rows, mesh, batch_size=batch_size, lengths=lengths)
+        part: predict_split(step, run.params, rows, mesh, batch_size=batch_size, lengths=lengths)
         for part, rows in encoded.items()
     }
     return Opinion(run.name, task, encoded, labelled, (run.tokenizer.fingerprint, limit, task.options))
@@ -164,7 +164,7 @@ def shared_threshold(task: Task, opinions: Sequence[Opinion], why_no_dev: str) -
     score is offset by the mean of the runs' offsets.
     """
     if task.selects in opinions[0].encoded:
-        return together(task, opinions, task.selects, None).figures["threshold"]
+        return together(task, opinions, task.selects, None).metrics["threshold"]
     own = sorted((one.run, one.task.threshold or 0.0) for one in opinions)
     mean = sum(threshold for _, threshold in own) / len(own)
     listed = ", ".join(f"{threshold:.4f} of {run}" for run, threshold in own)
@@ -175,7 +175,7 @@ def shared_threshold(task: Task, opinions: Sequence[Opinion], why_no_dev: str) -
 def figures_alone(one: Opinion, part: str) -> dict[str, float]:
     """A single run's figures: on the part that selects its threshold is tuned there, elsewhere it is its own."""
     own = one.task.threshold or 0.0 if one.task.no_answer and part != one.task.selects else None
-    return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].figures
+    return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].metrics
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -209,10 +209,10 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     for part in sorted(parts, key=lambda part: part != task.selects):
         predicted = together(task, opinions, part, threshold)
         alone = [figures_alone(one, part) for one in opinions]
-        if predicted.figures:
-            said[part or "input"] = predicted.figures | {"alone": [figures[task.metric] for figures in alone]}
+        if predicted.metrics:
+            said[part or "input"] = predicted.metrics | {"alone": [figures[task.metric] for figures in alone]}
             say(
-                f"{part or arguments.input}: {task.metric} {predicted.figures[task.metric]:.4f} of the ensemble; alone "
+                f"{part or arguments.input}: {task.metric} {predicted.metrics[task.metric]:.4f} of the ensemble; alone "
                 + ", ".join(f"{figures[task.metric]:.4f}" for figures in alone)
             )
         for index, (prediction, scores) in enumerate(predicted.lines):

@@ -11,7 +11,7 @@ from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.prediction import label_split, make_label_step
+from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, read_labelled
 from jaxlm.tasks.batching.batches import standard_lengths
 from jaxlm.tasks.reading.files import Errors
@@ -39,10 +39,10 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     limit = config.length or run.model.max_length
     encoded = encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format)
     lengths = standard_lengths(limit)
-    step = CompiledStep("evaluation", jax.jit(make_label_step(network)), expected_shapes=len(lengths))
+    step = CompiledStep("evaluation", jax.jit(make_predict_step(network)), expected_shapes=len(lengths))
     with use_mesh(mesh):
         batch_size = batch_size_for(arguments, run, mesh)
-        labelled = label_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
+        labelled = predict_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
     threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
     predicted, figures = labelled.predicted(task, encoded, threshold)
     if arguments.output is not None:

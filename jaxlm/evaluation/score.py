@@ -14,13 +14,13 @@ from jaxlm.evaluation.command import Evaluation, batch_size_for, figures_json, o
 from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.masked_lm_scoring import (
-    Answered,
-    Cloze,
-    answers,
-    check_cloze,
-    fillings_text,
-    named_fillings,
-    text_cloze,
+    MaskedLMScore,
+    MaskedText,
+    candidates_json,
+    candidates_text,
+    check_masked_lm,
+    masked_lm_scores,
+    masked_text,
 )
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 
@@ -69,9 +69,9 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
             scores = [one.score for one in found]
             total += sum(score.log_probability for score in scores)
             tokens += sum(score.tokens for score in scores)
-            if first.fillings and not several:
-                line: dict[str, Any] = {"index": index, "fillings": named_fillings(run.tokenizer, first.fillings)}
-                text = fillings_text(row.texts[0], line["fillings"])
+            if first.candidates and not several:
+                line: dict[str, Any] = {"index": index, "fillings": candidates_json(run.tokenizer, first.candidates)}
+                text = candidates_text(row.texts[0], line["fillings"])
             else:
                 line = row_result(index, row, scores, arguments.by, several)
                 text = row_text(line, row, scores, several)
@@ -99,7 +99,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     return {"run": run.name, "input": arguments.input} | figures
 
 
-def _positions(one: Scored | Cloze) -> int:
+def _positions(one: Scored | MaskedText) -> int:
     """The positions that a sequence takes at once: of a decoder's all but the last token, of an encoder's CLS and SEP
     too.
     """
@@ -109,13 +109,13 @@ def _positions(one: Scored | Cloze) -> int:
 def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, positions: int) -> tuple[Any, Any, str]:
     """How a text becomes what is scored, how many of these are answered in order, and what each token is given."""
     if run.model.family.context == "bidirectional":
-        model = check_cloze(run.model, run.params, run.tokenizer, run.name)
+        model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
         return (
-            lambda text, context, separator: text_cloze(run.tokenizer, text, context=context, separator=separator),
-            lambda clozes: answers(
+            lambda text, context, separator: masked_text(run.tokenizer, text, context=context, separator=separator),
+            lambda texts: masked_lm_scores(
                 model,
                 run.params,
-                clozes,
+                texts,
                 run.tokenizer,
                 mesh=mesh,
                 batch_size=batch_size,
@@ -127,11 +127,11 @@ def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, 
     left = run.left
     decoder = run.model
 
-    def answer(sequences: Iterator[Scored]) -> Iterator[Answered]:
+    def answer(sequences: Iterator[Scored]) -> Iterator[MaskedLMScore]:
         for score in sequence_log_probs(
             decoder, run.params, sequences, mesh=mesh, batch_size=batch_size, positions=positions
         ):
-            yield Answered(score, [])
+            yield MaskedLMScore(score, [])
 
     return (
         lambda text, context, separator: text_sequence(

@@ -1,1 +1,1 @@
-"""Fine-tuning trials: one seed at one learning rate, alone or several in one program."""
+"""Fine-tuning trials, each one seed at one learning rate: one trial per program or several vectorized."""

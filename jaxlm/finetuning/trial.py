@@ -1,11 +1,11 @@
-"""One member of a fine-tuning run: one seed at one learning rate, trained, evaluated and written down.
+"""A trial of a fine-tuning run, one seed at one learning rate: training, evaluation and the files it writes.
 
-A member has a directory `members/seed-S-rate-R` of its own while it is worked on: `checkpoints/` (the training state
-and the best parameters so far, to resume from), and once it is trained `kept/` (the parameters that count),
-`result.json` and `predictions.jsonl`. The first two lie below the run's root, the others, process 0's, below its path.
+A trial works in a directory `members/seed-S-rate-R` of its own: `checkpoints/` holds the training state and the best
+parameters so far, to resume from. After training `kept/` holds the selected parameters, beside `result.json` and
+`predictions.jsonl`. The first two are below the run's root, the others, written by process 0, below its path.
 
-The best so far is part of the training state: it stays on the devices and is saved and restored with the rest, so it
-always belongs to the history that goes on, whatever was evaluated between the checkpoint and a stop.
+The best parameters so far are part of the training state: they stay on the devices and are saved and restored with it.
+They therefore always belong to the history that continues, whatever was evaluated between the checkpoint and a stop.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import InputError
-from jaxlm.inference.prediction import label_split, make_label_step
+from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models.family import Model
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
 from jaxlm.runs.checksums import leaf_checksums
@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """What all members of a run share. resolved: what config.json holds; num_steps, batch_size: from there."""
+class TrialContext:
+    """The context that all trials of a run share. resolved: the values of config.json, among them the next two."""
 
     run: RunDirectory
     config: FinetuneConfig
@@ -65,114 +65,114 @@ class Work:
     stop: StopSignal
     keep: Literal["best", "all"] = "best"
 
-    def merit(self, result: dict[str, Any]) -> float:
-        """The figure of a member's result that selects."""
+    def selection_metric(self, result: dict[str, Any]) -> float:
+        """Return the selection metric of a trial's result."""
         return result[self.task.selects][self.task.metric]
 
-    def counts(self, step: int, figures: dict[str, float], before: dict[str, float]) -> bool:
-        """Return whether these parameters replace the ones before: of `select last`, the last step's alone.
+    def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
+        """Return True if new parameters replace the ones before: with `select last`, those of the last step only.
 
-        Of `best`, strictly better ones: the first of equals stays, as in the original (train.py:286).
+        With `select best`, strictly better ones: the first of equals stays, as in the original (train.py:286).
         """
         if self.config.select == "last":
             return step == self.num_steps
         metric = self.task.metric
-        return not before or figures[metric] > before[metric]
+        return not before or metrics[metric] > before[metric]
 
     def batches(self, seed: int) -> TrainBatches:
-        """The training batches of a seed."""
+        """Return the training batches of a seed."""
         return train_batches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The programs of a run, which all its members share: seed and learning rate are data.
+    """The programs that all trials of a run share: seed and learning rate are data.
 
-    train: the step of `program`, compiled. copy: of parameters, since a step gives those of its state away.
+    train: the compiled step of `program`. copy: copies parameters, as a step donates those of its state.
     """
 
     program: Program
     learner: TaskLearner
     train: CompiledStep
-    label: CompiledStep
+    predict: CompiledStep
     copy: Callable[[Any], Any]
 
     @property
     def abstract(self) -> TrainState:
-        """The leaves of a member's state as jax.ShapeDtypeStruct."""
+        """The leaves of a trial's state as jax.ShapeDtypeStruct."""
         return self.program.abstract
 
 
-def member_directory(seed: int, rate: float) -> PurePath:
-    """Where in a run a member works."""
+def trial_directory(seed: int, rate: float) -> PurePath:
+    """Return the directory of a trial within its run."""
     return PurePath("members", f"seed-{seed}-rate-{rate!r}")
 
 
 @dataclasses.dataclass
 class Best:
-    """The parameters of a member that count so far, on the devices; their step and figures on dev. None: none yet."""
+    """The best parameters of a trial so far, on the devices, with their step and metrics on dev. None: none yet."""
 
     params: Any = None
     step: int | None = None
-    figures: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def member_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] | None:
-    """What a member's `result.json` holds, on every process; None before it is done."""
+def trial_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] | None:
+    """Return the contents of a trial's `result.json`, on every process, or None before the trial is done."""
 
     def read() -> dict[str, Any] | None:
-        file = run.path / member_directory(seed, rate) / "result.json"
+        file = run.path / trial_directory(seed, rate) / "result.json"
         try:
             return read_signed(file) if file.exists() else None
         except (OSError, ValueError) as error:
-            raise InputError(f"{file} cannot be read: {error}; remove it, and it is made again") from error
+            raise InputError(f"{file} cannot be read: {error}; remove it, and it is written again") from error
 
     return first_process_decides(read)
 
 
-def make_programs(work: Work) -> Programs:
+def make_programs(context: TrialContext) -> Programs:
     """Return the programs of a run."""
-    learner = make_task_learner(work.config, work.task)
-    program = make_program(learner, work.config, work.mesh)
+    learner = make_task_learner(context.config, context.task)
+    program = make_program(learner, context.config, context.mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.abstract.params)
-    lengths = len(work.batches(0).lengths)
+    lengths = len(context.batches(0).lengths)
     return Programs(
         program=program,
         learner=learner,
         train=CompiledStep("training", program.step, expected_shapes=lengths),
-        label=CompiledStep("evaluation", jax.jit(make_label_step(learner)), expected_shapes=lengths + 1),
+        predict=CompiledStep("evaluation", jax.jit(make_predict_step(learner)), expected_shapes=lengths + 1),
         copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings),
     )
 
 
-def member_settings(work: Work, rate: float) -> Settings:
-    """Return the settings of a member at a learning rate."""
-    optimizer = dataclasses.replace(work.config.optimizer, peak_lr=rate)
-    return settings_of(optimizer, work.num_steps, norms_every=work.config.log_every)
+def trial_settings(context: TrialContext, rate: float) -> Settings:
+    """Return the settings of a trial at a learning rate."""
+    optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
+    return settings_of(optimizer, context.num_steps, norms_every=context.config.log_every)
 
 
-def run_member(work: Work, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
-    """Train one member up to its result, or go on with it; return what `result.json` holds."""
-    directory = member_directory(seed, rate)
-    if (known := member_result(work.run, seed, rate)) is not None:
-        work.run.remove(directory / "checkpoints")
+def run_trial(context: TrialContext, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
+    """Train or resume one trial; return the contents of its `result.json`."""
+    directory = trial_directory(seed, rate)
+    if (known := trial_result(context.run, seed, rate)) is not None:
+        context.run.remove(directory / "checkpoints")
         return known
     with Checkpoints(
-        work.run.root / directory / "checkpoints",
-        keep_newest=work.config.keep_newest,
-        keep_every=work.config.keep_every,
+        context.run.root / directory / "checkpoints",
+        keep_newest=context.config.keep_newest,
+        keep_every=context.config.keep_every,
     ) as checkpoints:
-        best = _train(_Member(work, programs, seed, rate, checkpoints), title)
-    result = finish_member(work, programs, best, seed, rate)
-    work.run.remove(directory / "checkpoints")
+        best = _train(_TrialRun(context, programs, seed, rate, checkpoints), title)
+    result = finish_trial(context, programs, best, seed, rate)
+    context.run.remove(directory / "checkpoints")
     return result
 
 
 @dataclasses.dataclass
-class _Member:
-    """One member while it is trained."""
+class _TrialRun:
+    """A trial during its training."""
 
-    work: Work
+    context: TrialContext
     programs: Programs
     seed: int
     rate: float
@@ -181,53 +181,53 @@ class _Member:
 
     @functools.cached_property
     def data(self) -> TrainBatches:
-        """Its training batches."""
-        return self.work.batches(self.seed)
+        """The training batches of the trial."""
+        return self.context.batches(self.seed)
 
     def batches(self, first_step: int) -> Iterator[Any]:
         """Yield the batches from a step on, on the devices."""
-        rows = host_rows(self.work.batch_size, self.work.mesh)
+        rows = host_rows(self.context.batch_size, self.context.mesh)
         for number in itertools.count(first_step):
             batch = jax.tree.map(lambda x: x[rows], self.data[number])
-            yield to_devices(batch, self.work.mesh, self.work.batch_size)
+            yield to_devices(batch, self.context.mesh, self.context.batch_size)
 
     def evaluate(self, recorder: Recorder, step: int, params: Any) -> None:
-        """Evaluate on the split that selects, and keep the parameters where they are the best so far."""
-        part = self.work.task.selects
-        _, figures = label_part(self.work, self.programs, params, part, self.data.lengths)
+        """Evaluate on the selection split, and keep the parameters if they are the best so far."""
+        split = self.context.task.selects
+        _, metrics = evaluate_split(self.context, self.programs, params, split, self.data.lengths)
         recorder.validation(
             step,
-            {f"{part}_{name}": value for name, value in figures.items()},
-            said=f"{part} " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
+            {f"{split}_{name}": value for name, value in metrics.items()},
+            said=f"{split} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
         )
         best = self.best
-        if self.work.counts(step, figures, best.figures):
-            best.params = None  # one copy at a time
-            best.params, best.step, best.figures = self.programs.copy(params), step, figures
+        if self.context.replaces(step, metrics, best.metrics):
+            best.params = None  # so that at most one copy exists
+            best.params, best.step, best.metrics = self.programs.copy(params), step, metrics
 
     def save(self, step: int, state: TrainState) -> None:
-        """Start a checkpoint of the state and of the best so far."""
+        """Start a checkpoint of the state and the best parameters so far."""
         best = self.best
         saved = saved_part(state) | ({} if best.params is None else {"best": best.params})
-        extra = {"best": {"step": best.step, "figures": best.figures}}
-        self.checkpoints.save(step, saved, config=self.work.resolved, extra=extra)
+        extra = {"best": {"step": best.step, "figures": best.metrics}}
+        self.checkpoints.save(step, saved, config=self.context.resolved, extra=extra)
 
 
-def _train(member: _Member, title: str) -> Best:
-    """Train a member from its newest checkpoint or its start to its end; return the parameters that count."""
-    work, programs, config = member.work, member.programs, member.work.config
-    if resumed := bool(member.checkpoints.steps()):
-        state, member.best, notes = _resumed(work, programs, member.checkpoints, member.seed, member.rate)
+def _train(trial: _TrialRun, title: str) -> Best:
+    """Train a trial from its newest checkpoint or its first state to the end; return the selected parameters."""
+    context, programs, config = trial.context, trial.programs, trial.context.config
+    if resumed := bool(trial.checkpoints.steps()):
+        state, trial.best, notes = _resumed(context, programs, trial.checkpoints, trial.seed, trial.rate)
     else:
-        state, notes = started_state(work, programs, member.seed)
+        state, notes = started_state(context, programs, trial.seed)
     first_step = int(state.step)
-    scope = {"seed": member.seed, "peak_lr": member.rate}
+    scope = {"seed": trial.seed, "peak_lr": trial.rate}
     recorder = Recorder(
-        work.run,
-        MetricsLog(work.run.path, first_step if resumed else None, scope=scope),
+        context.run,
+        MetricsLog(context.run.path, first_step if resumed else None, scope=scope),
         start=first_step,
-        total=work.num_steps,
-        work=member_work(work, programs),
+        total=context.num_steps,
+        work=trial_work(context, programs),
         log_every=config.log_every,
     )
     programs.train.on_compile = functools.partial(recorder.meter.pause, "compilation")
@@ -235,32 +235,30 @@ def _train(member: _Member, title: str) -> Best:
         recorder.note(note)
     session = Session(
         recorder,
-        member.checkpoints,
-        work.stop,
-        num_steps=work.num_steps,
-        evaluate_every=config.eval_every or member.data.steps_per_epoch,
+        trial.checkpoints,
+        context.stop,
+        num_steps=context.num_steps,
+        evaluate_every=config.eval_every or trial.data.steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
-        save=member.save,
-        evaluate=functools.partial(member.evaluate, recorder),
-        describe_batch=functools.partial(batch_rows, member.data),
-        began=None if resumed else _began(work),
+        save=trial.save,
+        evaluate=functools.partial(trial.evaluate, recorder),
+        describe_batch=functools.partial(batch_rows, trial.data),
+        began=None if resumed else _began(context),
     )
-    settings = replicated(member_settings(work, member.rate), work.mesh)
-    run_training(
-        state, lambda state, batch: programs.train(state, batch, settings), member.batches(first_step), session
-    )
-    return member.best
+    settings = replicated(trial_settings(context, trial.rate), context.mesh)
+    run_training(state, lambda state, batch: programs.train(state, batch, settings), trial.batches(first_step), session)
+    return trial.best
 
 
-def _began(work: Work) -> str:
-    """Return where a member that is not resumed takes its first state from, for people."""
-    return "from scratch" if work.source is None else f"with the parameters of {work.source.name}"
+def _began(context: TrialContext) -> str:
+    """Return the origin of a new trial's first state, for people."""
+    return "from scratch" if context.source is None else f"with the parameters of {context.source.name}"
 
 
 def _resumed(
-    work: Work, programs: Programs, checkpoints: Checkpoints, seed: int, rate: float
+    context: TrialContext, programs: Programs, checkpoints: Checkpoints, seed: int, rate: float
 ) -> tuple[TrainState, Best, list[str]]:
-    """The state of the newest sound checkpoint and the best so far at that step; sentences for the log."""
+    """Return the state of the newest valid checkpoint, the best parameters up to that step, and notes for the log."""
     state = saved_part(programs.abstract)
 
     def wanted(metadata: Metadata) -> Any:
@@ -268,60 +266,61 @@ def _resumed(
 
     restored = checkpoints.restore(wanted)
     notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
-    best = Best(restored.state.get("best"), **restored.extra.get("best", {}))
-    if "best" not in restored.extra:  # a run of an earlier version, which kept the best beside its checkpoints
-        kept = Checkpoints(work.run.root / member_directory(seed, rate) / "kept", read_only=True)
+    saved = restored.extra.get("best", {})
+    best = Best(restored.state.get("best"), saved.get("step"), saved.get("figures", {}))
+    if "best" not in restored.extra:  # earlier versions kept the best beside the checkpoints
+        kept = Checkpoints(context.run.root / trial_directory(seed, rate) / "kept", read_only=True)
         if steps := [step for step in first_process_decides(kept.steps) if step <= restored.step]:
             found = kept.restore_partial({"params": programs.abstract.params}, step=steps[-1])
             best = Best(found.state["params"], found.step, found.extra["dev"])
     return from_saved(restored.state, programs.abstract, seed), best, notes
 
 
-def finish_member(work: Work, programs: Programs, best: Best, seed: int, rate: float) -> dict[str, Any]:
-    """Keep the parameters that count, label every part with them; returns what `result.json` holds."""
-    place = member_directory(seed, rate) / "kept"
+def finish_trial(context: TrialContext, programs: Programs, best: Best, seed: int, rate: float) -> dict[str, Any]:
+    """Save the selected parameters and predict every split with them; return the contents of `result.json`."""
+    directory = trial_directory(seed, rate) / "kept"
     assert best.step is not None
-    if not _is_kept(work, best, place):
-        first_process_decides(lambda: work.run.remove(place))
-        with Checkpoints(work.run.root / place, keep_newest=1) as kept:
-            extra = {"dev": best.figures, "step": best.step}
-            kept.save(best.step, {"params": best.params}, config=work.resolved | {"seed": seed}, extra=extra)
-    return write_result(work, programs, best.params, best.step, seed, rate)
+    if not _is_kept(context, best, directory):
+        first_process_decides(lambda: context.run.remove(directory))
+        with Checkpoints(context.run.root / directory, keep_newest=1) as kept:
+            extra = {"dev": best.metrics, "step": best.step}
+            kept.save(best.step, {"params": best.params}, config=context.resolved | {"seed": seed}, extra=extra)
+    return write_result(context, programs, best.params, best.step, seed, rate)
 
 
-def _is_kept(work: Work, best: Best, place: PurePath) -> bool:
-    """Return whether these very parameters are kept already: an earlier start was stopped after that."""
-    kept = Checkpoints(work.run.root / place, read_only=True)
+def _is_kept(context: TrialContext, best: Best, directory: PurePath) -> bool:
+    """Return True if exactly these parameters are saved already, by a start that was stopped afterwards."""
+    kept = Checkpoints(context.run.root / directory, read_only=True)
     if first_process_decides(kept.steps) != [best.step]:
         return False
     try:
         return kept.metadata().checksums == leaf_checksums({"params": best.params})
-    except DamagedCheckpoint:  # they are here still: they are kept once more
+    except DamagedCheckpoint:  # the parameters are still on the devices and are saved again
         return False
 
 
 def batch_rows(data: TrainBatches, number: int) -> str:
-    """The rows of a batch, for an error."""
+    """Return a description of the rows of a batch, for an error."""
     return f"train rows {data[number].index.tolist()} (0-based)"
 
 
-def member_work(work: Work, programs: Programs) -> Callable[[int], tuple[float, float]]:
-    """Tokens and FLOPs of a member up to a step, as the meter wants them."""
-    encoded = work.encoded["train"]
+def trial_work(context: TrialContext, programs: Programs) -> Callable[[int], tuple[float, float]]:
+    """Return a function from a step to the tokens and FLOPs of a trial up to it, for the meter."""
+    encoded = context.encoded["train"]
     length = encoded.longest.mean()
-    tokens = work.batch_size * length * encoded.num_sequences
+    tokens = context.batch_size * length * encoded.num_sequences
     return even_work(tokens, programs.learner.flops_per_token(int(length)))
 
 
-def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:
-    """The state of a member that begins: fresh, or with the source's parameters; sentences about it.
+def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:
+    """Return the first state of a trial, fresh or with the source's parameters, and notes on it.
 
-    Rows of the table are fresh where the source's tokenizer lacks the id. One trained here has GPT-1's start, delimiter
-    and extract from the beginning: their rows are those that pretraining has left, though it never met the ids, where
-    the original draws them anew (section 3.2; train.py:410).
+    Rows of the token table are fresh if the source's tokenizer lacks the id. A tokenizer trained here has GPT-1's
+    start, delimiter and extract tokens from the beginning: their rows keep the values of pretraining, although it never
+    saw the ids, where the original initializes them afresh (section 3.2; train.py:410).
     """
-    fresh, config = programs.program.fresh_state(seed), work.config
-    if work.source is None:
+    fresh, config = programs.program.fresh_state(seed), context.config
+    if context.source is None:
         return fresh, []
     layers, fresh_names = config.transfer_layers, ["head/.*"]
     if config.reinit_layers:
@@ -329,74 +328,77 @@ def started_state(work: Work, programs: Programs, seed: int) -> tuple[TrainState
         fresh_names.append("backbone/pooler/.*")
     return with_parameters(
         fresh,
-        work.source,
-        allow_fresh=[*fresh_names, *fresh_pooler(work.source, fresh)],
+        context.source,
+        allow_fresh=[*fresh_names, *fresh_pooler(context.source, fresh)],
         grow=grown_leaves(programs.learner.model),
         transfer_layers=layers,
     )
 
 
 def grown_leaves(model: Model) -> dict[str, int]:
-    """Return the leaves, with their axis, that have rows for the special tokens that fine-tuning adds."""
+    """Return the leaves, and their axis, with rows for the special tokens that fine-tuning adds."""
     if model.family.input_format != "gpt1":
         return {}
     return {f"backbone/{name}": 0 for name in model.family.vocabulary_leaves}
 
 
-def label_part(
-    work: Work,
+def evaluate_split(
+    context: TrialContext,
     programs: Programs,
     params: Any,
-    part: str,
+    split: str,
     lengths: tuple[int, ...],
     threshold: float | None = None,
 ) -> tuple[Predicted, dict[str, float]]:
-    """Predictions for a part, and its figures (none where it has no labels)."""
-    encoded = work.encoded[part]
-    size = work.config.eval_batch_size or work.batch_size
-    labelled = label_split(programs.label, params, encoded, work.mesh, batch_size=size, lengths=lengths)
-    return labelled.predicted(work.task, encoded, threshold)
+    """Return the predictions for a split and its metrics (empty if it has no labels)."""
+    encoded = context.encoded[split]
+    size = context.config.eval_batch_size or context.batch_size
+    predictions = predict_split(programs.predict, params, encoded, context.mesh, batch_size=size, lengths=lengths)
+    return predictions.predicted(context.task, encoded, threshold)
 
 
-def write_result(work: Work, programs: Programs, params: Any, step: int, seed: int, rate: float) -> dict[str, Any]:
-    """Label every part with the parameters that count and write what the member came to; what `result.json` holds.
+def write_result(
+    context: TrialContext, programs: Programs, params: Any, step: int, seed: int, rate: float
+) -> dict[str, Any]:
+    """Predict every split with the selected parameters and write the results; return the contents of `result.json`.
 
-    The part that selects comes first: what is tuned on it, the threshold of unanswerable questions, is then used.
+    The selection split comes first: the threshold for unanswerable questions is tuned on it and then used for the
+    others.
     """
-    selects, lengths = work.task.selects, work.batches(seed).lengths
-    parts = [part for part in work.encoded if part != "train"]
+    selection_split, lengths = context.task.selects, context.batches(seed).lengths
+    splits = [split for split in context.encoded if split != "train"]
     found: dict[str, tuple[Predicted, dict[str, float]]] = {}
     threshold = None
-    for part in sorted(parts, key=lambda part: part != selects):
-        found[part] = label_part(work, programs, params, part, lengths, threshold)
-        threshold = found[selects][1].get("threshold")
+    for split in sorted(splits, key=lambda split: split != selection_split):
+        found[split] = evaluate_split(context, programs, params, split, lengths, threshold)
+        threshold = found[selection_split][1].get("threshold")
     result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": step}
-    result |= {part: found[part][1] for part in parts if found[part][1]}
+    result |= {split: found[split][1] for split in splits if found[split][1]}
     lines: list[str] = []
-    for part in parts:
-        for index, (prediction, scores) in enumerate(found[part][0].lines):
-            line = {"split": part, "index": index, "seed": seed, "learning_rate": rate}
+    for split in splits:
+        for index, (prediction, scores) in enumerate(found[split][0].lines):
+            line = {"split": split, "index": index, "seed": seed, "learning_rate": rate}
             lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}))
     text = "".join(line + "\n" for line in lines)
     result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()
 
     def write() -> None:
-        directory = work.run.path / member_directory(seed, rate)
+        directory = context.run.path / trial_directory(seed, rate)
         directory.mkdir(parents=True, exist_ok=True)
         write_file(directory / "predictions.jsonl", text)
-        for part in parts:
-            write_files(directory / "files", found[part][0])
+        for split in splits:
+            write_files(directory / "files", found[split][0])
         write_json(directory / "result.json", result, signed=True)
-        work.run.upload()
+        context.run.upload()
 
     first_process_decides(write)
     return result
 
 
 def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
-    """The predictions that a member wrote with its result. InputError where they are damaged."""
-    directory = run.path / member_directory(result["seed"], result["learning_rate"])
-    file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are made again"
+    """Return the predictions that a trial wrote with its result. InputError if they are damaged."""
+    directory = run.path / trial_directory(result["seed"], result["learning_rate"])
+    file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are written again"
     try:
         content = read_regular(file, largest=1 << 40)
     except OSError as error:
@@ -406,24 +408,24 @@ def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
     return content
 
 
-def write_failure(work: Work, seed: int, rate: float, reason: str) -> dict[str, Any]:
-    """Write down that a member cannot be trained to its end; what `result.json` holds."""
+def write_failure(context: TrialContext, seed: int, rate: float, reason: str) -> dict[str, Any]:
+    """Write the failure of a trial that cannot be trained to its end; return the contents of its `result.json`."""
     result = {"seed": seed, "learning_rate": rate, "failed": reason}
 
     def write() -> None:
-        directory = work.run.path / member_directory(seed, rate)
+        directory = context.run.path / trial_directory(seed, rate)
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "result.json", result)
-        work.run.upload()
+        context.run.upload()
 
     first_process_decides(write)
-    log.warning("seed %d at learning rate %g failed: %s; the other runs go on", seed, rate, reason)
+    log.warning("seed %d at learning rate %g failed: %s; the other runs continue", seed, rate, reason)
     return result
 
 
-def drop_beaten(work: Work, results: Sequence[dict[str, Any]]) -> None:
-    """Remove the parameters of members that another seed at their rate has beaten: they cannot be the best."""
-    if work.keep == "all":
+def drop_beaten(context: TrialContext, results: Sequence[dict[str, Any]]) -> None:
+    """Remove the parameters of trials that another seed at their learning rate has beaten."""
+    if context.keep == "all":
         return
 
     finished = [result for result in results if "failed" not in result]
@@ -431,16 +433,16 @@ def drop_beaten(work: Work, results: Sequence[dict[str, Any]]) -> None:
     def drop() -> None:
         for rate in {result["learning_rate"] for result in finished}:
             at_rate = [result for result in finished if result["learning_rate"] == rate]
-            best = max(at_rate, key=work.merit)
+            best = max(at_rate, key=context.selection_metric)
             for result in at_rate:
                 if result is not best:
-                    work.run.remove(member_directory(result["seed"], rate) / "kept")
+                    context.run.remove(trial_directory(result["seed"], rate) / "kept")
 
     first_process_decides(drop)
 
 
 def write_files(directory: Path, predicted: Predicted) -> None:
-    """The files that others read (a submission server, SQuAD's script), below `directory`."""
+    """Write the files for other programs (a submission server, SQuAD's script) below `directory`."""
     for name, content in predicted.files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)

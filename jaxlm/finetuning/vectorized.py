@@ -1,21 +1,21 @@
-"""Several members of a fine-tuning run in one program: their states are stacked and a step maps over them.
+"""Several trials of a fine-tuning run vectorized in one program: their states are stacked and a step maps over them.
 
-A fine-tuning step of one member leaves an accelerator idle for most of the time; a step of twenty takes little longer.
-The stack lies over the devices, each of which has whole members to itself and talks to no other. On a CPU, which one
-member keeps busy, the members of a device go one after the other within the program. The best parameters so far stay on
-the devices, stacked too. Seeds, rates and batches are data, and keys are threefry's, whose bits are the same under
-`vmap`: so every member comes to the numbers that it has alone.
+A fine-tuning step of one trial leaves an accelerator idle for most of the time; a step of twenty takes little longer.
+The stack is sharded over the devices. Each device holds whole trials and does not communicate with the others. On a
+CPU, which one trial keeps busy, the trials of a device run in sequence within the program. The best parameters so far
+stay on the devices, stacked too. Seeds, learning rates and batches are data, and the keys are threefry's, whose bits
+are the same under `vmap`: every trial computes the same numbers as in a program of its own.
 
-A member whose loss is not finite stays as it was before that step, and the others go on.
+A trial whose loss is not finite keeps the state before that step, and the others continue.
 
-A group has one directory `members/group-FIRST-COUNT` with checkpoints of all its states together; what a member came to
-is written where `members.py` writes it.
+A group of trials has one directory `members/group-FIRST-COUNT` with checkpoints of all its states together. The result
+of each trial is written to the directory that `trial.py` describes.
 """
 
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -33,17 +33,17 @@ from jaxlm.errors import InputError
 from jaxlm.finetuning.trial import (
     Best,
     Programs,
-    Work,
+    TrialContext,
     batch_rows,
     drop_beaten,
-    finish_member,
-    label_part,
-    member_directory,
-    member_result,
-    member_settings,
-    member_work,
-    run_member,
+    evaluate_split,
+    finish_trial,
+    run_trial,
     started_state,
+    trial_directory,
+    trial_result,
+    trial_settings,
+    trial_work,
     write_failure,
 )
 from jaxlm.runs.checkpoints import Checkpoints
@@ -56,101 +56,108 @@ from jaxlm.training.step import Settings
 
 log = logging.getLogger(__name__)
 
-Member = tuple[int, float]  # seed and rate
-MEMBERS = PartitionSpec(("data", "fsdp"))
-MEMORY_SHARE = 0.9  # of a device that a group may fill
+Trial = tuple[int, float]  # seed and learning rate
+TRIALS = PartitionSpec(("data", "fsdp"))
+MEMORY_FRACTION = 0.9  # of a device's memory that a group may use
 
 
-def run_members(work: Work, programs: Programs, members: Sequence[Member], origin: str) -> list[dict[str, Any]]:
-    """Train all members, in groups or one by one, up to what their `result.json` hold. origin: for the log."""
-    size = group_size(work, programs, len(members))
+def run_trials(context: TrialContext, programs: Programs, trials: Sequence[Trial], origin: str) -> list[dict[str, Any]]:
+    """Train all trials, vectorized or one by one; return the contents of their `result.json`. origin: for the log."""
+    size = trials_per_program(context, programs, len(trials))
     results: list[dict[str, Any]] = []
-    for first in range(0, len(members), size):
-        some = members[first : first + size]
+    for first in range(0, len(trials), size):
+        some = trials[first : first + size]
         if size == 1:
             ((seed, rate),) = some
-            title = f"run {first + 1} of {len(members)}: {origin}, seed {seed}, rate {rate:g}"
+            title = f"run {first + 1} of {len(trials)}: {origin}, seed {seed}, rate {rate:g}"
             try:
-                results.append(run_member(work, programs, seed, rate, title))
+                results.append(run_trial(context, programs, seed, rate, title))
             except Diverged as error:
-                if len(members) == 1:
+                if len(trials) == 1:
                     raise
-                results.append(write_failure(work, seed, rate, error.reason))
-                work.run.remove(member_directory(seed, rate) / "checkpoints")
+                results.append(write_failure(context, seed, rate, error.reason))
+                context.run.remove(trial_directory(seed, rate) / "checkpoints")
         else:
             listed = ", ".join(f"{seed} at {rate:g}" for seed, rate in some)
-            title = f"runs {first + 1} to {first + len(some)} of {len(members)} together: {origin}, seeds {listed}"
-            results += run_group(work, programs, some, first, title)
-        drop_beaten(work, results)
+            title = f"runs {first + 1} to {first + len(some)} of {len(trials)} together: {origin}, seeds {listed}"
+            results += run_vectorized(context, programs, some, first, title)
+        drop_beaten(context, results)
     return results
 
 
-def group_size(work: Work, programs: Programs, count: int) -> int:
-    """Members that train together: those asked for, else as many as fit; one on a CPU and under a cut model."""
-    asked, mesh = work.config.members_per_group, work.mesh
-    cut = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
-    if asked > 1 and cut:
+def trials_per_program(context: TrialContext, programs: Programs, count: int) -> int:
+    """Return the number of trials per program: `members_per_group`, or for 0 as many as fit.
+
+    For 0 it is 1 on a CPU and with a sharded model.
+    """
+    asked, mesh = context.config.members_per_group, context.mesh
+    sharded = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
+    if asked > 1 and sharded:
         raise InputError(
-            f"members_per_group {asked}: members stay whole on a device; give --mesh.fsdp 1 --mesh.tensor 1"
+            f"members_per_group must be 1 with a model sharded over devices, got {asked}; "
+            "give --mesh.fsdp 1 --mesh.tensor 1"
         )
-    if asked or count == 1 or cut or one_at_a_time():
+    if asked or count == 1 or sharded or one_at_a_time():
         return min(asked or 1, count)
-    most = min(count, mesh.size * max(1, _members_per_device(work, programs)))
+    most = min(count, mesh.size * max(1, _trials_per_device(context, programs)))
     return -(-count // -(-count // most))  # groups of about the same size
 
 
-def run_group(
-    work: Work, programs: Programs, members: Sequence[Member], first: int, title: str
+def run_vectorized(
+    context: TrialContext, programs: Programs, trials: Sequence[Trial], first: int, title: str
 ) -> list[dict[str, Any]]:
-    """Train these members side by side, or go on with them; what their `result.json` hold."""
-    results = [member_result(work.run, *member) for member in members]
-    directory = PurePath("members", f"group-{first}-{len(members)}")
+    """Train or resume these trials together; return the contents of their `result.json`."""
+    results = [trial_result(context.run, *trial) for trial in trials]
+    directory = PurePath("members", f"group-{first}-{len(trials)}")
     if None in results:
-        group = _Group(work, programs, members)
+        group = _VectorizedTrials(context, programs, trials)
         states = Checkpoints(
-            work.run.root / directory / "checkpoints",
-            keep_newest=work.config.keep_newest,
-            keep_every=work.config.keep_every,
+            context.run.root / directory / "checkpoints",
+            keep_newest=context.config.keep_newest,
+            keep_every=context.config.keep_every,
         )
         with states as checkpoints:
             best, failed = _train(group, checkpoints, title)
-        for number, (seed, rate) in enumerate(members):
+        for number, (seed, rate) in enumerate(trials):
             if results[number] is not None:
                 continue
             if number in failed:
-                results[number] = write_failure(work, seed, rate, group.failure(number, failed[number]))
+                results[number] = write_failure(context, seed, rate, group.failure(number, failed[number]))
             else:
-                alone = Best(group.take(best.params, number), best.steps[number], best.figures[number])
-                results[number] = finish_member(work, programs, alone, seed, rate)
-    work.run.remove(directory)
+                alone = Best(group.take(best.params, number), best.steps[number], best.metrics[number])
+                results[number] = finish_trial(context, programs, alone, seed, rate)
+    context.run.remove(directory)
     return [result for result in results if result is not None]
 
 
 def one_at_a_time() -> bool:
-    """Whether members of a device run one after the other: a CPU gains nothing from a batch of them."""
+    """Return True if the trials of a device run in sequence: a CPU gains nothing from vectorizing them."""
     return platform() == "cpu"
 
 
 @dataclass
 class _Best:
-    """The parameters of each member that count, on the devices; their steps and figures on dev. None: none yet."""
+    """The best parameters of each trial so far, on the devices, with their steps and metrics on dev. None: none yet."""
 
     params: Any
     steps: list[int | None]
-    figures: list[dict[str, float]]
+    metrics: list[dict[str, float]]
 
 
-class _Group:
-    """The programs of a group. Filler members make their number a multiple of the devices; nobody looks at them."""
+class _VectorizedTrials:
+    """The programs of a group of trials. Unused copies of the last one pad it to a multiple of the devices."""
 
-    def __init__(self, work: Work, programs: Programs, members: Sequence[Member]) -> None:
-        self.work, self.programs, self.members = work, programs, list(members)
-        self.all = self.members + [self.members[-1]] * (-len(self.members) % work.mesh.size)
-        self.sharding = NamedSharding(work.mesh, MEMBERS)
-        lead = lambda leaf: jax.ShapeDtypeStruct((len(self.all), *leaf.shape), leaf.dtype, sharding=self.sharding)  # noqa: E731
-        self.abstract: TrainState = jax.tree.map(lead, programs.abstract)
-        self.data = [work.batches(seed) for seed, _ in self.all]
-        settings = [member_settings(work, rate) for _, rate in self.all]
+    def __init__(self, context: TrialContext, programs: Programs, trials: Sequence[Trial]) -> None:
+        self.context, self.programs, self.trials = context, programs, list(trials)
+        self.all = self.trials + [self.trials[-1]] * (-len(self.trials) % context.mesh.size)
+        self.sharding = NamedSharding(context.mesh, TRIALS)
+
+        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((len(self.all), *leaf.shape), leaf.dtype, sharding=self.sharding)
+
+        self.abstract: TrainState = jax.tree.map(stacked, programs.abstract)
+        self.data = [context.batches(seed) for seed, _ in self.all]
+        settings = [trial_settings(context, rate) for _, rate in self.all]
         self.settings = self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *settings))
         self.jitted = jax.jit(self._step, donate_argnums=0, out_shardings=(self._shardings(self.abstract), None))
         self.step = CompiledStep("group's training", self.jitted, expected_shapes=len(self.data[0].lengths))
@@ -161,66 +168,71 @@ class _Group:
         self.copy = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=params)
 
     def started(self) -> tuple[TrainState, list[str]]:
-        """The states of members that begin, each made as it would be alone; sentences about the first."""
+        """Return the first states, each as in a program of its own, and notes on the first of them."""
         shardings = self._shardings(self.abstract)
-        zeros = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.abstract)  # noqa: E731
-        put_one = lambda stack, k, one: jax.tree.map(lambda s, x: s.at[k].set(x), stack, one)  # noqa: E731
+
+        def zeros() -> TrainState:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.abstract)
+
+        def put_one(stack: TrainState, k: int, one: TrainState) -> TrainState:
+            return jax.tree.map(lambda s, x: s.at[k].set(x), stack, one)
+
         put = jax.jit(put_one, donate_argnums=0, out_shardings=shardings)
         stack: TrainState = jax.jit(zeros, out_shardings=shardings)()
-        said: list[str] = []
+        first_notes: list[str] = []
         for number, (seed, _) in enumerate(self.all):
-            state, notes = started_state(self.work, self.programs, seed)
-            stack, said = put(stack, number, state), said or notes
-        return stack, said
+            state, notes = started_state(self.context, self.programs, seed)
+            stack, first_notes = put(stack, number, state), first_notes or notes
+        return stack, first_notes
 
     def resumed(self, checkpoints: Checkpoints) -> tuple[TrainState, _Best, dict[int, int], list[str]]:
-        """The states, the best so far and the failed members of the newest sound checkpoint; sentences for the log."""
+        """Return the states, best parameters and failed trials of the newest valid checkpoint, and notes on it."""
         restored = checkpoints.restore(self.saved(self.abstract, self.abstract.params))
         notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
         seeds = self.spread(np.array([seed for seed, _ in self.all], np.uint32))
         saved = restored.state
         failed = {int(number): step for number, step in restored.extra.get("failed", {}).items()}
-        last = len(self.members) - 1  # fillers are the last member once more
+        last = len(self.trials) - 1  # the padding repeats the last trial
         halted = self.spread(np.array([min(number, last) in failed for number in range(len(self.all))], np.bool_))
         state = TrainState(saved["step"], saved["params"], saved["opt_state"], seed=seeds, halted=halted)
         best = restored.extra["best"]
         return state, _Best(saved.get("best"), best["steps"], best["figures"]), failed, notes
 
     def failure(self, number: int, step: int) -> str:
-        """The reason of a member that failed in `step`, as it would be alone."""
+        """Return the reason for the failure of a trial in `step`, worded as for a trial of its own program."""
         return f"loss or gradient are not finite in step {step} ({batch_rows(self.data[number], step - 1)})"
 
     def saved(self, state: TrainState, best: Any) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        return saved_part(state) | ({"best": best} if self.work.config.select == "best" else {})
+        """Return the leaves of a checkpoint."""
+        return saved_part(state) | ({"best": best} if self.context.config.select == "best" else {})
 
     def take(self, stack: Any, number: int) -> Any:
-        """The parameters of one member, laid out as those of a member alone."""
+        """Return the parameters of one trial, with the shardings of a trial of its own program."""
         return self._take(stack, jnp.int32(number))
 
     def spread(self, stacked: Any) -> Any:
-        """NumPy arrays (members, …) onto the devices, each process giving those of its own."""
-        rows = host_rows(len(self.all), self.work.mesh)
-        return to_devices(jax.tree.map(lambda x: x[rows], stacked), self.work.mesh, len(self.all))
+        """Put NumPy arrays (trials, …) onto the devices; each process gives the rows of its own devices."""
+        rows = host_rows(len(self.all), self.context.mesh)
+        return to_devices(jax.tree.map(lambda x: x[rows], stacked), self.context.mesh, len(self.all))
 
     def batch(self, number: int) -> Any:
-        """The batches of a step, for `step`."""
+        """Return the stacked batches of a step, for `step`."""
         batches = [data[number] for data in self.data]
         return self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *batches))
 
     def _step(self, state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, dict]:
-        """A step of each member. The norms of updates are left out: under a map they would be made in every step."""
+        """Take a step of each trial, without the norms of updates: under `vmap` every step would compute them."""
 
         def one(inputs: tuple) -> tuple[TrainState, dict]:
             new, metrics = self.programs.program.pure_step(*inputs)
             return new, {name: value for name, value in metrics.items() if name != "update_norm"}
 
         def of_a_device(*inputs: Any) -> tuple[TrainState, dict]:
-            with use_rules(None):  # a member is whole on its device
+            with use_rules(None):  # a trial is whole on its device
                 return jax.lax.map(one, inputs) if one_at_a_time() else jax.vmap(one)(inputs)
 
-        mesh = self.work.mesh
-        spread = jax.shard_map(of_a_device, mesh=mesh, in_specs=MEMBERS, out_specs=MEMBERS, check_vma=False)
+        mesh = self.context.mesh
+        spread = jax.shard_map(of_a_device, mesh=mesh, in_specs=TRIALS, out_specs=TRIALS, check_vma=False)
         found: tuple[TrainState, dict] = spread(state, batch, settings)
         return found
 
@@ -228,28 +240,28 @@ class _Group:
         return jax.tree.map(lambda _: self.sharding, tree)
 
 
-def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, dict[int, int]]:
-    """The parameters that count, and of the members whose loss was not finite the step in which it was not."""
-    work, members = group.work, group.members
-    config, task = work.config, work.task
+def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tuple[_Best, dict[int, int]]:
+    """Return the best parameters, and for each trial with a loss that was not finite the step in which it was."""
+    context, trials = group.context, group.trials
+    config, task = context.config, context.task
     keeps_best = config.select == "best"
     if resumed := bool(checkpoints.steps()):
         state, best, failed, notes = group.resumed(checkpoints)
     else:
         state, notes = group.started()
         failed = {}
-        empty: list[dict[str, float]] = [{} for _ in members]
-        best = _Best(group.copy(state.params) if keeps_best else None, [None] * len(members), empty)
+        empty: list[dict[str, float]] = [{} for _ in trials]
+        best = _Best(group.copy(state.params) if keeps_best else None, [None] * len(trials), empty)
     first_step = int(jnp.max(state.step))
-    logs = _open_logs(work, members, first_step if resumed else None)
-    alone = member_work(work, group.programs)
-    recorder = GroupRecorder(
-        work.run,
+    logs = _open_logs(context, trials, first_step if resumed else None)
+    alone = trial_work(context, group.programs)
+    recorder = VectorizedRecorder(
+        context.run,
         logs,
-        members,
+        trials,
         start=first_step,
-        total=work.num_steps,
-        work=lambda step: (len(members) * alone(step)[0], len(members) * alone(step)[1]),
+        total=context.num_steps,
+        work=lambda step: (len(trials) * alone(step)[0], len(trials) * alone(step)[1]),
         log_every=config.log_every,
         failed=failed,
     )
@@ -259,13 +271,15 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, 
 
     def evaluate(number: int, params: Any) -> None:
         better = np.zeros(len(group.all), np.bool_)
-        for k in (k for k in range(len(members)) if k not in failed):
-            _, figures = label_part(work, group.programs, group.take(params, k), task.selects, group.data[k].lengths)
-            recorder.validation_of(k, number, {f"{task.selects}_{name}": value for name, value in figures.items()})
-            better[k] = work.counts(number, figures, best.figures[k])
+        for k in (k for k in range(len(trials)) if k not in failed):
+            _, metrics = evaluate_split(
+                context, group.programs, group.take(params, k), task.selects, group.data[k].lengths
+            )
+            recorder.validation_of(k, number, {f"{task.selects}_{name}": value for name, value in metrics.items()})
+            better[k] = context.replaces(number, metrics, best.metrics[k])
             if better[k]:
-                best.steps[k], best.figures[k] = number, figures
-        values = [figures[task.metric] for figures in best.figures if figures]
+                best.steps[k], best.metrics[k] = number, metrics
+        values = [metrics[task.metric] for metrics in best.metrics if metrics]
         if values:
             recorder.note(
                 f"step {number}: {task.selects} {task.metric} so far " + ", ".join(f"{v:.4f}" for v in values)
@@ -275,50 +289,53 @@ def _train(group: _Group, checkpoints: Checkpoints, title: str) -> tuple[_Best, 
 
     def save(number: int, state: TrainState) -> None:
         halted = {str(number): step for number, step in failed.items()}
-        extra = {"best": {"steps": best.steps, "figures": best.figures}, "failed": halted}
-        checkpoints.save(number, group.saved(state, best.params), config=work.resolved, extra=extra)
+        extra = {"best": {"steps": best.steps, "figures": best.metrics}, "failed": halted}
+        checkpoints.save(number, group.saved(state, best.params), config=context.resolved, extra=extra)
 
     session = Session(
         recorder,
         checkpoints,
-        work.stop,
-        num_steps=work.num_steps,
+        context.stop,
+        num_steps=context.num_steps,
         evaluate_every=config.eval_every or group.data[0].steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
         save=save,
         evaluate=evaluate,
-        describe_batch=lambda number: "that of the last member",
+        describe_batch=lambda number: "that of the last trial",
     )
     batches = (group.batch(number) for number in itertools.count(first_step))
     try:
         state = run_training(state, lambda state, batch: group.step(state, batch, group.settings), batches, session)
         best.params = best.params if keeps_best else state.params
     except Diverged:
-        log.warning("no run of %d together goes on", len(members))
+        log.warning("none of the %d runs trained together continues", len(trials))
     return best, failed
 
 
-class GroupRecorder(Recorder):
-    """A recorder with a log for each member; the live line has the means of those that go on.
+class VectorizedRecorder(Recorder):
+    """A recorder with a log for each trial; the live line shows the means of the trials that continue.
 
-    failed: of each member whose loss was not finite the step in which it was not; it is added to.
+    failed: for each trial with a loss that was not finite, the step in which it was; new failures are added.
     """
 
     def __init__(
-        self, run: Any, logs: Sequence[MetricsLog], members: Sequence[Member], failed: dict[int, int], **settings: Any
+        self, run: Any, logs: Sequence[MetricsLog], trials: Sequence[Trial], failed: dict[int, int], **settings: Any
     ) -> None:
         super().__init__(run, logs[0], **settings)
-        self.logs, self.members, self.failed = list(logs), list(members), failed
+        self.logs, self.trials, self.failed = list(logs), list(trials), failed
 
     def training(self, step: int, metrics: dict[str, Any]) -> None:
-        """Take in the metrics of a step, arrays of one number a member. Raises NotFinite when no member goes on."""
+        """Record the metrics of a step, arrays with one number per trial. Raise NotFinite when no trial continues."""
         self.meter.advance(step)
-        values = jax.tree.map(_every_member, metrics)
+        values = jax.tree.map(_gathered, metrics)
         for number in np.flatnonzero(values.pop("halted")[: len(self.logs)]).tolist():
             if number not in self.failed:
                 self.failed[number] = step
-                seed, rate = self.members[number]
-                self.warn(f"step {step}: loss or gradient of seed {seed} at rate {rate:g} are not finite; it ends here")
+                seed, rate = self.trials[number]
+                self.warn(
+                    f"step {step}: loss or gradient of seed {seed} at learning rate {rate:g} is not finite; "
+                    "this run ends here"
+                )
         alive = [number for number in range(len(self.logs)) if number not in self.failed]
         if not alive:
             raise NotFinite(step)
@@ -342,53 +359,64 @@ class GroupRecorder(Recorder):
             eta=reading.eta,
         )
 
-    def validation_of(self, number: int, step: int, figures: dict[str, float]) -> None:
-        """Write the figures of a member's evaluation."""
-        self.logs[number].write(step, figures)
+    def validation_of(self, number: int, step: int, metrics: dict[str, float]) -> None:
+        """Write the metrics of a trial's evaluation."""
+        self.logs[number].write(step, metrics)
 
     def close(self) -> None:
-        """Close the logs of all members too."""
+        """Close the logs of all trials."""
         super().close()
         for log in self.logs:
             log.close()
 
     def sync(self) -> None:
-        """Bring all lines to where the run lies; before a checkpoint counts."""
+        """Write all lines to the run's storage. It is called before a checkpoint counts."""
         for log in self.logs:
             log.sync()
         self.run.upload()
 
 
-def _open_logs(work: Work, members: Sequence[Member], resume_step: int | None) -> list[MetricsLog]:
-    """A log for each member. One that drops lines writes the file anew, so all do that before the first stays open."""
-    opened: Callable[[int, float], MetricsLog] = lambda seed, rate: MetricsLog(  # noqa: E731
-        work.run.path, resume_step, scope={"seed": seed, "peak_lr": rate}
-    )
-    for member in members:
-        opened(*member).close()
-    return [opened(*member) for member in members]
+def _open_logs(context: TrialContext, trials: Sequence[Trial], resume_step: int | None) -> list[MetricsLog]:
+    """Open a log for each trial.
+
+    A log that drops lines rewrites the file, so each is opened and closed once before the first stays open.
+    """
+
+    def opened(seed: int, rate: float) -> MetricsLog:
+        return MetricsLog(context.run.path, resume_step, scope={"seed": seed, "peak_lr": rate})
+
+    for trial in trials:
+        opened(*trial).close()
+    return [opened(*trial) for trial in trials]
 
 
 def _where(better: jax.Array, new: Any, old: Any) -> Any:
-    """Member by member `new` where it is better, else `old`."""
-    choose = lambda x, y: jnp.where(better.reshape(-1, *[1] * (x.ndim - 1)), x, y)  # noqa: E731
+    """Return, trial by trial, `new` if it is better, else `old`."""
+
+    def choose(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(better.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
     return jax.tree.map(choose, new, old)
 
 
-def _every_member(x: jax.Array) -> np.ndarray:
+def _gathered(x: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
-def _members_per_device(work: Work, programs: Programs) -> int:
-    """How many members fit a device, by what the compiled program of one says it needs."""
+def _trials_per_device(context: TrialContext, programs: Programs) -> int:
+    """Return the number of trials that fit a device, from the memory analysis of the program for one."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" not in stats:
         return 1
-    group = _Group(work, programs, [(0, 0.0)] * work.mesh.size)
+    group = _VectorizedTrials(context, programs, [(0, 0.0)] * context.mesh.size)
     longest = max(range(min(group.data[0].steps_per_epoch, 256)), key=group.data[0].length_at)
     memory = group.jitted.lower(group.abstract, group.batch(longest), group.settings).compile().memory_analysis()
-    size = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
+
+    def size(tree: Any) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
     assert memory is not None
     params = size(programs.abstract.params)
     one = memory.argument_size_in_bytes + memory.temp_size_in_bytes + params  # and the best so far
-    return int((MEMORY_SHARE * stats["bytes_limit"] - 2 * params) // one)  # one member's aside, while it is evaluated
+    # One trial's parameters are copied while it is evaluated.
+    return int((MEMORY_FRACTION * stats["bytes_limit"] - 2 * params) // one)

@@ -1,1 +1,1 @@
-"""Trained models at work: predictions, generated text, scores and activations."""
+"""Inference with trained models: predictions, generated text, scores and activations."""

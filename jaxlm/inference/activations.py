@@ -1,4 +1,4 @@
-"""What a model gives for some ids, layer by layer, for another program to compare."""
+"""Activations of a model for given ids, layer by layer, to compare with another program."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,47 +19,49 @@ from jaxlm.models import build
 from jaxlm.models.family import Inputs, Model
 from jaxlm.nn.execution import Execution
 
-ROWS = 8  # that run together
+ROWS = 8  # rows per batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """What a model gives for rows of ids, layer by layer, in float32, for another program to compare."""
+    """Write the activations of a model for rows of ids, layer by layer, in float32, to compare with another program."""
 
     start: str
     """A run, RUN or RUN@STEP, or published weights, hf:PATH, openai:PATH, google:PATH."""
     ids: Path
-    """A JSON file, {"ids": [[…], …], "segments": [[…], …]}; segments are for an encoder, and may be left out."""
+    """A JSON file, {"ids": [[…], …], "segments": [[…], …]}. Segments are for an encoder; default: all 0."""
     output: Path
-    """An .npz file: hidden_0 … hidden_N, pooled, logits."""
+    """The .npz file to write, with arrays hidden_0 … hidden_N, pooled, logits."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 class IdRows(NamedTuple):
-    """Rows of ids, and for an encoder the segment, 0 or 1, of each token; None: all first."""
+    """Rows of ids, and for an encoder the segment, 0 or 1, of each token; None: all 0."""
 
     ids: list[list[int]]
     segments: list[list[int]] | None
 
 
 def read_ids(file: Path, model: Any) -> IdRows:
-    """`{"ids": [[…], …], "segments": [[…], …]}`. InputError names the row that does not fit the model."""
+    """Read `{"ids": [[…], …], "segments": [[…], …]}`. InputError names the row that does not fit the model."""
     try:
         values = parse_json(read_regular(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or "ids" not in values or set(values) - {"ids", "segments"}:
-        raise InputError(f'{file}: an object with "ids", and for an encoder "segments", is expected')
+        raise InputError(f'{file} must hold an object with "ids", and for an encoder "segments"; fix it')
     ids, segments = values["ids"], values.get("segments")
     if segments is not None and (not isinstance(segments, list) or len(segments) != len(ids)):
-        raise InputError(f'{file}: "segments" must have a row for each of "ids"')
+        raise InputError(f'{file}: "segments" must have one row per row of "ids"; fix it')
     types, longest = getattr(model, "num_types", 1), build(model).max_length
     if not isinstance(ids, list) or not ids:
-        raise InputError(f'{file}: "ids" must be a list of rows')
+        raise InputError(f'{file}: "ids" must be a list of rows, at least one; fix it')
     for row, given in enumerate(ids):
         _check_row(file, f"ids[{row}]", given, model.vocab_size)
         if len(given) > longest:
-            raise InputError(f"{file}: ids[{row}] has {len(given)} ids and the model {longest} positions")
+            raise InputError(
+                f"{file}: ids[{row}] has {len(given)} ids and the model {longest} positions; shorten the row"
+            )
         if segments is not None:
             _check_row(file, f"segments[{row}]", segments[row], types)
             if len(segments[row]) != len(given):
@@ -70,9 +72,9 @@ def read_ids(file: Path, model: Any) -> IdRows:
 def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: IdRows) -> dict[str, np.ndarray]:
     """Return float32 arrays by name, padded with zeros to the longest of R rows.
 
-    kind: of a fine-tuned model's head, a task's kind; None for a pretrained one.
-    `hidden_0` (the embeddings) … `hidden_N` (after the final norm where there is one): (R, L, D). `pooled`: (R, D),
-    where there is a pooler. `logits`: of a language model (R, L, V); of a head (R, classes), (R, 1) for a score or a
+    kind: the kind of the task of a fine-tuned model's head; None for a pretrained model.
+    `hidden_0` (the embeddings) … `hidden_N` (after the final norm, if there is one): (R, L, D). `pooled`: (R, D), if
+    there is a pooler. `logits`: of a language model (R, L, V); of a head (R, classes), (R, 1) for a score or a
     choice, (R, L, 2) for a span, (R, L, tags). `next_sentence_logits`: (R, 2).
     """
     model = build(config, Execution(dtype="float32"))
@@ -94,7 +96,7 @@ def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: 
 def model_outputs(
     model: Model, params: Any, kind: str | None, ids_BL: Any, seen_BL: Any, types_BL: Any
 ) -> dict[str, Any]:
-    """Return `activations` of one batch; seen_BL is 0 at padding."""
+    """Compute `activations` of one batch; seen_BL is 0 at padding."""
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1]), ids_BL.shape)
     head = params.get("head", {})
     outputs = model(params, Inputs(ids_BL, positions_BL, seen_BL, types_BL), layers=True)
@@ -102,7 +104,7 @@ def model_outputs(
     shown_BL1 = seen_BL[:, :, None] > 0
     found: dict[str, Any] = {f"hidden_{n}": jnp.where(shown_BL1, h_BLD, 0.0) for n, h_BLD in enumerate(layers_NBLD)}
     h_BLD = layers_NBLD[-1]
-    # What a head for whole sequences reads: an encoder's pooled state, a decoder's last one.
+    # The input of a head for whole sequences: an encoder's pooled state, a decoder's last one.
     last_B = jnp.maximum(jnp.sum(seen_BL, axis=1) - 1, 0)
     whole_BD: Any = jnp.take_along_axis(h_BLD, last_B[:, None, None], axis=1)[:, 0]
     if "pooler" in params["backbone"]:
@@ -122,14 +124,14 @@ def model_outputs(
 
 def _check_row(file: Path, name: str, row: Any, size: int) -> None:
     if not isinstance(row, list) or not row:
-        raise InputError(f"{file}: {name} must be a list of numbers, at least one")
+        raise InputError(f"{file}: {name} must be a list of numbers, at least one; fix it")
     wrong: Sequence[Any] = [i for i in row if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
     if wrong:
-        raise InputError(f"{file}: {name} has {wrong[0]!r}; whole numbers from 0 to {size - 1} are expected")
+        raise InputError(f"{file}: {name} has {wrong[0]!r}; the numbers must be whole and from 0 to {size - 1}")
 
 
 def evaluate_activations(arguments: Activations) -> dict[str, Any]:
-    """Every layer's states and the logits, in one .npz."""
+    """Write every layer's states and the logits to one .npz; return their names and shapes."""
     if arguments.start.startswith(KINDS):
         published = read_published(arguments.start)
         name, model, params, task = published.name, published.model, published.params, published.task

@@ -1,8 +1,8 @@
-"""Decoding: one token after the other, with the keys and values of what is past kept in a cache.
+"""Autoregressive decoding, with a cache of the keys and values of past tokens.
 
-A prompt is padded to a bucket of lengths and run once; its cache is then copied for every sample, and a step of fixed
-shape, compiled once, adds one token to each. Padding does no harm: the keys it leaves behind lie ahead of the position
-that is decoded, where nothing looks, and are overwritten when that position is reached.
+A prompt is padded to a bucket of lengths and run once. Its cache is then copied for every sample, and a step of fixed
+shape, compiled once, adds one token to each. Padding has no effect: its keys are at positions after the decoded one,
+which are masked, and are overwritten when decoding reaches them.
 
 top-p is the nucleus of Holtzman, Buys, Du, Forbes and Choi, "The Curious Case of Neural Text Degeneration", 2020.
 """
@@ -21,38 +21,40 @@ from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
 SMALLEST_BUCKET = 64
-ENDED = -1  # stands where a sample has ended before the others
-_GREEDY = 1e-6  # temperatures below are 0: dividing by them would only overflow
-_PARTIAL_CHARACTERS = 3  # bytes of an unfinished UTF-8 character, each of which may decode to one U+FFFD
+ENDED = -1  # fills the positions after the end of a sample
+_GREEDY = 1e-6  # lower temperatures count as 0, as a division by them would overflow
+_PARTIAL_CHARACTERS = 3  # bytes of an incomplete UTF-8 character, each of which may decode to one U+FFFD
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: scores are divided by the temperature, then cut to top_k, then to top_p of what is left."""
+    """Sampling of a token: logits are divided by the temperature, then truncated to top_k, then to top_p."""
 
     temperature: float = 1.0
-    """0 takes the most likely token always."""
+    """Temperature of sampling. 0 takes the most likely token."""
     top_k: int = 0
-    """Draw from this many most likely tokens only; 0: from all."""
+    """Sample from this many most likely tokens only; 0: from all."""
     top_p: float = 1.0
-    """Draw from the fewest most likely tokens that have this share of the probability; 1: from all."""
+    """Sample from the fewest most likely tokens with this total probability; 1: from all."""
 
     def check(self) -> None:
-        """Refuse what is no way to draw."""
+        """Raise InputError for a value out of range."""
         if not 0 <= self.temperature < math.inf:
-            raise InputError(f"temperature {self.temperature}: a number from 0 on (0 takes the most likely token)")
+            raise InputError(
+                f"temperature must be finite and at least 0, got {self.temperature}; give 0 for the most likely token"
+            )
         if self.top_k < 0:
-            raise InputError(f"top_k {self.top_k}: a number above 0, or 0 for all tokens")
+            raise InputError(f"top_k must be at least 0, got {self.top_k}; give 0 for all tokens")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p {self.top_p}: a number above 0 and up to 1, which is all tokens")
+            raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}; give 1 for all tokens")
 
 
 def candidates(logits_BV: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
-    """What a token is drawn from: scores (B, K), softmax of which are the probabilities, and the ids (B, K).
+    """Return the scores (B, K) and ids (B, K) to sample from; softmax of the scores gives the probabilities.
 
-    A score of -inf takes no part. Among equal scores the lower id counts as the more likely, so top_k keeps exactly k.
-    top_p keeps a token if those before it, most likely first, have less than top_p together; the first always stays.
-    Not for temperature 0.
+    A score of -inf excludes its id. Among equal scores the lower id counts as the more likely, so top_k keeps exactly
+    k. top_p keeps a token if the more likely ones have a total probability below top_p; the first is always kept.
+    The temperature must not be 0.
     """
     scores_BV = (logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)) / sampling.temperature
     vocabulary = scores_BV.shape[-1]
@@ -60,15 +62,15 @@ def candidates(logits_BV: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax
         return scores_BV, jnp.broadcast_to(jnp.arange(vocabulary), scores_BV.shape)
     scores_BK, ids_BK = jax.lax.top_k(scores_BV, min(sampling.top_k or vocabulary, vocabulary))
     if sampling.top_p < 1:
-        shares_BK = jax.nn.softmax(scores_BK, axis=-1)
-        before_BK = jnp.cumsum(shares_BK, axis=-1) - shares_BK
+        probs_BK = jax.nn.softmax(scores_BK, axis=-1)
+        before_BK = jnp.cumsum(probs_BK, axis=-1) - probs_BK
         keep_BK = (before_BK < sampling.top_p).at[:, 0].set(True)
         scores_BK = jnp.where(keep_BK, scores_BK, -jnp.inf)
     return scores_BK, ids_BK
 
 
-def draw(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Array:
-    """One id a row, int32 (B,); each row has its own key, so it does not depend on the other rows."""
+def sample_ids(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Array:
+    """Sample one id per row, int32 (B,); each row has a key of its own, so the rows are independent."""
     if sampling.temperature < _GREEDY:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     scores_BK, ids_BK = candidates(logits_BV, sampling)
@@ -77,12 +79,12 @@ def draw(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Arr
 
 
 class Decoder:
-    """Continues prompts, several samples at once; programs are compiled for a bucket of lengths and kept.
+    """A decoder that continues prompts, several samples at once; it keeps the programs compiled for length buckets.
 
-    params: {"backbone": …}, on any device. positions: those that may be used, all unless given. forbidden: ids that
-    are never given out. size: the tokenizer's, beyond which the rows of a published table are padding and never given
-    out. end: the id that ends a sample.
-    The draws depend on (seed, number of the prompt, sample, position) and on nothing else.
+    params: {"backbone": …}, on any device. positions: the number of positions to use; default: all. forbidden: ids that
+    are never generated. size: the tokenizer's; further rows of a published table are padding and never generated. end:
+    the id that ends a sample.
+    Samples depend on (seed, number of the prompt, sample, position) and on nothing else.
     """
 
     def __init__(
@@ -107,28 +109,28 @@ class Decoder:
         if end is not None:
             allowed_V[end] = True
         if not allowed_V.any():
-            raise ValueError("every id is forbidden")
+            raise ValueError("forbidden must leave at least one id")
         self._allowed_V = jnp.asarray(allowed_V)
         self._prefill = jax.jit(self._prefill_prompt, static_argnames=("room", "samples"))
         self._step = jax.jit(self._decode_step, donate_argnums=1)
 
     def room(self, prompt: Sequence[int]) -> int:
-        """Tokens that the positions leave for a continuation of `prompt`."""
+        """Return the number of positions left for a continuation of `prompt`."""
         return self.positions - len(prompt)
 
     def __call__(
         self, prompt: Sequence[int], *, length: int, samples: int = 1, number: int = 0
     ) -> Iterator[np.ndarray]:
-        """For each of up to `length` new positions the ids of all samples, int32 (samples,), as they are made.
+        """Yield the ids of all samples, int32 (samples,), for each of up to `length` new positions.
 
-        The id that ends a sample is given out, ENDED after it; the iteration stops once all have ended.
-        prompt: at least one id. number: which of several prompts this is, for the draws.
-        InputError where prompt and continuation have more positions than may be used.
+        The id that ends a sample is yielded, then ENDED; the iteration stops when all samples have ended.
+        prompt: at least one id. number: the index of the prompt among several, a seed of the sampling.
+        InputError if prompt and continuation have more positions than may be used.
         """
         if not prompt:
-            raise ValueError("a prompt has at least one token")
+            raise ValueError("prompt must have at least one token")
         if length < 1 or samples < 1:
-            raise InputError(f"length {length} and samples {samples}: numbers above 0")
+            raise InputError(f"length and samples must be above 0, got {length} and {samples}")
         if len(prompt) + length > self.positions:
             table = self.model.max_length
             were = "was trained on" if self.positions < table else "has"
@@ -150,10 +152,10 @@ class Decoder:
         )
         alive_B = np.ones(samples, bool)
         for position in range(len(prompt), len(prompt) + length):
-            made_B = ids_B
-            if position + 1 < len(prompt) + length:  # the next step is under way while this one's ids are looked at
+            now_B = ids_B
+            if position + 1 < len(prompt) + length:  # dispatch the next step before fetching the ids of this one
                 ids_B, carry = self._step(self.params, carry, ids_B, position, keys_B)
-            row_B = np.where(alive_B, np.asarray(made_B), ENDED)
+            row_B = np.where(alive_B, np.asarray(now_B), ENDED)
             yield row_B
             if self.end is not None:
                 alive_B &= row_B != self.end
@@ -170,28 +172,28 @@ class Decoder:
         logits_1V = self._logits(params, h_1D, outputs.output)
         logits_BV = jnp.broadcast_to(logits_1V, (samples, len(self._allowed_V)))
         carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, samples, axis=1), outputs.carry)
-        return self._draw_at(logits_BV, keys_B, length), carry
+        return self._sample_at(logits_BV, keys_B, length), carry
 
     def _decode_step(self, params, carry, ids_B, position, keys_B):
-        """Put `ids_B` at `position`, draw the ids that follow."""
+        """Run `ids_B` at `position` and sample the ids that follow."""
         positions_B1 = jnp.full((ids_B.shape[0], 1), position)
         outputs = self.model(params, Inputs(ids_B[:, None], positions_B1), carry)
         logits_BV = self._logits(params, outputs.states[:, 0], outputs.output)
-        return self._draw_at(logits_BV, keys_B, position + 1), outputs.carry
+        return self._sample_at(logits_BV, keys_B, position + 1), outputs.carry
 
     def _logits(self, params: Any, h_BD: jax.Array, output: Any) -> jax.Array:
-        logits_BV = self.model.logits(params, h_BD, output)[:, : len(self._allowed_V)]  # no rows of positions
+        logits_BV = self.model.logits(params, h_BD, output)[:, : len(self._allowed_V)]  # token ids only
         return jnp.where(self._allowed_V, logits_BV, -jnp.inf)
 
-    def _draw_at(self, logits_BV: jax.Array, keys_B: jax.Array, position: jax.Array) -> jax.Array:
-        return draw(logits_BV, jax.vmap(lambda key: jax.random.fold_in(key, position))(keys_B), self.sampling)
+    def _sample_at(self, logits_BV: jax.Array, keys_B: jax.Array, position: jax.Array) -> jax.Array:
+        return sample_ids(logits_BV, jax.vmap(lambda key: jax.random.fold_in(key, position))(keys_B), self.sampling)
 
     def _bucket(self, length: int) -> int:
         return length_bucket(length, self.positions, smallest=SMALLEST_BUCKET)
 
 
 def length_bucket(length: int, longest: int, *, smallest: int) -> int:
-    """The smallest of smallest, 2 x smallest, 4 x smallest, …, longest that has room for `length`."""
+    """Return the smallest of smallest, 2 x smallest, 4 x smallest, …, longest that is at least `length`."""
     bucket = smallest
     while bucket < length:
         bucket *= 2
@@ -199,9 +201,9 @@ def length_bucket(length: int, longest: int, *, smallest: int) -> int:
 
 
 def for_inference(params: Any, dtype: jnp.dtype) -> Any:
-    """Return the parameters in the dtype in which a step uses them, norms left as they are; no result changes.
+    """Return the parameters cast to the dtype of the computation, norms excepted; no result changes.
 
-    A decode step reads all weights for one token: in half the width it takes half the time.
+    A decoding step reads all weights for one token: halving their width halves its time.
     """
 
     def cast(path, leaf):
@@ -211,20 +213,20 @@ def for_inference(params: Any, dtype: jnp.dtype) -> Any:
 
 
 def left_context(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:
-    """The token that stands before a text: what an empty prompt begins with, and what a first token is predicted from.
+    """Return the id before a text, as a list: an empty prompt begins with it and it predicts the first token.
 
-    `end` after pretraining, where it parts documents, `start` after fine-tuning, where it opens every input; the other
-    one where the tokenizer lacks it, and none where it has neither.
+    After pretraining it is `end`, which separates documents; after fine-tuning `start`, which begins every input. A
+    tokenizer without it gives the other one, and an empty list without both.
     """
     roles = ("start", "end") if finetuned else ("end", "start")
     return next(([tokenizer.specials[role]] for role in roles if role in tokenizer.specials), [])
 
 
 class TextStream:
-    """Text from ids that arrive one by one: what is given out once never changes.
+    """Decoder of ids that arrive one by one into text; text already returned never changes.
 
-    A character whose bytes have not all arrived is held back. The text begins with that of the prompt, since some
-    tokenizers write the blank between two pieces with neither of them alone.
+    A character whose bytes have not all arrived is held back. The ids are decoded together with the prompt, as some
+    tokenizers write the blank between two tokens only if both are present.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -233,13 +235,13 @@ class TextStream:
         self.given = ""
 
     def push(self, *ids: int) -> str:
-        """The text that is certain now and was not before."""
+        """Add ids; return the new text that further ids cannot change."""
         self.ids.extend(ids)
         text = self.tokenizer.decode(self.ids)
         return self._give(text, len(text) - _unfinished(text))
 
     def finish(self) -> str:
-        """The rest, broken characters as U+FFFD."""
+        """Return the rest of the text, with incomplete characters as U+FFFD."""
         text = self.tokenizer.decode(self.ids)
         return self._give(text, len(text))
 
@@ -251,5 +253,5 @@ class TextStream:
 
 
 def _unfinished(text: str) -> int:
-    """How many characters at the end may yet become another one."""
+    """Return the number of characters at the end that further ids may change."""
     return next((k for k in range(_PARTIAL_CHARACTERS) if not text[: len(text) - k].endswith("\ufffd")), 3)

@@ -1,4 +1,4 @@
-"""A run that is read, not trained: its config, parameters and tokenizer, for every command that uses a model."""
+"""A run opened for reading: its config, parameters and tokenizer, for all commands that use a trained model."""
 
 import dataclasses
 import logging
@@ -36,11 +36,10 @@ log = logging.getLogger(__name__)
 class LoadedRun:
     """A run at one of its checkpoints.
 
-    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: theirs;
-    dtype and attention backend are the run's, nothing is recomputed for a backward pass that never comes.
-    task: what a fine-tuned run was trained on, None for a pretrained one. given_tokenizer: None where the run was
-    imported from files without one. versions: those of the data that a pretraining run reads. trained_length: the
-    positions that were trained.
+    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: the model of `params`,
+    with the run's dtype and attention backend, without rematerialization. task: the task of a fine-tuned run, None for
+    a pretrained one. given_tokenizer: None if the run was imported from files without one. versions: those of the data
+    rules of a pretraining run. trained_length: the number of positions that were trained.
     """
 
     config: PretrainConfig | FinetuneConfig
@@ -56,32 +55,32 @@ class LoadedRun:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the rows that it was pretrained on; windows for a fine-tuned run."""
+        """The layout of the rows of pretraining; windows for a fine-tuned run."""
         return self.config.data.layout if isinstance(self.config, PretrainConfig) else "windows"
 
     @property
     def left(self) -> list[int]:
-        """The token that a text begins with, as in training; none where it began with the text's own first token."""
+        """The id before a text as in training, as a list; empty if the text's own first token comes first."""
         tokenizer = self.tokenizer
         if self.layout == "packed" and not self.versions.begins_documents(tokenizer.specials.get("end")):
             return []
         return left_context(tokenizer, finetuned=self.task is not None)
 
     def positions(self, *, beyond: bool) -> int:
-        """Positions that may be used: those that were trained, or with `beyond` all that the model has."""
+        """Return the number of positions to use: those that were trained, or with `beyond` all of the model."""
         return self.model.max_length if beyond else self.trained_length
 
     @property
     def limit(self) -> str:
-        """The sentence of a command that does not go beyond the trained length."""
+        """A note that a command uses the trained length only."""
         return limited(self.trained_length, self.model.max_length, self.name)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The run's tokenizer. InputError where it has none."""
+        """The run's tokenizer. InputError without one."""
         if self.given_tokenizer is None:
             raise InputError(
-                f"{self.path} has no tokenizer, and text needs one: import it again with the tokenizer's files beside "
+                f"{self.path} has no tokenizer, and text needs one; import it again with the tokenizer's files beside "
                 "the weights"
             )
         return self.given_tokenizer
@@ -92,9 +91,9 @@ class LoadedRun:
         return f"{self.path}@{self.step}"
 
     def tuned(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
-        """The task, config and network of a fine-tuned run. InputError, which names the command, for another run."""
+        """Return the task, config and learner of a fine-tuned run. InputError, with the command, for another run."""
         if self.task is None or not isinstance(self.config, FinetuneConfig):
-            raise InputError(f"{self.path} is a pretraining run: {command} needs one that jaxlm.finetune made")
+            raise InputError(f"{self.path} is a pretraining run, {command} needs a fine-tuned one; give one")
         network = make_task_learner(self.config, self.task, for_reading(self.config.execution))
         return self.task, self.config, network
 
@@ -106,10 +105,10 @@ class LoadedRun:
 
 
 def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
-    """Open `RUN` (its newest sound checkpoint) or `RUN@STEP`; the parameters come onto `mesh`, else one device.
+    """Open `RUN` (its newest valid checkpoint) or `RUN@STEP`; the parameters go onto `mesh`, by default one device.
 
-    The directory may be in use: nothing in it is changed. InputError, one line, where it is no run, has no finished
-    checkpoint, or does not fit together.
+    The directory may be in use: nothing in it is changed. InputError, one line, if it is not a run, has no finished
+    checkpoint, or is inconsistent.
     """
     path, step = split_run(path_spec)
     run = RunDirectory(path)
@@ -119,15 +118,15 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     if not checkpoints.steps():
         verb = "pretrain" if task is None else "finetune"
         raise InputError(
-            f"{path} has no finished checkpoint yet: run its python -m jaxlm.{verb} command again, it goes on"
+            f"{path} has no finished checkpoint yet: run its python -m jaxlm.{verb} command again, which resumes it"
         )
-    # Of published models some came without a tokenizer, and some have more rows in their tables than it has ids.
+    # Some published models have no tokenizer, and some have more rows in their token table than the tokenizer has ids.
     tokenizer = None if "published" in run.config and not run.tokenizer.exists() else load_tokenizer(run.tokenizer)
     expected = run.config.get("fingerprints", {}).get("tokenizer")
     if tokenizer is not None and (
         tokenizer.fingerprint != expected if expected is not None else tokenizer.size != config.model.vocab_size
     ):
-        raise InputError(f"{path}: its tokenizer is not that of its model; put the run's own tokenizer directory back")
+        raise InputError(f"{path}: its tokenizer is not that of its model; restore the run's own tokenizer directory")
     versions = saved_versions(run.config, run.name)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     model = build(config.model, for_reading(config.execution))
@@ -152,20 +151,22 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:
-    """`RUN` or `RUN@STEP` as a path or a URL, and a step. InputError for a path that is no directory, or a bad step."""
+    """Split `RUN` or `RUN@STEP` into a path or URL, and a step. InputError for a missing directory or a bad step."""
     try:
         path, step = split_start(str(path_spec))
     except InputError:
-        raise InputError(f"{path_spec}: what follows the @ is no step; write RUN@STEP, runs/gpt1@2000 say") from None
+        raise InputError(
+            f"{path_spec}: the part after @ is not a step; write RUN@STEP, for example runs/gpt1@2000"
+        ) from None
     if isinstance(path, Path) and not path.is_dir():
         raise InputError(f"{path}: no such run directory; give one that jaxlm.pretrain or jaxlm.finetune made")
     return path, step
 
 
 def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
-    """The config of a run, from its config.json (which has more: fingerprints, what a fine-tuning was given).
+    """Return the config of a run, from its config.json, which also has fingerprints and a fine-tuning's arguments.
 
-    A field that runs did not have when this one was made has the value that says what was done then.
+    A field that did not exist when the run was made gets the value that describes the behaviour of that time.
     """
     values = completed(run.config)
     kind: type = FinetuneConfig if kind_of_run(values) == FINETUNING else PretrainConfig
@@ -174,7 +175,7 @@ def run_config(run: RunDirectory) -> PretrainConfig | FinetuneConfig:
 
 
 def saved_task(run: RunDirectory) -> Task:
-    """What a fine-tuning run was trained on, with its label mapping."""
+    """Return the task of a fine-tuning run, with its label mapping."""
     file = run.path / "task.json"
     try:
         return Task.from_json(read_signed(file))
@@ -183,18 +184,21 @@ def saved_task(run: RunDirectory) -> Task:
 
 
 def for_reading(execution: Execution) -> Execution:
-    """How a run's model is applied where nothing is learnt."""
+    """Return the execution for a run's model without training."""
     return dataclasses.replace(execution, remat="none", unroll=Execution.unroll)
 
 
 def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:
     """Return shapes, dtypes and shardings of a run's parameters: the model's own, and the heads that were saved."""
     boxed = dict(jax.eval_shape(lambda: build(config).init(jax.random.key(0))))
-    if "pooler" not in saved["backbone"]:  # an encoder that was published without one
+    if "pooler" not in saved["backbone"]:  # some published encoders have none
         boxed.pop("pooler", None)
-    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # noqa: E731
+
+    def abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     whole = NamedSharding(mesh, PartitionSpec())
     heads = {name: part for name, part in saved.items() if name != "backbone"}
-    return {"backbone": jax.tree.map(place, nn.unbox(boxed), state_shardings(boxed, mesh))} | jax.tree.map(
-        lambda leaf: place(leaf, whole), heads
+    return {"backbone": jax.tree.map(abstract, nn.unbox(boxed), state_shardings(boxed, mesh))} | jax.tree.map(
+        lambda leaf: abstract(leaf, whole), heads
     )

@@ -1,8 +1,8 @@
-"""What an encoder says of a text with one token masked: pseudo-log-likelihoods, and the best fillings of a blank.
+"""Masked-LM scoring with an encoder: pseudo-log-likelihoods, and the best candidates for a masked token.
 
 Salazar, Liang, Nguyen and Kirchhoff, "Masked Language Model Scoring", 2020: each token is masked in turn and scored
-given all others, and the sum over tokens stands for a sentence. Sums over sentences of different lengths, and with
-log-probabilities of a decoder, do not compare. Several blanks of one text are filled each on its own.
+given all others, and the sum over tokens scores a sentence. Sums of sentences of different lengths are not comparable,
+nor are sums with log-probabilities of a decoder. Several masks of one text are filled independently.
 """
 
 import functools
@@ -23,31 +23,31 @@ from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
-BLANK = "[MASK]"  # how a text spells one, whatever the vocabulary does
-Filling = tuple[int, float]  # id and probability
+MASK = "[MASK]"  # the spelling of a mask in texts, for any vocabulary
+Candidate = tuple[int, float]  # id and probability
 
 
-class Cloze(NamedTuple):
-    """A text without CLS and SEP, and the places of it that are masked, one at a time.
+class MaskedText(NamedTuple):
+    """A text without CLS and SEP, and the indices of the tokens that are masked, one at a time.
 
-    is_blank: the text has masks there; else its own tokens, which are scored.
+    has_masks: the text has masks at these indices; otherwise they are the text's own tokens, which are scored.
     """
 
     ids: Sequence[int]
     where: Sequence[int]
-    is_blank: bool = False
+    has_masks: bool = False
 
 
-class Answered(NamedTuple):
-    """The pseudo-log-likelihood of a text's places together; of a blank text the best fillings of each."""
+class MaskedLMScore(NamedTuple):
+    """The pseudo-log-likelihood of a text's tokens, or for a text with masks the best candidates for each."""
 
     score: Score
-    fillings: list[list[Filling]]
+    candidates: list[list[Candidate]]
 
 
 @struct.dataclass
 class _Rows:
-    """ids, positions, segments: int32 (B, L). where, targets: int32 (B,), the masked place and what stood there."""
+    """ids, positions, segments: int32 (B, L). where, targets: int32 (B,), the masked index and its original id."""
 
     ids: Any
     positions: Any
@@ -56,63 +56,65 @@ class _Rows:
     targets: Any
 
 
-def text_cloze(tokenizer: Tokenizer, text: str, *, context: str = "", separator: str = " ") -> Cloze:
-    """`text` to be scored given `context`; or to be filled where it has `[MASK]`."""
+def masked_text(tokenizer: Tokenizer, text: str, *, context: str = "", separator: str = " ") -> MaskedText:
+    """Encode `text` to be scored given `context`, or to be filled if it has `[MASK]`."""
     before = tokenizer.encode(context) if context else []
-    if BLANK not in text:
+    if MASK not in text:
         ids = tokenizer.encode(separator + text if context else text)
-        return Cloze([*before, *ids], range(len(before), len(before) + len(ids)))
+        return MaskedText([*before, *ids], range(len(before), len(before) + len(ids)))
     ids, where = list(before), []
-    for number, part in enumerate(text.split(BLANK)):
+    for number, part in enumerate(text.split(MASK)):
         if number:
             where.append(len(ids))
             ids.append(tokenizer.specials["mask"])
         ids += tokenizer.encode(part)
-    return Cloze(ids, where, is_blank=True)
+    return MaskedText(ids, where, has_masks=True)
 
 
-def check_cloze(model: Model, params: Any, tokenizer: Tokenizer, name: str) -> Model:
-    """Return the model. InputError where it cannot fill blanks: it is causal, has no such head, or no mask token."""
+def check_masked_lm(model: Model, params: Any, tokenizer: Tokenizer, name: str) -> Model:
+    """Return the model. InputError if it cannot fill masks: it is causal, or the head or a special token is missing."""
     if model.is_causal:
-        raise InputError(f"{name}: its encoder reads from left to right and was not taught to fill blanks")
+        raise InputError(f"{name} must have an encoder trained to fill masks, got a causal one; give another run")
     if not model.output_layer.available(params):
         raise InputError(
-            f"{name} has no masked language model's head, which fine-tuning leaves behind; give its --start"
+            f"{name} has no masked language model's head, which fine-tuning does not keep; give its --start"
         )
     if missing := [role for role in ("cls", "sep", "mask") if role not in tokenizer.specials]:
-        raise InputError(f"{name}: its tokenizer has no {missing[0].upper()} token, so nothing can be masked")
+        raise InputError(
+            f"{name} must have a tokenizer with a {missing[0].upper()} token to mask tokens; give another run"
+        )
     return model
 
 
-def answers(
+def masked_lm_scores(
     model: Model,
     params: Any,
-    clozes: Iterable[Cloze],
+    texts: Iterable[MaskedText],
     tokenizer: Tokenizer,
     *,
     mesh: Mesh,
     batch_size: int,
     top: int = 5,
     positions: int | None = None,
-) -> Iterator[Answered]:
-    """What the model says of each text, in order; any number of them, some at a time.
+) -> Iterator[MaskedLMScore]:
+    """Yield the score of each text, in order, for any number of them, a block at a time.
 
-    positions: those that may be used, all unless given. A token of a text with more is scored amid as many of its
-    neighbours as fit. top: fillings of
-    each blank, special tokens and rows beyond the tokenizer's size left out; their probabilities are of the whole
-    vocabulary. Memory is linear in the tokens of a block of texts. Neither neighbours nor the batch size change an
-    answer beyond rounding. Every process must call this with the same texts.
+    positions: the number of positions to use; default: all. A token of a longer text is scored given as many of its
+    neighbours as fit. top: the number of candidates for each mask, without special tokens and rows beyond the
+    tokenizer's size; their probabilities are those over the whole vocabulary. Memory is linear in the tokens of a block
+    of texts. Neither the other texts nor the batch size change a score beyond rounding. Every process must call this
+    with the same texts.
     """
     check_batch(batch_size, 1, mesh)
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     allowed_V = np.ones(model.config.vocab_size, np.bool_)
     allowed_V[sorted(set(tokenizer.specials.values()))] = False
     allowed_V[tokenizer.size :] = False  # rows that pad a published table
-    step = jax.jit(functools.partial(_answer, model, min(top, int(allowed_V.sum()))), out_shardings=whole)
-    source, rows = iter(clozes), host_rows(batch_size, mesh)
+    step = jax.jit(functools.partial(_score, model, min(top, int(allowed_V.sum()))), out_shardings=replicated)
+    source, rows = iter(texts), host_rows(batch_size, mesh)
     longest = positions or model.max_length
     while block := list(islice(source, max(1, BATCHES_SORTED))):
-        places = [(cloze, place) for cloze in block for place in cloze.where]
+        places = [(text, index) for text in block for index in text.where]
         order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))
         found: list[Any] = [None] * len(places)
         for start in range(0, len(order), batch_size):
@@ -122,32 +124,32 @@ def answers(
             batch = _padded(masked, batch_size, bucket)
             with use_mesh(mesh):
                 batch = to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
-                said = [np.asarray(part) for part in step(params, allowed_V, batch)]
+                outputs = [np.asarray(output) for output in step(params, allowed_V, batch)]
             for row, k in enumerate(some):
-                right, *fillings = (part[row] for part in said)
-                found[k] = (float(right), *(fillings if places[k][0].is_blank else ((), ())))
+                right, *candidates = (output[row] for output in outputs)
+                found[k] = (float(right), *(candidates if places[k][0].has_masks else ((), ())))
         ready = iter(found)
-        for cloze in block:
-            of_places = [next(ready) for _ in cloze.where]
-            total = sum(log_probability for log_probability, _, _ in of_places)
-            listed = [[(int(i), float(p)) for i, p in zip(ids, shares, strict=True)] for _, ids, shares in of_places]
-            score = Score(0.0, 0) if cloze.is_blank else Score(total, len(of_places))
-            yield Answered(score, listed if cloze.is_blank else [])
+        for text in block:
+            of_text = [next(ready) for _ in text.where]
+            total = sum(log_probability for log_probability, _, _ in of_text)
+            listed = [[(int(i), float(p)) for i, p in zip(ids, probs, strict=True)] for _, ids, probs in of_text]
+            score = Score(0.0, 0) if text.has_masks else Score(total, len(of_text))
+            yield MaskedLMScore(score, listed if text.has_masks else [])
 
 
-def named_fillings(tokenizer: Tokenizer, fillings: list[list[Filling]]) -> list[list[dict[str, Any]]]:
-    """For each blank its fillings as JSON values: {"piece", "probability"}, the best first."""
-    return [[{"piece": tokenizer.pieces([i])[0], "probability": share} for i, share in listed] for listed in fillings]
+def candidates_json(tokenizer: Tokenizer, candidates: list[list[Candidate]]) -> list[list[dict[str, Any]]]:
+    """Return the candidates for each mask as JSON values: {"piece", "probability"}, the best first."""
+    return [[{"piece": tokenizer.pieces([i])[0], "probability": p} for i, p in listed] for listed in candidates]
 
 
-def fillings_text(text: str, named: list[list[dict[str, Any]]]) -> str:
-    """The same for people: the text, and a line for each blank."""
+def candidates_text(text: str, named: list[list[dict[str, Any]]]) -> str:
+    """Return the text, and a line of candidates for each mask."""
     shown = ["  " + "  ".join(f"{one['piece']} {one['probability']:.4f}" for one in listed) for listed in named]
     return "\n".join([text, *shown])
 
 
-def _answer(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
-    """Of each row the log-probability of its target (B,), and the ids and probabilities of its best fillings (B, K)."""
+def _score(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
+    """Return each row's log-probability of its target (B,), and the ids and probabilities of candidates (B, K)."""
     outputs = model(params, Inputs(rows.ids, rows.positions, rows.segments))
     state_BD = jnp.take_along_axis(outputs.states, rows.where[:, None, None], axis=1)[:, 0]
     logits_BV = model.logits(params, state_BD[:, None], outputs.output)[:, 0]
@@ -157,12 +159,12 @@ def _answer(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Ro
     return right_B, ids_BK, jnp.exp(best_BK)
 
 
-def _masked(cloze: Cloze, place: int, tokenizer: Tokenizer, longest: int) -> tuple[list[int], int, int]:
-    """(ids with CLS, SEP and one mask, where it stands, what stood there) for a place of a text."""
+def _masked(text: MaskedText, index: int, tokenizer: Tokenizer, longest: int) -> tuple[list[int], int, int]:
+    """Return (ids with CLS, SEP and one mask, the mask's index, the original id) for an index of a text."""
     specials, room = tokenizer.specials, longest - 2
-    first = max(0, min(place - room // 2, len(cloze.ids) - room))
-    ids = [specials["cls"], *cloze.ids[first : first + room], specials["sep"]]
-    where = place - first + 1
+    first = max(0, min(index - room // 2, len(text.ids) - room))
+    ids = [specials["cls"], *text.ids[first : first + room], specials["sep"]]
+    where = index - first + 1
     target, ids[where] = ids[where], specials["mask"]
     return ids, where, target
 
@@ -170,8 +172,8 @@ def _masked(cloze: Cloze, place: int, tokenizer: Tokenizer, longest: int) -> tup
 def _padded(masked: Sequence[tuple[list[int], int, int]], batch_size: int, length: int) -> _Rows:
     ids, segments = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
     where, targets = np.zeros(batch_size, np.int32), np.zeros(batch_size, np.int32)
-    for row, (sequence, place, target) in enumerate(masked):
+    for row, (sequence, index, target) in enumerate(masked):
         ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
-        where[row], targets[row] = place, target
+        where[row], targets[row] = index, target
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
     return _Rows(ids, np.ascontiguousarray(positions), segments, where, targets)

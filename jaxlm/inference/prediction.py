@@ -1,6 +1,6 @@
-"""Labelling examples with a fine-tuned model: outputs in the order of the rows, for any number of them.
+"""Prediction with a fine-tuned model: outputs in the order of the rows, for any number of rows.
 
-How a model's numbers become predictions and figures is the task's business (`jaxlm.tasks.metrics.predictions`).
+`jaxlm.tasks.metrics.predictions` turns the outputs into predictions and metrics.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,40 +18,40 @@ from jaxlm.objectives.task import loss_weight, task_loss
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
 from jaxlm.training.task_model import TaskLearner
 
-DOCUMENT_SHARE = 8  # a document of tagged sentences is read on to its end, up to so many times what is read at a time
+MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, up to so many times its size
 
 
-def make_label_step(network: TaskLearner) -> Callable[[Any, ExampleBatch], Any]:
-    """(params, batch) -> the head's outputs of each row, the sum of the task's loss and its weight."""
+def make_predict_step(network: TaskLearner) -> Callable[[Any, ExampleBatch], Any]:
+    """Return a function (params, batch) -> the head's outputs of each row, the sum of the task's loss, its weight."""
 
-    def label_step(params: Any, batch: ExampleBatch) -> Any:
+    def predict_step(params: Any, batch: ExampleBatch) -> Any:
         outputs = network.outputs(params, batch)
         kind = network.head.kind
         return outputs, task_loss(kind, outputs, batch), loss_weight(kind, batch)
 
-    return label_step
+    return predict_step
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """The outputs of n rows in order, float32, those of spans and tags without padding: (outputs,), (C,), (L, 2 or T).
+class SplitPredictions:
+    """The outputs of n rows in order, float32, without padding of spans and tags: (outputs,), (C,), (L, 2 or T).
 
-    loss: the mean loss of the task; None where there are no labels.
+    loss: the mean loss of the task; None without labels.
     """
 
     outputs: list[np.ndarray]
     loss: float | None
 
     def predicted(self, task: Task, encoded: Encoded, threshold: float | None = None) -> tuple[Predicted, dict]:
-        """What they come to, and the task's figures with `loss`; no figures without labels.
+        """Return the predictions, and the task's metrics with `loss`, empty without labels.
 
         threshold: as in `jaxlm.tasks.metrics.predictions`.
         """
         found = predictions(task, encoded, self.outputs, threshold=threshold)
-        return found, found.figures | {"loss": float(self.loss or 0.0)} if encoded.labelled else {}
+        return found, found.metrics | {"loss": float(self.loss or 0.0)} if encoded.labelled else {}
 
 
-def label_split(
+def predict_split(
     step: Callable[[Any, ExampleBatch], Any],
     params: Any,
     encoded: Encoded,
@@ -59,8 +59,8 @@ def label_split(
     *,
     batch_size: int,
     lengths: Iterable[int] | None = None,
-) -> Labelled:
-    """Label every row of a split once. step: a compiled `make_label_step`."""
+) -> SplitPredictions:
+    """Compute the outputs of every row of a split once. step: a compiled `make_predict_step`."""
     rows = host_rows(batch_size, mesh)
     found: dict[int, np.ndarray] = {}
     loss, weight = 0.0, 0.0
@@ -70,32 +70,32 @@ def label_split(
         )
         outputs = np.asarray(multihost_utils.process_allgather(outputs, tiled=True))
         for index, row in zip(batch.index.tolist(), outputs, strict=True):
-            if index >= 0:  # a row of spans or tags has padding that is not worth keeping
+            if index >= 0:  # padding of spans and tags is dropped
                 found[index] = row[: encoded.longest[index]].copy() if row.ndim > 1 else row
         loss += float(batch_loss)
         weight += float(batch_weight)
     ordered = [found[index] for index in range(len(encoded))]
-    return Labelled(ordered, loss / max(weight, 1.0) if encoded.labelled else None)
+    return SplitPredictions(ordered, loss / max(weight, 1.0) if encoded.labelled else None)
 
 
-def in_pieces(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Examples as lists of `size`; one is longer where sentences of a document would be parted, but not for ever."""
-    piece: list[Any] = []
+def in_chunks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of `size` examples; a list is longer, to a limit, if it would split a document."""
+    chunk: list[Any] = []
     for example in examples:
         document = getattr(example, "document", None)
-        goes_on = document is not None and bool(piece) and piece[-1].document == document
-        if len(piece) >= size and not (goes_on and len(piece) < DOCUMENT_SHARE * size):
-            yield piece
-            piece = []
-        piece.append(example)
-        if len(piece) >= size and document is None:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
+        same_document = document is not None and bool(chunk) and chunk[-1].document == document
+        if len(chunk) >= size and not (same_document and len(chunk) < MAX_DOCUMENT_CHUNKS * size):
+            yield chunk
+            chunk = []
+        chunk.append(example)
+        if len(chunk) >= size and document is None:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
 def default_batch_size(batch_size: int, mesh: Mesh) -> int:
-    """The next multiple of the rows that the mesh deals out together."""
+    """Return `batch_size`, rounded up to a multiple of the devices that share the rows of a batch."""
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     return -(-batch_size // rows) * rows

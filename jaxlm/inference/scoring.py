@@ -1,6 +1,6 @@
-"""How probable a language model finds a text: perplexity of whole stores, log-probability of single sequences.
+"""Log-probabilities of texts under a language model.
 
-Sums over tokens are taken in float32 on the devices, a batch at a time, and in float64 across batches on the host.
+Sums over tokens are computed in float32 on the devices, one batch at a time, and in float64 across batches on the host.
 """
 
 import functools
@@ -21,36 +21,36 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
 
 SMALLEST_BUCKET = 16
-BATCHES_SORTED = 64  # batches' worth of sequences that are sorted by length together
-_LOGITS = 1 << 26  # scores that exist at a time
+BATCHES_SORTED = 64  # batches of sequences that are sorted by length together
+_LOGITS = 1 << 26  # logits in memory at a time
 
 
 class Scored(NamedTuple):
-    """A sequence to score: the tokens from index `first` on, each given all that stand before it."""
+    """A sequence to score: the tokens from index `first` on, each given all tokens before it."""
 
     ids: Sequence[int]
     first: int = 1
 
 
 class Score(NamedTuple):
-    """The log-probability of a sequence's scored tokens together, in nats, and how many they are."""
+    """The total log-probability of a sequence's scored tokens, in nats, and their number."""
 
     log_probability: float
     tokens: int
 
     @property
     def per_token(self) -> float:
-        """The mean; nan where nothing was scored."""
+        """The mean log-probability per token; nan if no token was scored."""
         return divide(self.log_probability, self.tokens)
 
 
 def text_sequence(
     tokenizer: Tokenizer, text: str, *, left: Sequence[int], context: str = "", separator: str = " "
 ) -> Scored:
-    """`text` to be scored, given `left` (a token or none, from `decoding.left_context`) and `context`.
+    """Return `text` as a sequence to score, given `left` (0 or 1 token of `decoding.left_context`) and `context`.
 
     Without a `left` token and without a context nothing predicts the first token of the text, and it is not scored.
-    Context and separator + text are encoded apart, so that the scored tokens are the text's alone.
+    Context and separator + text are encoded separately, so that only tokens of the text are scored.
     """
     if not context:
         return Scored([*left, *tokenizer.encode(text)], max(len(left), 1))
@@ -67,12 +67,12 @@ def sequence_log_probs(
     batch_size: int,
     positions: int | None = None,
 ) -> Iterator[Score]:
-    """The score of each sequence, in order; any number of them, a block at a time.
+    """Yield the score of each sequence, in order, for any number of them, a block at a time.
 
-    A block is sorted by length and cut into batches that are padded to a bucket, each a compiled program. Neither the
-    neighbours of a sequence nor the batch size change its score beyond rounding. positions: those that may be used, all
-    unless given. A sequence with more is scored in pieces, each token given at least half of that of what stands
-    before it.
+    A block is sorted by length and split into batches that are padded to a bucket, each a compiled program. Neither the
+    other sequences of a batch nor the batch size change a score beyond rounding. positions: the number of positions to
+    use; default: all. A longer sequence is scored in overlapping chunks: each token is given at least half of that
+    number of tokens before it.
     Every process must call this with the same sequences.
     """
     check_batch(batch_size, 1, mesh)
@@ -81,12 +81,12 @@ def sequence_log_probs(
     longest = positions or model.max_length
     source = iter(sequences)
     while block := list(islice(source, BATCHES_SORTED * batch_size)):
-        pieces = [(number, *piece) for number, scored in enumerate(block) for piece in _pieces(scored, longest)]
-        pieces.sort(key=lambda piece: -len(piece[1]))
+        chunks = [(number, *chunk) for number, scored in enumerate(block) for chunk in _chunks(scored, longest)]
+        chunks.sort(key=lambda chunk: -len(chunk[1]))
         totals, counts = np.zeros(len(block)), np.zeros(len(block), np.int64)
-        late: tuple[list, Any] | None = None
-        for start in range(0, len(pieces), batch_size):
-            some = pieces[start : start + batch_size]
+        late: tuple[list, Any] | None = None  # a batch is fetched while the next one runs
+        for start in range(0, len(chunks), batch_size):
+            some = chunks[start : start + batch_size]
             bucket = length_bucket(len(some[0][1]) - 1, longest, smallest=SMALLEST_BUCKET)
             batch = _padded([(ids, first) for _, ids, first in some], batch_size, bucket)
             batch = jax.tree.map(lambda x: x[rows], batch)
@@ -101,27 +101,30 @@ def sequence_log_probs(
 
 
 def _row_log_probs(model: Model, params: Any, batch: Batch) -> jax.Array:
-    """Return the weighted sum of log-probabilities of each row's targets, float32 (B,), some positions at a time."""
+    """Return the weighted sum of log-probabilities of each row's targets, float32 (B,), chunk by chunk."""
     outputs = model(params, Inputs(batch.ids, batch.positions))
     h_BLD = outputs.states
     b, length, d = h_BLD.shape
     most = max(1, _LOGITS // (b * model.config.vocab_size))
     size = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
 
-    def piece(inputs):
+    def log_probs_of_chunk(inputs):
         h_BCD, targets_BC, weights_BC = inputs
         logits_BCV = model.logits(params, h_BCD, outputs.output)
         right_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
         return jnp.sum(weights_BC * (right_BC - jax.nn.logsumexp(logits_BCV, axis=-1)), axis=-1)
 
-    cut = lambda x: jnp.moveaxis(x.reshape(b, length // size, size, *x.shape[2:]), 1, 0)  # noqa: E731
-    return jnp.sum(jax.lax.map(piece, (cut(h_BLD), cut(batch.targets), cut(batch.weights))), axis=0)
+    def chunked(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(b, length // size, size, *x.shape[2:]), 1, 0)
+
+    chunks = chunked(h_BLD), chunked(batch.targets), chunked(batch.weights)
+    return jnp.sum(jax.lax.map(log_probs_of_chunk, chunks), axis=0)
 
 
-def _pieces(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]:
-    """(ids, first scored) of the pieces of a sequence, at most `longest` inputs each."""
+def _chunks(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]:
+    """Yield (ids, first scored) of the chunks of a sequence, of at most `longest` inputs each."""
     ids, first = scored.ids, max(scored.first, 1)
-    if len(ids) > longest + 1:  # a long context is cut at its beginning, down to half of the length
+    if len(ids) > longest + 1:  # a long context loses its beginning, down to half of the length
         drop = max(0, min(first - 1 - longest // 2, len(ids) - longest - 1))
         ids, first = ids[drop:], first - drop
     end = 0
@@ -132,10 +135,10 @@ def _pieces(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]
         first = end
 
 
-def _padded(pieces: Sequence[tuple[Sequence[int], int]], batch_size: int, length: int) -> Batch:
+def _padded(chunks: Sequence[tuple[Sequence[int], int]], batch_size: int, length: int) -> Batch:
     ids, targets = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
     weights = np.zeros((batch_size, length), np.float32)
-    for row, (sequence, first) in enumerate(pieces):
+    for row, (sequence, first) in enumerate(chunks):
         ids[row, : len(sequence) - 1] = sequence[:-1]
         targets[row, : len(sequence) - 1] = sequence[1:]
         weights[row, first - 1 : len(sequence) - 1] = 1
@@ -143,7 +146,7 @@ def _padded(pieces: Sequence[tuple[Sequence[int], int]], batch_size: int, length
     return Batch(ids, targets, positions, (ids >= 0).astype(np.int32), weights)
 
 
-def _add(pieces: list, found: Any, totals: np.ndarray, counts: np.ndarray) -> None:
-    for (number, ids, first), log_probability in zip(pieces, np.asarray(found), strict=False):
+def _add(chunks: list, found: Any, totals: np.ndarray, counts: np.ndarray) -> None:
+    for (number, ids, first), log_probability in zip(chunks, np.asarray(found), strict=False):
         totals[number] += log_probability
         counts[number] += len(ids) - first

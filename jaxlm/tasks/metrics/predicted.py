@@ -9,10 +9,10 @@ class Predicted:
     """The predictions of one split, in the order of its examples.
 
     lines: for each example (prediction, scores): a name and a probability for each label; a number and nothing; the
-    text of an answer; a list of tags. figures: metric -> value, empty where the split has no labels. files: path
+    text of an answer; a list of tags. metrics: metric -> value, empty where the split has no labels. files: path
     relative to the run's directory -> text, or a value to be written as JSON.
     """
 
     lines: list[tuple[Any, dict[str, Any]]]
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
