@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command of jaxlm on this machine's GPUs: launch/gpu.sh --help.
+# Run a jaxlm command on this machine's GPUs: launch/gpu.sh --help.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,10 +7,10 @@ usage() {
   cat <<'TEXT'
 usage: launch/gpu.sh COMMAND [ARGUMENT ...]
 
-Sets up .venv for GPUs where needed and runs python -m jaxlm.COMMAND on all of this machine's GPUs, or on those in
-$CUDA_VISIBLE_DEVICES: one process drives them, --mesh.data, --mesh.fsdp and --mesh.tensor say how.
+Sets up .venv for GPUs if needed and runs python -m jaxlm.COMMAND on all GPUs of this machine, or on those in
+$CUDA_VISIBLE_DEVICES. One process drives all of them; --mesh.data, --mesh.fsdp and --mesh.tensor set the mesh.
   launch/gpu.sh pretrain pretrain/gpt1 --run runs/gpt1 --data.store stores/books
-Several machines: one process on each, as launch/slurm.sh starts them.
+Several machines need one process each, as launch/slurm.sh starts them.
 TEXT
 }
 
@@ -32,7 +32,7 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
 command=$1
 shift
 if [ "$command" != doctor ] && ! .venv/bin/python -c 'import jax; jax.devices("cuda")' >/dev/null 2>&1; then
-  echo "error: JAX finds no GPU that it can use here: launch/gpu.sh doctor says more" >&2
+  echo "error: JAX finds no usable GPU; launch/gpu.sh doctor reports the reason" >&2
   exit 2
 fi
 exec .venv/bin/python -m "jaxlm.$command" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The request for a pod, as launch/tpu_pod.sh makes, watches and deletes it: launch/pod_request.sh --help.
+# Request, watch and delete a pod for launch/tpu_pod.sh: launch/pod_request.sh --help.
 # shellcheck disable=SC2034,SC2154  # the variables are launch/tpu_pod.sh's
 set -euo pipefail
 
@@ -7,22 +7,22 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   cat <<'TEXT'
 usage: launch/pod_request.sh is read by launch/tpu_pod.sh
 
-Asks for a pod, waits for it and gives it back. A request carries the label jaxlm_run, a hash of the run. One that is
-there is taken if it has the label of this run. Before every deletion the label is read again, and a pod without it
-stays. A request that is gone without this launcher's doing was deleted by somebody: then the launcher ends and asks for
-nothing.
+Requests a pod, waits for it and deletes it. A request carries the label jaxlm_run, a hash of the run. An existing
+request is used if it has the label of this run. Before every deletion the label is read again, and a pod without it is
+not deleted. If a request disappears that this launcher has not deleted, somebody else deleted it: the launcher ends and
+requests nothing.
 TEXT
   exit 0
 fi
 
-mine=''  # the label of the run; without --run that of the request which was there
-held=''  # set while a request is known to be there and this launcher has not asked for its deletion
-ready='' # set once it is known that the pod was there with all its nodes
+mine=''  # the label of the run; without --run the label of the existing request
+held=''  # set while a request is known to exist and this launcher has not deleted it
+ready='' # set once the pod has been seen with all its nodes
 made=''  # set once this launcher has made a request
 [ -z "$run" ] || mine=$(git hash-object --stdin <<<"$run")
 
-# Ask for the state of the request (ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...), for what it names and for its
-# label. Two versions of the interface name the nodes' count and prefix differently.
+# Read the state of the request (ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...), its fields and its label. Two
+# versions of the interface name the count and the prefix of the nodes differently.
 ask() {
   local spec='tpu.nodeSpec[0]' fields
   fields="state.state,$spec.node.labels.jaxlm_run,$spec.node.acceleratorType,$spec.nodeId"
@@ -38,7 +38,7 @@ there() { [ "$state" != NONE ] && [ "$state" != UNKNOWN ] && ours; }
 
 ours() { [ -n "$label" ] && [ "$label" = "$mine" ]; }
 
-# Refuse a pod that was not made for this run, or that is not what is asked for now.
+# Fail for a pod that was not made for this run, or that differs from the current flags.
 check_pod() {
   local named=${node:-${prefix:-$other_prefix}} size=${count:-${other_count:-1}}
   [ -n "$label" ] ||
@@ -47,16 +47,16 @@ check_pod() {
   ours || fail "--run must be the run that pod $name was made for, got $run; choose another --name"
   [ "$command" = create ] || return 0
   case "$kind $size" in
-    "$type $slices" | " $size") ;; # also where gcloud does not say
-    *) fail "pod $name is there with $size x $kind, not $slices x $type: delete it, or choose another --name" ;;
+    "$type $slices" | " $size") ;; # or the type is missing from gcloud's answer
+    *) fail "pod $name exists with $size x $kind, not $slices x $type: delete it, or choose another --name" ;;
   esac
   [ "${named:-$name}" = "$name" ] ||
-    fail "pod $name is there with the node $named, not $name: choose another --name"
+    fail "pod $name exists with the node $named, not $name: choose another --name"
 }
 
-gone() { code=1 fail "pod $name was deleted, or given back by another launcher; nothing is asked for again"; }
+gone() { code=1 fail "pod $name was deleted, or given back by another launcher; no new one is requested"; }
 
-# Ask for the request, and end where it is not, or no longer, one to follow.
+# Read the request, and end if it must not be followed, or no longer.
 look() {
   ask
   case "$state" in
@@ -67,12 +67,12 @@ look() {
         check_pod
         held=1
       fi
-      ours || code=1 fail "pod $name is now one that somebody else asked for; it is left alone"
+      ours || code=1 fail "pod $name now belongs to another request; it is left alone"
       ;;
   esac
 }
 
-# drop [STATE]: delete the request if it is still the one that is followed, and still in STATE. Fails where it may be there.
+# drop [STATE]: delete the request if it is still ours and still in STATE. Fails if it may still exist.
 drop() {
   if [ -z "$dry" ]; then
     ask
@@ -85,11 +85,11 @@ drop() {
   fi
   queued delete "$name" --quiet --force 2>"$scratch/said" && return
   cat "$scratch/said" >&2
-  ! grep -q NOT_FOUND "$scratch/said" || held=1 # somebody else was faster
+  ! grep -q NOT_FOUND "$scratch/said" || held=1 # somebody else deleted it first
   return 1
 }
 
-# Tell the other launchers on this machine, of which one may be without a pod just now, not to ask for one.
+# Tell other launchers on this machine, one of which may be without a pod at this moment, not to request one.
 mark_deleted() { mkdir -p "${deleted%/*}" && touch "$deleted" || true; }
 
 give_back() {
@@ -115,18 +115,18 @@ request() {
   queued create "$name" "${flags[@]}" --labels "jaxlm_run=$mine"
 }
 
-refusals=0 # refused or failed requests in a row since the pod was last there
+refusals=0 # consecutive refused or failed requests since the pod was last ready
 
-# refused MESSAGE ADVICE: one refused request more. The first request is not repeated, later ones are, ever more slowly.
+# refused MESSAGE ADVICE: count a refused request. The first request is not retried, later ones are, with back-off.
 refused() {
   [ -n "$ready" ] || code=1 fail "$1: $2"
   refusals=$((refusals + 1))
   [ "$refusals" -le "$retries" ] || code=1 fail "$1, $refusals times: $2"
-  say "$1; it is repeated"
+  say "$1; it will be repeated"
   sleep $((poll << (refusals < 7 ? refusals : 7)))
 }
 
-# Ask for the pod where there is none, and wait until it is there.
+# Request the pod if it does not exist, and wait until it is ready.
 obtain() {
   local found last=''
   if [ -n "$dry" ]; then
@@ -135,7 +135,7 @@ obtain() {
   fi
   while :; do
     look
-    if [ "$deleted" -nt "$scratch/begun" ]; then # also between the question before a request and the request
+    if [ "$deleted" -nt "$scratch/begun" ]; then # also if it was touched between the check and the request
       give_back
       gone
     fi
@@ -143,13 +143,13 @@ obtain() {
     last=$state
     case "$state" in
       UNKNOWN)
-        [ -n "$held$made$ready" ] || code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
+        [ -n "$held$made$ready" ] || code=1 fail "gcloud cannot read the state of pod $name: $(tail -n 1 "$scratch/said")"
         ;;
       NONE)
-        if request || { ask && there; }; then # a request may be made although its answer is lost
+        if request || { ask && there; }; then # a request may succeed although its answer is lost
           made=1 held=1
         else
-          refused "the request was refused (gcloud says why above)" "mend it, or ask for the quota"
+          refused "the request was refused (gcloud gives the reason above)" "correct it, or request the quota"
         fi
         continue
         ;;
@@ -162,10 +162,10 @@ obtain() {
             ;;
           PREEMPTED | TERMINATED | STOPPED | NONE)
             [ "$found" != NONE ] || [ -n "$made$ready" ] ||
-              fail "pod $name is ACTIVE without its node ${nodes[0]}; see what it is, then launch/tpu_pod.sh delete"
+              fail "pod $name is ACTIVE without its node ${nodes[0]}; check it, then launch/tpu_pod.sh delete"
             say "pod $name: $found, so it is given back"
             ready=1
-            drop ACTIVE || true # it is looked at again
+            drop ACTIVE || true # the next iteration checks it again
             ;;
         esac
         ;;
@@ -174,7 +174,7 @@ obtain() {
         drop SUSPENDED || true
         ;;
       FAILED)
-        refused "the request failed" "gcloud compute tpus queued-resources describe $name ${place[*]} says why; delete it and try again"
+        refused "the request failed" "gcloud compute tpus queued-resources describe $name ${place[*]} gives the reason; delete it and try again"
         drop FAILED || true
         ;;
     esac

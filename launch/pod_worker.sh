@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What launch/tpu_pod.sh does on each worker: launch/pod_worker.sh install|stage|start|follow|result|status|stop|end ...
+# Commands that launch/tpu_pod.sh runs on each worker: launch/pod_worker.sh install|stage|start|follow|result|status|stop|end ...
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,46 +8,46 @@ usage() {
 usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB LINES | result JOB |
                             status JOB | stop JOB | end JOB
 
-Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process, its files in ~/jaxlm-pod/jobs/JOB:
-pid, born (the machine's boot and the moment in it when that process began), command, log, and exit once it has ended.
-SIGTERM to any one worker's process makes all of them save and stop.
-  install   Python 3.11 where there is none, and .venv for a TPU
-  stage     copy a folder of gs:// to FOLDER in the home directory, what is there already excepted
-  start     run COMMAND in .venv, unless it runs already; while the job runs another command or commit, that is refused
-  follow    print the log's last LINES and what follows until the job ends, for an hour at most, then "exit RESULT"
-  result    the code of a job that ended, "stopped" for 75 after jobs/JOB/stopped was made, "running", or "none"
-  status    the result and the log's last line, for people
+Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process with its files in ~/jaxlm-pod/jobs/JOB:
+pid, born (the machine's boot id and the process's start time in that boot), command, log, and exit once it has ended.
+SIGTERM to the process of any one worker makes all of them save and stop.
+  install   install Python 3.11 if it is missing, and .venv for a TPU
+  stage     copy a folder of gs:// to FOLDER in the home directory, except files that are already there
+  start     run COMMAND in .venv, unless it is running; fails while the job runs another command or commit
+  follow    print the log's last LINES and what follows until the job ends, for at most an hour, then "exit RESULT"
+  result    the exit code of a job that ended, "stopped" for 75 after jobs/JOB/stopped was created, "running", or "none"
+  status    the result and the log's last line
   stop      send SIGTERM to the job
-  end       the same, and SIGKILL after a minute
-Exit codes: 64 for a command that is refused, otherwise those of the programs it runs.
+  end       send SIGTERM, and SIGKILL after a minute
+Exit codes: 64 for a rejected command, otherwise those of the programs it runs.
 TEXT
 }
 
 fail() {
   echo "error: $*" >&2
-  exit 64 # no program that runs here ends with it, as tar does with 2
+  exit 64 # a code that no program here uses, unlike 2, which tar uses
 }
 
 jobs=$HOME/jaxlm-pod/jobs
 
-# The boot of this machine and the moment in it when a process that is there began (proc(5): /proc/PID/stat, field 22).
+# Print the boot id of this machine and the start time of a running process (proc(5): /proc/PID/stat, field 22).
 born() {
   local boot stat fields
   stat=$(cat "/proc/$1/stat" 2>/dev/null) || return
   read -ra fields <<<"${stat##*) }" # from field 3 on
-  [ "${fields[0]}" != Z ] || return # it has ended, and nobody has asked for its exit code
+  [ "${fields[0]}" != Z ] || return # a zombie: it has ended, and its exit code was not read yet
   read -r boot </proc/sys/kernel/random/boot_id
   echo "$boot ${fields[19]}"
 }
 
-# A pid alone may be another process's by now, as after a reboot.
+# A pid alone may belong to another process by now, for example after a reboot.
 alive() {
   local found
   [ -e "$jobs/$1/pid" ] && found=$(born "$(cat "$jobs/$1/pid")") && [ "$found" = "$(cat "$jobs/$1/born" 2>/dev/null)" ]
 }
 
 install() {
-  # Python 3.11 and its pins are what the tests run and what is estimated. TPU VMs have 3.10; uv brings builds of its own.
+  # The tests and the estimates use Python 3.11 and its pins. TPU VMs have 3.10; uv provides its own builds.
   local python=python3.11
   if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     python3 -m pip install --quiet --user uv
@@ -69,7 +69,7 @@ start() {
   mkdir -p "$directory"
   echo "$command" >"$directory/command"
   rm -f "$directory/exit" "$directory/pid" "$directory/born" "$directory/stopped"
-  # The runtime ends with SIGABRT when another worker is gone (128 + 6): that is a failure, 1.
+  # The runtime ends with SIGABRT (128 + 6) when another worker has gone: that is a failure, 1.
   export -f born
   # shellcheck disable=SC2016  # expanded by the shell that is started
   setsid nohup bash -c '
@@ -88,7 +88,7 @@ start() {
 }
 
 result() {
-  for ((k = 0; k < 4; k++)); do # the code is written just after the process ends
+  for ((k = 0; k < 4; k++)); do # the exit code is written just after the process ends
     { [ -e "$jobs/$1/pid" ] && [ ! -e "$jobs/$1/exit" ] && ! alive "$1"; } || break
     sleep 0.5
   done

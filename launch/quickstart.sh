@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole path, small and offline, on the CPU: text, tokenizer, pretraining, fine-tuning, a table and a plot.
+# Run all steps, small and offline, on the CPU: text, tokenizer, pretraining, fine-tuning, a table and a plot.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,9 +8,9 @@ usage() {
 usage: launch/quickstart.sh [DIRECTORY]
 
 Pretrains a small GPT on the documentation that is on this machine, fine-tunes it on a task of 1,000 labelled pairs,
-does the same without pretraining, and ends with a table, a plot and DIRECTORY/summary.json (runs/quickstart unless
-given). About ten minutes on two cores; no network beyond the installation, no data set. Every command is printed before
-it runs. Stopped at any moment, the same command continues; what is complete is not done again.
+does the same without pretraining, and ends with a table, a plot and DIRECTORY/summary.json (default runs/quickstart).
+It takes about ten minutes on two cores, no network beyond the installation and no data set. Every command is printed
+before it runs. After a stop at any moment the same command continues; completed steps are not repeated.
 TEXT
 }
 
@@ -27,16 +27,17 @@ case "${1:-}" in
 esac
 if [ $# -gt 1 ]; then
   usage >&2
-  echo "error: one directory, not $#" >&2
+  echo "error: expected one directory, got $#" >&2
   exit 2
 fi
 out=${1:-runs/quickstart}
 again="launch/quickstart.sh${1:+ $1}"
 
-# Settings. Those of the model and of its pretraining stand in configs/pretrain/quickstart.py, those that the
-# fine-tunings share in configs/finetune/quickstart.py. The rates were chosen once on the 500 dev pairs (seed 0, 4 epochs),
-# five for either arm: 3e-4, 5e-4, 1e-3, 2e-3, 4e-3 gave 85.8, 86.4, 84.8, 80.6, 66.0 % with pretraining and 53.6, 54.6,
-# 53.8, 53.8, 54.8 % without it, where the last is one pair ahead of the second and does not fit its training pairs.
+# Settings. Those of the model and its pretraining are in configs/pretrain/quickstart.py, the common settings of the
+# fine-tunings in configs/finetune/quickstart.py. The learning rates were chosen once on the 500 dev pairs (seed 0, 4
+# epochs) from five for either arm: 3e-4, 5e-4, 1e-3, 2e-3, 4e-3 gave 85.8, 86.4, 84.8, 80.6, 66.0 % with pretraining and
+# 53.6, 54.6, 53.8, 53.8, 54.8 % without it, where the last is one pair ahead of the second and does not fit its training
+# pairs.
 vocabulary=4000
 pretrained_rate=5e-4
 scratch_rate=5e-4
@@ -51,16 +52,16 @@ export JAX_PLATFORMS=cpu
 mkdir -p "$out"
 printf '\nThe commands below run in %s after: . .venv/bin/activate; export JAX_PLATFORMS=cpu\n' "$PWD"
 
-# --- running a step: print it, run it, note its seconds ----------------------------------------------------------------
+# --- running a step: print it, run it, record its seconds --------------------------------------------------------------
 
-# Seconds of each step where this was written (two cores); their sum, scaled by how fast this machine was so far, is the
-# estimate of what is left.
+# Seconds of each step on the author's two cores. Their sum, scaled by the speed of this machine so far, estimates the
+# remaining time.
 names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long table)
 guesses=(25 1 3 6 1 255 3 6 60 50 70 3)
 total=${#names[@]}
 number=0
-guessed=0 # of the steps that were run and not found complete
-spent=0   # on them
+guessed=0 # expected seconds of the steps that were run, not found complete
+spent=0   # their actual seconds
 begun=$SECONDS
 current=
 
@@ -79,7 +80,7 @@ note_seconds() {
   printf '{"step": "%s", "seconds": %d, "code": %d}\n' "$current" $((SECONDS - step_begun)) "$1" >>"$out/steps.jsonl"
 }
 
-shown() { # the command as one would type it
+shown() { # print the command as one would type it
   local word
   printf '$'
   for word in "$@"; do
@@ -90,7 +91,7 @@ shown() { # the command as one would type it
   done
 }
 
-run() { # NAME [--to FILE | --makes FILE] COMMAND …: with --to, what it prints goes to FILE too; a FILE is made once
+run() { # NAME [--to FILE | --makes FILE] COMMAND …: --to also writes the output to FILE; an existing FILE is not remade
   current=$1
   shift
   local file="" how=""
@@ -121,7 +122,7 @@ run() { # NAME [--to FILE | --makes FILE] COMMAND …: with --to, what it prints
   fi
   note_seconds 0
   local took=$((SECONDS - step_begun)) guess=${guesses[number - 1]}
-  if [ $((took * 5)) -ge "$guess" ]; then # else it was complete already
+  if [ $((took * 5)) -ge "$guess" ]; then # otherwise it was already complete
     guessed=$((guessed + guess))
     spent=$((spent + took))
   fi
@@ -142,7 +143,7 @@ run pretrain python -m jaxlm.pretrain configs/pretrain/quickstart.py --run "$out
 run sample --to "$out/sample.txt" python -m jaxlm.generate --run "$out/pretrained" --prompt "$prompt" \
   --samples 3 --length 40 --temperature 0.7 --seed 0
 
-# --- the task: without labels, with pretraining, without it -------------------------------------------------------------
+# --- the task: without labels, with pretraining, without pretraining ----------------------------------------------------
 
 task=(--task custom --custom.kind choice --custom.choices first second --custom.label answer)
 files=(--custom.train "$out/task/train.jsonl" --custom.dev "$out/task/dev.jsonl" --custom.test "$out/task/test.jsonl")
@@ -157,6 +158,6 @@ run scratch python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/
 run scratch-long python -m jaxlm.finetune configs/finetune/quickstart.py --run "$out/scratch-long" \
   "${fresh[@]}" "${task[@]}" "${files[@]}" --num-epochs "$long_epochs"
 
-# --- what came out ------------------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------------
 
 run table python launch/quickstart/table.py --directory "$out"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv with jaxlm and all it needs, at the versions pinned in launch/constraints.txt.
+# Create .venv with jaxlm and its dependencies, at the versions pinned in launch/constraints.txt.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,9 +7,9 @@ usage() {
   cat <<'TEXT'
 usage: launch/setup.sh [cpu|gpu|tpu] [EXTRA ...]
 
-Makes .venv with jaxlm and pinned versions of all it needs, for this kind of device (cpu unless given).
-Nothing happens when all is there; another kind may follow in the same .venv. EXTRA: gpt1 tfds test parity
-(setup.cfg says what each brings). PYTHON=... chooses the interpreter (3.11 or later).
+Creates .venv with jaxlm and pinned versions of its dependencies, for this kind of device (default: cpu).
+It does nothing if everything is installed; another kind may be added to the same .venv. EXTRA: gpt1 tfds test parity
+(described in setup.cfg). PYTHON=... selects the interpreter (3.11 or later).
 TEXT
 }
 
@@ -27,7 +27,7 @@ case "${1:-cpu}" in
     ;;
   *)
     usage >&2
-    fail "unknown kind of device '$1': cpu, gpu or tpu"
+    fail "the kind of device must be cpu, gpu or tpu, got '$1'"
     ;;
 esac
 [ $# -eq 0 ] || shift
@@ -36,7 +36,7 @@ for extra in "$@"; do
     gpt1 | tfds | test | parity) ;;
     *)
       usage >&2
-      fail "unknown extra '$extra': gpt1, tfds, test or parity"
+      fail "an extra must be gpt1, tfds, test or parity, got '$extra'"
       ;;
   esac
 done
@@ -51,20 +51,20 @@ find_python() {
       echo "$candidate"
       return
     fi
-    [ "$candidate" != "${PYTHON:-}" ] || fail "PYTHON=$PYTHON is no Python 3.11 or later with pip"
+    [ "$candidate" != "${PYTHON:-}" ] || fail "PYTHON must be a Python 3.11 or later with pip, got $PYTHON"
   done
-  fail "no Python 3.11 or later with pip: install one, or name it in PYTHON=..."
+  fail "no Python 3.11 or later with pip was found: install one, or name it in PYTHON=..."
 }
 
-# A .venv holds the path it was made at: a moved or half-made one is made anew.
+# A .venv contains the path it was created at: a moved or incomplete one is recreated.
 if ! "$python" -c "$new_enough" >/dev/null 2>&1 || [ "$("$python" -c 'import sys; print(sys.prefix)')" != "$PWD/.venv" ]; then
   found=$(find_python)
   echo "making .venv with $("$found" --version)"
   "$found" -m venv --clear .venv
 fi
 
-# What was installed is noted by name with a sum over all that decides it. When that changes, everything noted before
-# is brought up to date together, so that no kind is left with versions that do not fit.
+# Each installed kind or extra is recorded with a checksum of everything that decides it. When that changes, all recorded
+# ones are updated together, so that none is left with incompatible versions.
 key="$({ cat setup.cfg pyproject.toml launch/constraints.txt && "$python" --version && echo "$PWD"; } | cksum)"
 wanted=("$kind" "$@")
 missing=()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pretrain on a Cloud TPU pod that may be taken away at any time: launch/tpu_pod.sh --help.
+# Pretrain on a Cloud TPU pod that may be preempted at any time: launch/tpu_pod.sh --help.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,27 +8,27 @@ usage() {
 usage: launch/tpu_pod.sh [create|stop|status|logs|delete] --name NAME --zone ZONE --project PROJECT
                          --type TYPE --run gs://BUCKET/RUN [options] -- CONFIG [--field value ...]
 
-create (unless another is named) asks for a pod, or takes the one of that name, installs this very commit with its
-pins on all workers, copies the token stores from gs:// to each worker's disk, starts
+create (the default) requests a pod, or uses the existing one of that name. It installs the current commit with its pins
+on all workers, copies the token stores from gs:// to each worker's disk, starts
 `python -m jaxlm.pretrain CONFIG --run gs://BUCKET/RUN ...` on every worker and follows the log of the first. When the
-pod is preempted it asks for a new one and goes on from the newest checkpoint, until the run is complete; then it
+pod is preempted it requests a new one and continues from the newest checkpoint, until the run is complete; then it
 deletes the pod. It may itself be stopped and called again. Billing starts when the pod becomes ACTIVE.
-What it asks for carries the label jaxlm_run, a hash of --run. A pod without it, or of another run, is left alone.
-  stop     SIGTERM to the run: all workers save one step and end; the pod stays
-  status   the state of the pod, and of the run on each worker
-  logs     the log of the first worker
-  delete   give the pod back, which ends the launchers that follow it; the run stays in gs://
+The request carries the label jaxlm_run, a hash of --run. A pod without it, or of another run, is left alone.
+  stop     send SIGTERM to the run: all workers save one step and end; the pod stays
+  status   print the state of the pod, and of the run on each worker
+  logs     print the log of the first worker
+  delete   delete the pod, which ends the launchers that follow it; the run stays in gs://
 
-  --name, --zone, --project, --type, --run   as above; from $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
-                                             $JAXLM_POD_TYPE, $JAXLM_POD_RUN where not given. TYPE: v5litepod-16 and
-                                             v6e-16 are 16 chips; v4-32 and v5p-32 too, they count cores
-  --spot         cheaper, and taken away at any time; on demand unless given
-  --reserved     from a reservation of the project
-  --slices N     N pods of TYPE as one (multislice); to be said again for stop, status and logs
-  --image IMAGE  the TPU runtime; from $JAXLM_POD_IMAGE, or chosen by TYPE, where not given
-  --keep         do not delete the pod when the run is complete
-  --retries N    give up after N failures, or N refused requests for a new pod, in a row (3). A preemption or an hour's
-                 run starts the count anew; the first request is not repeated
+  --name, --zone, --project, --type, --run   as above. Defaults: $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
+                                             $JAXLM_POD_TYPE, $JAXLM_POD_RUN. TYPE counts chips in v5litepod-16 and
+                                             v6e-16, and cores in v4-32 and v5p-32, which are 16 chips too
+  --spot         use spot capacity: cheaper, and preempted at any time; default: on demand
+  --reserved     use a reservation of the project
+  --slices N     use N pods of TYPE as one (multislice); repeat it for stop, status and logs
+  --image IMAGE  the TPU runtime. Default: $JAXLM_POD_IMAGE, else chosen by TYPE
+  --keep         keep the pod when the run is complete
+  --retries N    give up after N consecutive failures, or N refused requests for a new pod (default 3). A preemption or
+                 an hour of training resets the count; the first request is not repeated
   --dry-run      print every command and run none
 Exit codes: 0 the run is complete, 1 it failed or its pod was deleted, 2 wrong usage or input, 75 it was stopped and
 saved.
@@ -64,7 +64,7 @@ while [ $# -gt 0 ]; do
       shift 2
       ;;
     --spot | --reserved)
-      [ "$tier" = 'on demand' ] || fail "--spot and --reserved: take one of them"
+      [ "$tier" = 'on demand' ] || fail "--spot and --reserved exclude each other: give one of them"
       tier=${1#--}
       shift
       ;;
@@ -79,20 +79,20 @@ while [ $# -gt 0 ]; do
       training=("$@")
       break
       ;;
-    *) fail "unknown argument '$1'; what is meant for the training command stands after --" ;;
+    *) fail "unknown argument '$1'; arguments of the training command belong after --" ;;
   esac
 done
 
-# What every worker would refuse, found before a pod is asked for. In `words` `--data.store=A` is two words.
+# Reject invalid settings before a pod is requested. In `words` `--data.store=A` is two words.
 words=() stores=()
 check_training() {
   local config=${training[0]} word flag=''
   local file=configs/${config#configs/}
   git cat-file -e "HEAD:$config" 2>/dev/null || git cat-file -e "HEAD:${file%.py}.py" 2>/dev/null ||
-    fail "config $config: it is not in the commit, which is what the workers get; name one that is, or commit it"
+    fail "config $config is not in the commit that the workers get; name one that is, or commit it"
   for word in "${training[@]}"; do
     case "$word" in
-      --run | --run=*) fail "--run stands before --, and once" ;;
+      --run | --run=*) fail "--run must be given once, before --" ;;
       --data.store=* | --data.validation=*)
         flag=${word%%=*}
         words+=("$flag")
@@ -106,43 +106,43 @@ check_training() {
     esac
     words+=("$word")
     [[ $flag =~ ^--data\.(store|validation)$ ]] || continue
-    [[ $word =~ ^gs://[^/]+/.+ ]] || fail "$flag $word: gs://BUCKET/STORE, from where the workers copy it"
+    [[ $word =~ ^gs://[^/]+/.+ ]] || fail "$flag must be gs://BUCKET/STORE, from which the workers copy it, got $word"
     stores+=("$word")
   done
-  [[ " ${words[*]} " = *" --data.store "* ]] || fail "no --data.store after --: gs://BUCKET/STORE, from where the workers copy it"
+  [[ " ${words[*]} " = *" --data.store "* ]] || fail "--data.store must be given after --: gs://BUCKET/STORE, from which the workers copy it"
 }
 
 for flag in name zone project; do
-  [ -n "${!flag}" ] || fail "--$flag is not given, nor \$JAXLM_POD_${flag^^}"
+  [ -n "${!flag}" ] || fail "--$flag must be given, or \$JAXLM_POD_${flag^^}"
 done
-[[ $name =~ ^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$ ]] || fail "--name $name: lower-case letters, digits and -, a letter first"
-[[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || fail "--zone $zone: a zone, us-west4-a say"
-[[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices $slices: a number above 0"
-[[ $retries =~ ^[0-9]+$ ]] || fail "--retries $retries: a number"
+[[ $name =~ ^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$ ]] || fail "--name must be lower-case letters, digits and -, with a letter first, got $name"
+[[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || fail "--zone must be a zone, for example us-west4-a, got $zone"
+[[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices must be a positive number, got $slices"
+[[ $retries =~ ^[0-9]+$ ]] || fail "--retries must be a number, got $retries"
 if [ "$command" = create ]; then
-  [[ $type =~ ^(v[0-9]+[a-z]*|v5litepod)-[0-9]+$ ]] || fail "--type '$type': an accelerator type, v5litepod-16 say"
-  [[ $run =~ ^gs://[^/]+/.+$ ]] || fail "--run '$run': gs://BUCKET/RUN, which all workers see"
-  [ ${#training[@]} -gt 0 ] || fail "no CONFIG after --: launch/tpu_pod.sh ... -- pretrain/gpt1 --data.store gs://BUCKET/STORE"
+  [[ $type =~ ^(v[0-9]+[a-z]*|v5litepod)-[0-9]+$ ]] || fail "--type must be an accelerator type, for example v5litepod-16, got '$type'"
+  [[ $run =~ ^gs://[^/]+/.+$ ]] || fail "--run must be gs://BUCKET/RUN, which all workers see, got '$run'"
+  [ ${#training[@]} -gt 0 ] || fail "CONFIG must be given after --: launch/tpu_pod.sh ... -- pretrain/gpt1 --data.store gs://BUCKET/STORE"
   if [ -z "$image" ]; then
     case "$type" in # Cloud TPU documentation, "TPU software versions"
       v4-*) image=tpu-ubuntu2204-base ;;
       v5litepod-*) image=v2-alpha-tpuv5-lite ;;
       v5p-*) image=v2-alpha-tpuv5 ;;
-      v5e-*) fail "--type $type: it is called v5litepod-${type#*-}" ;;
+      v5e-*) fail "--type must be v5litepod-${type#*-} for v5e, got $type" ;;
       v6e-*) image=v2-alpha-tpuv6e ;;
-      *) fail "--type $type: no runtime is known for it; name one with --image" ;;
+      *) fail "--type $type has no known runtime; name one with --image" ;;
     esac
   fi
-  [ -z "$(git status --porcelain)" ] || fail "this checkout has changes that no commit holds; commit them, so that the run says what it ran"
+  [ -z "$(git status --porcelain)" ] || fail "this checkout has uncommitted changes; commit them, so that the run records its commit"
   check_training
 fi
 [ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is not on the PATH: install the Google Cloud CLI"
 
 # gcloud
 
-poll=30       # seconds between two questions
-patience=3600 # seconds that workers may be out of reach, or still run when another has ended
-refusal=64    # how launch/pod_worker.sh ends when it refuses a command
+poll=30       # seconds between two queries
+patience=3600 # seconds that workers may be unreachable, or may run on after another has ended
+refusal=64    # exit code of launch/pod_worker.sh for a rejected command
 run=${run%/}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -154,7 +154,7 @@ if [ "$slices" -gt 1 ]; then
   for ((k = 0; k < slices; k++)); do nodes+=("$name-$k"); done
 fi
 place=(--project "$project" --zone "$zone")
-alive=(-oServerAliveInterval=30 -oServerAliveCountMax=4) # a host that vanished is noticed after two minutes
+alive=(-oServerAliveInterval=30 -oServerAliveCountMax=4) # a vanished host is noticed after two minutes
 
 act() {
   if [ -n "$dry" ]; then
@@ -167,7 +167,7 @@ act() {
 
 queued() { act gcloud compute tpus queued-resources "$@" "${place[@]}"; }
 
-# on NODE WORKER COMMAND ...: on a worker, or on `all` of a node.
+# on NODE WORKER COMMAND ...: run on one worker, or on `all` of a node.
 on() {
   local node=$1 worker=$2
   shift 2
@@ -180,7 +180,7 @@ on_all() {
   for node in "${nodes[@]}"; do on "$node" all "$@" || return; done
 }
 
-# described KIND NAME FORMAT: what gcloud says; NONE where there is no such thing, UNKNOWN where it cannot say.
+# described KIND NAME FORMAT: print gcloud's answer; NONE if the resource does not exist, UNKNOWN if gcloud fails.
 described() {
   if gcloud compute tpus "$1" describe "$2" "${place[@]}" --format "$3" 2>"$scratch/said"; then
     return
@@ -191,7 +191,7 @@ described() {
   fi
 }
 
-# The first state of a node that is not READY: PREEMPTED, TERMINATED ...; READY where all are.
+# Print the first state of a node that is not READY: PREEMPTED, TERMINATED ...; READY if all are.
 state_of_nodes() {
   local node found
   for node in "${nodes[@]}"; do
@@ -206,7 +206,7 @@ source launch/pod_request.sh
 
 # The run on the workers
 
-commit=$(git rev-parse HEAD 2>/dev/null) || fail "this is no checkout with a commit: clone the repository, so that the workers get one"
+commit=$(git rev-parse HEAD 2>/dev/null) || fail "this is not a checkout with a commit: clone the repository, so that the workers get one"
 home=jaxlm-pod/$commit
 worker=$home/launch/pod_worker.sh
 
@@ -236,8 +236,8 @@ start() {
   on_all "$worker" start "$name" python -m jaxlm.pretrain "${copied[@]}" --run "$run"
 }
 
-# What the workers' jobs are, by the one that decides: refused (2), lost, running, partly (some have ended), failed (1),
-# gone (none), stopped on purpose, interrupted (75), complete (0).
+# Print the result of the workers' jobs that decides, in this order: rejected (2), lost, running, partly (some have
+# ended), failed (1), gone (none), stopped on purpose, interrupted (75), complete (0).
 results() {
   local node kind found=''
   for node in "${nodes[@]}"; do
@@ -252,49 +252,49 @@ results() {
   echo lost
 }
 
-failures=0 # of the run, in a row
-began=''   # when the run was first seen to run, since the last failure
-silent=''  # since when its workers are out of reach
+failures=0 # consecutive failures of the run
+began=''   # when the run was first seen running since the last failure
+silent=''  # since when its workers are unreachable
 
-# The run may have ended: after an hour of it earlier failures do not count.
+# Record that the run may have ended: after an hour of running earlier failures no longer count.
 pause_run() {
   if [ -n "$began" ] && [ $(($(now) - began)) -ge 3600 ]; then failures=0; fi
   began=''
 }
 
-# One failure more; too many in a row end it.
+# Count a failure; too many in a row end the launcher.
 failed() {
   pause_run
   failures=$((failures + 1))
   [ "$failures" -le "$retries" ] ||
     code=1 fail "$1, $failures times; pod $name is still there and costs money (logs, then delete)"
-  say "$1; it is tried again"
+  say "$1; it will be tried again"
   sleep "$poll"
 }
 
-# Workers of a pod that is there cannot be reached. The run goes on without the connection; this fails when it lasts.
+# Wait while the workers of an existing pod are unreachable. The run continues meanwhile; fails when it lasts too long.
 unreached() {
   pause_run
   if [ -z "$silent" ]; then
     silent=$(now)
-    say "the workers of pod $name cannot be reached; they are asked again"
+    say "the workers of pod $name cannot be reached; retrying"
   fi
   [ $(($(now) - silent)) -lt "$patience" ] || return
   sleep "$poll"
 }
 
-# Install and start the run on all workers. Fails where that has to be done again.
+# Install and start the run on all workers. Fails if that has to be repeated.
 set_up() {
   local result=0
   { install && start; } || result=$?
   [ "$result" -ne 0 ] || return 0
   [ "$result" -ne "$refusal" ] ||
-    fail "a worker refused its command (its last line says why); pod $name is still there and costs money"
-  if [ "$(state_of_nodes)" != READY ]; then # it may have been taken away
+    fail "a worker rejected its command (its last line gives the reason); pod $name still exists and costs money"
+  if [ "$(state_of_nodes)" != READY ]; then # it may have been preempted
     silent=''
     return 1
   fi
-  if [ "$result" -ne 255 ]; then              # as ssh ends when it is the connection that fails
+  if [ "$result" -ne 255 ]; then              # ssh's exit code for a failed connection
     failed "the workers could not be set up"
   elif ! unreached; then
     silent=''
@@ -303,7 +303,7 @@ set_up() {
   return 1
 }
 
-# Follow the run until it has ended or the pod is not there, and say how in `result`.
+# Follow the run until it has ended or the pod is gone, and set `result`.
 follow() {
   local behind='' last='' lines=100
   while :; do
@@ -319,7 +319,7 @@ follow() {
         pause_run
         behind=${behind:-$(now)}
         if [ $(($(now) - behind)) -ge "$patience" ]; then
-          say "some workers still run $patience s after another ended: they are ended"
+          say "some workers still run $patience s after another ended: ending them"
           on_all "$worker" end "$name" || true
           result=1
           return
@@ -332,7 +332,7 @@ follow() {
             continue
             ;;
           UNKNOWN)
-            [ "$last" = UNKNOWN ] || say "nothing is heard of pod $name: $(tail -n 1 "$scratch/said")"
+            [ "$last" = UNKNOWN ] || say "the state of pod $name is unknown: $(tail -n 1 "$scratch/said")"
             last=UNKNOWN
             ;;
           *) return ;;
@@ -361,7 +361,7 @@ create() {
         fi
         return
         ;;
-      2) fail "the training command was refused (its last line says why); pod $name is still there and costs money (delete)" ;;
+      2) fail "the training command was rejected (its last line gives the reason); pod $name still exists and costs money (delete)" ;;
       stopped)
         say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
         exit 75
@@ -372,7 +372,7 @@ create() {
         continue
         ;;
     esac
-    look # ends where the pod was deleted
+    look # ends if the pod was deleted
     found=$(state_of_nodes)
     case "$result $found" in
       "lost READY")
@@ -382,7 +382,7 @@ create() {
       *" READY") failed "the run failed" ;;
       *" UNKNOWN") sleep "$poll" ;;
       *)
-        say "pod $name was taken away; the run goes on from its newest checkpoint"
+        say "pod $name was preempted; the run continues from its newest checkpoint"
         failures=0 began='' silent=''
         ;;
     esac
@@ -393,12 +393,12 @@ if [ "$command" != create ] && [ -z "$dry" ]; then
   look
   if [ "$command" = delete ]; then
     mark_deleted
-    [ "$state" = UNKNOWN ] || look # what was asked for before a launcher could read the mark
+    [ "$state" = UNKNOWN ] || look # a launcher may have made a request before it could read the mark
   fi
-  [ "$state" != NONE ] || code=1 fail "there is no pod $name in $zone of project $project; a launcher on another machine that waits for one is ended there"
-  [ "$state" != UNKNOWN ] || code=1 fail "gcloud cannot say what pod $name is: $(tail -n 1 "$scratch/said")"
+  [ "$state" != NONE ] || code=1 fail "pod $name does not exist in $zone of project $project; end a launcher on another machine that waits for it there"
+  [ "$state" != UNKNOWN ] || code=1 fail "gcloud cannot read the state of pod $name: $(tail -n 1 "$scratch/said")"
 fi
-any_worker="set -- jaxlm-pod/*/launch/pod_worker.sh && \$1" # of whichever commit
+any_worker="set -- jaxlm-pod/*/launch/pod_worker.sh && \$1" # of any commit
 case "$command" in
   create) create ;;
   stop)

@@ -218,12 +218,12 @@ def test_a_complete_corpus_is_not_made_again_and_other_directories_are_left_alon
     assert "complete" in capsys.readouterr().out
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="mine: holds something else"):
+    with pytest.raises(InputError, match="mine must be new"):
         corpus.build(tmp_path / "mine", [root], workers=1)
     with pytest.raises(InputError, match="too little documentation"):
         corpus.build(tmp_path / "few", [library(tmp_path / "one", files=1)], workers=1)
     assert not (tmp_path / "few").exists()
-    with pytest.raises(InputError, match="not a directory"):
+    with pytest.raises(InputError, match="must be a directory"):
         corpus.build(tmp_path / "none", [tmp_path / "gone"], workers=1)
 
 

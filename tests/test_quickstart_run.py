@@ -92,9 +92,9 @@ def test_the_table_and_the_summary_say_what_the_runs_wrote(tmp_path):
         "1.72",
     ):
         assert expected in done.stdout, expected
-    assert "10,200 tokens a second" in done.stdout
+    assert "10,200 tokens per second" in done.stdout
     assert "The function returns the sample." in done.stdout
-    assert "does not show" in done.stdout and str(directory / "summary.json") in done.stdout
+    assert "Limitations" in done.stdout and str(directory / "summary.json") in done.stdout
     assert (directory / "table.txt").read_text() in done.stdout
     picture = (directory / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000

@@ -50,7 +50,7 @@ def test_a_pod_that_is_taken_away_is_asked_for_again(cloud):
     code, _, errors = cloud.run(*FLAGS, "--spot", "--keep", "--retries", "0", *TRAINING)
     assert code == 0, errors
     assert [verb for verb in cloud.verbs() if verb in ("create", "delete")] == ["create", "delete"] * 2 + ["create"]
-    assert errors.count("was taken away") == 2 and "is kept" in errors
+    assert errors.count("was preempted") == 2 and "is kept" in errors
     stores = sorted((cloud.pods / "pod").glob("worker-*/jaxlm-pod/stores/store-*/tokens.bin"))
     assert [file.read_text() for file in stores] == ["tokens"] * 2, "the new workers have their copies"
     assert {file.read_text() for file in (cloud.pods / "pod").glob("worker-*/jaxlm-pod/*/.kind")} == {"tpu\n"}
@@ -79,7 +79,7 @@ def test_a_run_that_fails_is_tried_again_and_then_given_up(cloud):
 def test_input_that_is_refused_is_not_tried_again(cloud):
     cloud.plan("refuse")
     code, output, errors = cloud.run(*FLAGS, *TRAINING)
-    assert code == 2 and "error: model.width 7" in output and "was refused" in errors
+    assert code == 2 and "error: model.width 7" in output and "was rejected" in errors
     assert len(cloud.started()) == 2
 
 
@@ -132,7 +132,7 @@ def test_a_pod_of_which_nothing_is_heard_is_not_given_back(cloud):
     cloud.plan("away", "complete")
     cloud.away = {"tpu-vm": 1}
     code, _, errors = cloud.run(*FLAGS, "--keep", "--retries", "0", *TRAINING)
-    assert code == 0 and "nothing is heard of pod pod: ERROR: gcloud crashed" in errors, errors
+    assert code == 0 and "the state of pod pod is unknown: ERROR: gcloud crashed" in errors, errors
     assert len(cloud.started()) == 2, "it was not started again"
     cloud.away = {"tpu-vm": 1}
     assert cloud.run(*FLAGS, "--keep", *TRAINING)[0] == 0
@@ -143,9 +143,9 @@ def test_a_cloud_that_cannot_be_reached_is_said_at_once(cloud):
     for command in ("create", "status", "delete"):
         cloud.away = {"queued-resources": 1}
         code, _, errors = cloud.run(command, *FLAGS, *TRAINING)
-        assert code == 1 and "gcloud cannot say what pod pod is: ERROR: gcloud crashed" in errors.splitlines()[-1]
+        assert code == 1 and "gcloud cannot read the state of pod pod: ERROR: gcloud crashed" in errors.splitlines()[-1]
     code, _, errors = cloud.run("delete", *FLAGS)
-    assert code == 1 and "there is no pod pod in us-west4-a of project mine" in errors
+    assert code == 1 and "pod pod does not exist in us-west4-a of project mine" in errors
     assert cloud.verbs() == []
 
 
@@ -162,7 +162,7 @@ def test_a_pod_of_another_size_is_left_alone(cloud, other):
     cloud.plan("complete")
     assert cloud.run(*FLAGS, "--keep", *TRAINING)[0] == 0
     code, _, errors = cloud.run(*FLAGS, *other, *TRAINING)
-    assert code == 2 and "pod pod is there with 1 x v5litepod-16, not" in errors.splitlines()[-1]
+    assert code == 2 and "pod pod exists with 1 x v5litepod-16, not" in errors.splitlines()[-1]
     assert "delete" not in cloud.verbs() and len(cloud.started()) == 2
 
 
@@ -198,23 +198,26 @@ def test_a_dry_run_prints_and_runs_nothing(cloud):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--name pod --zone us-west4-a -- pretrain/gpt1", "--project is not given"),
-        ("--name Pod --zone us-west4-a --project q -- pretrain/gpt1", "--name Pod"),
-        ("--name pod --zone west --project q -- pretrain/gpt1", "--zone west"),
-        ("--name pod --zone us-west4-a --project q --type big --run gs://b/r -- c", "--type 'big'"),
-        ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run runs/one -- c", "--run 'runs/one'"),
-        ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run gs://b/r", "no CONFIG after --"),
-        ("--name pod --zone us-west4-a --project q --type v9-8 --run gs://b/r -- c", "no runtime is known"),
-        ("--name pod --zone us-west4-a --project q --type v5e-16 --run gs://b/r -- c", "it is called v5litepod-16"),
-        (f"{' '.join(FLAGS)} -- pretrain/gtp1 --data.store gs://b/s", "config pretrain/gtp1: it is not in the commit"),
-        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.validation gs://b/s", "no --data.store after --"),
+        ("--name pod --zone us-west4-a -- pretrain/gpt1", "--project must be given"),
+        ("--name Pod --zone us-west4-a --project q -- pretrain/gpt1", "--name must be lower-case letters"),
+        ("--name pod --zone west --project q -- pretrain/gpt1", "got west"),
+        ("--name pod --zone us-west4-a --project q --type big --run gs://b/r -- c", "got 'big'"),
+        ("--name pod --zone us-west4-a --project q --type v5litepod-16 --run runs/one -- c", "got 'runs/one'"),
+        (
+            "--name pod --zone us-west4-a --project q --type v5litepod-16 --run gs://b/r",
+            "CONFIG must be given after --",
+        ),
+        ("--name pod --zone us-west4-a --project q --type v9-8 --run gs://b/r -- c", "no known runtime"),
+        ("--name pod --zone us-west4-a --project q --type v5e-16 --run gs://b/r -- c", "must be v5litepod-16"),
+        (f"{' '.join(FLAGS)} -- pretrain/gtp1 --data.store gs://b/s", "config pretrain/gtp1 is not in the commit"),
+        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.validation gs://b/s", "--data.store must be given after --"),
         (
             f"{' '.join(FLAGS)} -- configs/pretrain/gpt1.py --data.store gs://b/s stores/x",
-            "--data.store stores/x: gs://",
+            "--data.store must be gs://",
         ),
-        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.validation=stores/x", "--data.validation stores/x: gs://"),
-        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.store gs://b/s --run=x", "--run stands before --, and once"),
-        ("--name pod --spot --reserved", "take one of them"),
+        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.validation=stores/x", "--data.validation must be gs://"),
+        (f"{' '.join(FLAGS)} -- pretrain/gpt1 --data.store gs://b/s --run=x", "--run must be given once, before --"),
+        ("--name pod --spot --reserved", "give one of them"),
         ("--name pod pretrain/gpt1", "unknown argument 'pretrain/gpt1'"),
         ("--name", "--name: a value is missing"),
     ],
@@ -227,4 +230,4 @@ def test_flags_are_checked_before_anything_is_asked_for(cloud, words, said):
 def test_a_commit_is_what_runs(cloud):
     (cloud.checkout / "launch" / "setup.sh").write_text("changed\n")
     code, _, errors = cloud.run(*FLAGS, *TRAINING)
-    assert code == 2 and "changes that no commit holds" in errors and cloud.calls == []
+    assert code == 2 and "uncommitted changes" in errors and cloud.calls == []

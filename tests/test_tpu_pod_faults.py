@@ -62,7 +62,7 @@ def test_a_pod_that_somebody_else_takes_in_between_is_left_alone(cloud):
     theirs = foreign(labels={"jaxlm_run": "another"})
     cloud.after_removal = lambda: cloud.create(theirs)
     code, _, errors = cloud.run(*FLAGS, *TRAINING)
-    assert code == 1 and "is now one that somebody else asked for" in errors.splitlines()[-1]
+    assert code == 1 and "now belongs to another request" in errors.splitlines()[-1]
     assert cloud.touched == [] and cloud.requests == {"pod": theirs} and len(cloud.started()) == 2
 
 
@@ -73,7 +73,7 @@ def test_a_deleted_pod_ends_its_follower(cloud, tmp_path):
         following = cloud.follow_run()
         assert cloud.run("delete", *FLAGS, home=home)[0] == 0
         _, errors = following.communicate(timeout=60)
-        assert following.returncode == 1 and "nothing is asked for again" in errors.splitlines()[-1]
+        assert following.returncode == 1 and "no new one is requested" in errors.splitlines()[-1]
         assert not cloud.requests and not cloud.nodes
         for file in cloud.root.glob("running-*"):
             file.unlink()
@@ -101,7 +101,7 @@ def test_a_launcher_without_a_pod_hears_of_delete(cloud, moment):
 
     cloud.before = before
     code, _, errors = cloud.run(*FLAGS, "--spot", *TRAINING)
-    assert codes == [None, 1] and code == 1 and "nothing is asked for again" in errors.splitlines()[-1], errors
+    assert codes == [None, 1] and code == 1 and "no new one is requested" in errors.splitlines()[-1], errors
     assert not cloud.requests and len(cloud.started()) == 2
 
 
@@ -172,7 +172,7 @@ def test_a_request_is_repeated_after_a_preemption(cloud, kind):
     cloud.after_removal = lambda: setattr(cloud, kind, 2)
     began = cloud.clock
     code, _, errors = cloud.run(*FLAGS, "--retries", "2", *TRAINING)
-    assert code == 0 and errors.count("it is repeated") == 2, errors
+    assert code == 0 and errors.count("it will be repeated") == 2, errors
     assert 180 <= cloud.clock - began < 400, "with pauses between them"
 
 
@@ -224,7 +224,7 @@ def test_a_pid_of_another_boot_is_not_a_running_job(cloud):
         for worker in (0, 1):
             cloud.reboot("pod", worker, other.pid)
         _, errors = following.communicate(timeout=100)
-        assert following.returncode == 0 and "the run failed; it is tried again" in errors, errors
+        assert following.returncode == 0 and "the run failed; it will be tried again" in errors, errors
         assert len(cloud.started()) == 4 and other.poll() is None
     finally:
         other.kill()
@@ -256,7 +256,7 @@ def test_only_a_refusal_is_a_refusal(cloud):
     cloud.plan("complete")
     cloud.broken = {"tar": 1}
     code, _, errors = cloud.run(*FLAGS, *TRAINING)
-    assert code == 0 and "the workers could not be set up; it is tried again" in errors and "refused" not in errors
+    assert code == 0 and "the workers could not be set up; it will be tried again" in errors and "refused" not in errors
 
 
 def test_a_run_that_was_stopped_stays_so_when_its_worker_is_not_reached(cloud):

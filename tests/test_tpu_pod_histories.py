@@ -27,7 +27,7 @@ def launch(history: History) -> tuple[int, str]:
         first = all(words[3] != "scp" for words in history.calls[before:])
         if first and last.endswith("delete it and try again"):
             history.run("delete", *FLAGS)
-        elif not (code in (75, -9) or (first and ("mend it" in last or "gcloud cannot say" in last))):
+        elif not (code in (75, -9) or (first and ("correct it" in last or "gcloud cannot read" in last))):
             break
     return code, last
 
@@ -42,13 +42,13 @@ def check(history: History) -> None:
     assert not history.ran_after_delete, "used after delete"
     if left and left.foreign:
         assert code == 2 if history.ending == "foreign at first" else code == 1, "not refused"
-        assert "label jaxlm_run" in last or "somebody else" in last or "--run must" in last
+        assert "label jaxlm_run" in last or "another request" in last or "--run must" in last
         return
     assert left is None and not history.nodes, "left to cost money"
     assert history.complete or history.deleted, "not complete"
     if code == 1:
         assert history.deleted or history.ending == "second launcher", "given up"
-        assert "nothing is asked for again" in last
+        assert "no new one is requested" in last
     else:
         assert code == 0 and history.complete
 

@@ -1,9 +1,9 @@
-"""The demonstration's baseline: TF-IDF of words and pairs of words, and logistic regression, both of scikit-learn.
+"""The demonstration's baseline: scikit-learn's TF-IDF of words and word pairs with logistic regression.
 
     python launch/quickstart/baseline.py --task runs/quickstart/task --output runs/quickstart/baseline.json
 
-It reads the same labelled pairs as the fine-tuned models. A pair is the difference of its two vectors, so what both
-sentences hold cancels and nothing depends on which comes first; the inverse regularisation is chosen on dev.
+It reads the same labelled pairs as the fine-tuned models. The features of a pair are the difference of its two vectors,
+so common words cancel and the order does not matter; the inverse regularization is chosen on dev.
 """
 
 import argparse
@@ -14,19 +14,19 @@ import numpy as np
 
 from jaxlm.errors import InputError, run_command
 
-INVERSE_REGULARISATIONS = (0.1, 1.0, 10.0, 100.0)
+INVERSE_REGULARIZATIONS = (0.1, 1.0, 10.0, 100.0)
 
 
 def read_pairs(path: Path) -> list[dict[str, str]]:
-    """The rows of a file that task.py wrote."""
+    """Return the rows of a file that task.py wrote."""
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no readable pairs; make them with launch/quickstart/task.py --output") from error
+        raise InputError(f"{path} has no readable pairs; make them with launch/quickstart/task.py --output") from error
 
 
 def baseline(splits: dict[str, list[dict[str, str]]]) -> dict[str, float]:
-    """Accuracies (fractions) on dev and test of the setting that does best on dev, and that setting."""
+    """Return the accuracies (fractions) on dev and test of the setting that is best on dev, and that setting."""
     from scipy.sparse import vstack
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -43,7 +43,7 @@ def baseline(splits: dict[str, list[dict[str, str]]]) -> dict[str, float]:
     both = vstack([features["train"], -features["train"]])
     labels = np.concatenate([answers["train"], ~answers["train"]])
     tried = {}
-    for inverse in INVERSE_REGULARISATIONS:
+    for inverse in INVERSE_REGULARIZATIONS:
         model = LogisticRegression(C=inverse, fit_intercept=False, max_iter=2000).fit(both, labels)
         tried[inverse] = (float(np.mean(model.predict(features["dev"]) == answers["dev"])), model)
     best = max(tried, key=lambda inverse: tried[inverse][0])
@@ -54,15 +54,15 @@ def baseline(splits: dict[str, list[dict[str, str]]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="TF-IDF of words and word pairs, and logistic regression.")
-    parser.add_argument("--task", type=Path, required=True, help="what launch/quickstart/task.py wrote")
-    parser.add_argument("--output", type=Path, required=True, help="a JSON file")
+    parser.add_argument("--task", type=Path, required=True, help="output directory of launch/quickstart/task.py")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     arguments = parser.parse_args()
-    figures = baseline({split: read_pairs(arguments.task / f"{split}.jsonl") for split in ("train", "dev", "test")})
+    metrics = baseline({split: read_pairs(arguments.task / f"{split}.jsonl") for split in ("train", "dev", "test")})
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    arguments.output.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     print(
-        f"  TF-IDF of words and word pairs: accuracy {figures['test_accuracy']:.1%} on test,"
-        f" {figures['dev_accuracy']:.1%} on dev"
+        f"  TF-IDF of words and word pairs: accuracy {metrics['test_accuracy']:.1%} on test,"
+        f" {metrics['dev_accuracy']:.1%} on dev"
     )
 
 

@@ -1,18 +1,19 @@
-"""The demonstration's text: the English documentation that lies on every machine with Python and a few packages.
+"""The demonstration's text: the English documentation on every machine with Python and a few packages.
 
     python launch/quickstart/corpus.py --output runs/quickstart/corpus
 
-Docstrings, comments, package descriptions and pydoc's topics of the standard library and of the packages installed for
-the running interpreter. Sources are parsed, never imported. Files are read in sorted order and go to a part by the md5
-of their path relative to the library they lie in, so the text depends on what is installed and not on where.
+The text is docstrings, comments, package descriptions and pydoc's topics of the standard library and of the packages
+installed for the running interpreter. Sources are parsed, never imported. Files are read in sorted order and assigned
+to a split by the md5 of their path relative to their library, so the text depends on what is installed and not on
+where.
 
-Written to the output directory, which appears whole or not at all:
-    pretrain.txt labelled.txt dev.txt test.txt    one paragraph a line, a blank line between documents (files)
-    labelled.sentences.txt dev.… test.…           one sentence a line, for the task
+The output directory is written completely or not at all:
+    pretrain.txt labelled.txt dev.txt test.txt    one paragraph per line, a blank line between documents (files)
+    labelled.sentences.txt dev.… test.…           one sentence per line, for the task
     corpus.json                                   counts and the fingerprint
 
-A sentence that was seen before, exactly or nearly, is left out wherever it stands; a dev or test sentence that shares
-more than 30 % of its word 4-grams with any other part is left out too.
+A sentence that occurred before, exactly or nearly, is removed; a dev or test sentence that shares more than 30 % of its
+word 4-grams with any other split is removed too.
 """
 
 import argparse
@@ -32,12 +33,12 @@ from sources import descriptions, installed_roots, python_files, texts_of_source
 from jaxlm.errors import InputError, RunError, run_command
 from jaxlm.progress import Progress
 
-FORMAT = 1  # of the output and of the rules that decide it; a directory of another number is not reused
-LONGEST_FILE = 2_000_000  # bytes; what is longer was generated
+FORMAT = 1  # version of the output and of the rules that decide it; a directory of another version is not reused
+LONGEST_FILE = 2_000_000  # bytes; longer files were generated
 
 
 def read_document(root: str, name: str) -> tuple[Document, int]:
-    """The prose of one source file and its size in bytes; unreadable or generated files give none."""
+    """Return the prose of one source file and its size in bytes; none for unreadable or generated files."""
     path = Path(root) / name
     try:
         if path.stat().st_size > LONGEST_FILE:
@@ -55,7 +56,7 @@ def _read_chunk(chunk: tuple[str, list[str]]) -> list[tuple[Document, int]]:
 
 
 def collect(roots: Sequence[Path], *, workers: int, progress: bool = False) -> tuple[list[Document], int, int]:
-    """(documents with any prose, files read, bytes read): the same for any number of workers."""
+    """Return (documents with any prose, files read, bytes read): the same for any number of workers."""
     work: list[tuple[str, list[str]]] = []
     for root in roots:
         names = python_files(root)
@@ -88,7 +89,7 @@ def collect(roots: Sequence[Path], *, workers: int, progress: bool = False) -> t
 
 
 def write(corpus: Corpus, directory: Path, about: dict[str, object]) -> dict[str, object]:
-    """Write the files and corpus.json into `directory`, which must be new; return what corpus.json says."""
+    """Write the files and corpus.json into `directory`, which must be new; return the content of corpus.json."""
     directory.mkdir(parents=True)
     counts: dict[str, dict[str, int]] = {}
     digest = hashlib.md5(usedforsecurity=False)
@@ -119,60 +120,56 @@ def report(summary: dict, directory: Path) -> None:
             f"  {part:<9} {count['documents']:>6,} files {count['sentences']:>8,} sentences {count['words']:>10,} words"
             f" {count['bytes'] / 1e6:7.2f} MB"
         )
-    gone = ", ".join(f"{number:,} {reason}" for reason, number in summary["removed"].items())
-    print(f"  left out: {gone}")
+    removed = ", ".join(f"{number:,} {reason}" for reason, number in summary["removed"].items())
+    print(f"  removed: {removed}")
     print(f"  fingerprint {summary['fingerprint']} in {directory}")
 
 
 def build(output: Path, roots: Sequence[Path], *, workers: int, progress: bool = False) -> dict:
-    """Make the corpus at `output`, or read what is there when it is complete."""
+    """Make the corpus at `output`, or read an existing complete one."""
     try:
         summary = json.loads((output / "corpus.json").read_text(encoding="utf-8"))
         if summary.get("format") == FORMAT:
             print(f"corpus: {output} is complete (delete it to collect again)")
             return summary
     except (OSError, ValueError, AttributeError):
-        pass  # not there yet, or not ours: the next lines tell
+        pass  # missing or not a corpus: the checks below distinguish these
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(
-            f"{output}: holds something else than a corpus of this version; delete it or name another --output"
-        )
+        raise InputError(f"{output} must be new or a corpus of this version; delete it or name another --output")
     for root in roots:
         if not root.is_dir():
-            raise InputError(f"{root}: not a directory; --root names a directory of Python sources")
+            raise InputError(f"--root must be a directory of Python sources, got {root}")
     started = time.monotonic()
     documents, files, size = collect(roots, workers=workers, progress=progress)
     corpus = divide(documents)
     if not all(corpus.parts[part] for part in PARTS):
         empty = ", ".join(part for part in PARTS if not corpus.parts[part])
-        raise InputError(
-            f"{', '.join(map(str, roots))}: too little documentation, nothing for {empty}; name more --root"
-        )
+        raise InputError(f"{', '.join(map(str, roots))}: too little documentation, none for {empty}; give more --root")
     python = ".".join(map(str, sys.version_info[:3]))
     about = {"files": files, "bytes_read": size, "python": python, "seconds": round(time.monotonic() - started, 1)}
     partial = output.with_name(output.name + ".partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was stopped
+        shutil.rmtree(partial, ignore_errors=True)  # from an attempt that was stopped
         summary = write(corpus, partial, about)
         if output.exists():
-            output.rmdir()  # empty, as seen above
+            output.rmdir()  # empty, as checked above
         partial.rename(output)
     except OSError as error:
-        raise RunError(f"{output}: cannot be written ({error.strerror}); make room or name another --output") from error
+        raise RunError(f"{output}: not writable ({error.strerror}); make room or name another --output") from error
     print(f"corpus: {files:,} files, {size / 1e6:.0f} MB of sources in {about['seconds']} s")
     return summary
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Collect the English documentation on this machine.")
-    parser.add_argument("--output", type=Path, required=True, help="a new directory")
+    parser.add_argument("--output", type=Path, required=True, help="new directory to write")
     parser.add_argument(
         "--root",
         type=Path,
         action="append",
-        help="a directory of Python sources, instead of this interpreter's (repeatable)",
+        help="directory of Python sources (repeatable; default: those of this interpreter)",
     )
-    parser.add_argument("--workers", type=int, default=2, help="processes that read (default 2)")
+    parser.add_argument("--workers", type=int, default=2, help="number of reading processes (default 2)")
     arguments = parser.parse_args()
     roots = arguments.root or installed_roots()
     report(build(arguments.output, roots, workers=arguments.workers, progress=True), arguments.output)

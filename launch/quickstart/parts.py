@@ -1,8 +1,8 @@
-"""Documents into parts: repeats left out, a part for each file by its hash, and nothing in dev and test that leaks.
+"""Splits of the documents: repeats removed, a split for each file by its hash, and no leaks into dev and test.
 
-A sentence that was seen before, exactly or nearly, is left out wherever it stands. A dev or test sentence that shares
-more than 30 % of its word 4-grams with any other part is left out too. All n-grams of the corpus are compared as sorted
-64-bit hashes: 8 bytes a word, nothing is sampled.
+A sentence that occurred before, exactly or nearly, is removed. A dev or test sentence that shares more than 30 % of its
+word 4-grams with any other split is removed too. All n-grams of the corpus are compared as sorted 64-bit hashes: 8
+bytes per word, without sampling.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 PARTS = ("pretrain", "labelled", "dev", "test")
-SHARES = (81, 7, 5, 7)  # per cent of the files
-NEAR_GRAM, NEAR_SHARE = 8, 0.5  # a sentence with more than this share of its 8-grams seen before is a near duplicate
-LEAK_GRAM, LEAK_SHARE = 4, 0.3  # and what dev and test may share with the other parts
+PERCENTAGES = (81, 7, 5, 7)  # of the files
+NEAR_GRAM, NEAR_FRACTION = 8, 0.5  # a sentence with more than this fraction of its 8-grams seen before is a near repeat
+LEAK_GRAM, LEAK_FRACTION = 4, 0.3  # limit on what dev and test sentences may share with the other splits
 
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
@@ -29,30 +29,30 @@ class Document:
 
 
 def part_of(name: str) -> int:
-    """The index in PARTS of a file, by the md5 of its relative path."""
-    place = int.from_bytes(hashlib.md5(name.encode(), usedforsecurity=False).digest()[:8], "big") % sum(SHARES)
-    for part, share in enumerate(SHARES):
-        place -= share
-        if place < 0:
+    """Return the index in PARTS of a file, from the md5 of its relative path."""
+    bucket = int.from_bytes(hashlib.md5(name.encode(), usedforsecurity=False).digest()[:8], "big") % sum(PERCENTAGES)
+    for part, percentage in enumerate(PERCENTAGES):
+        bucket -= percentage
+        if bucket < 0:
             return part
-    raise AssertionError("the shares cover every place")
+    raise AssertionError("the percentages cover every bucket")
 
 
 def words_of(sentence: str) -> list[str]:
-    """What sentences are compared by: lower case, no punctuation."""
+    """Return the words by which sentences are compared: lower case, no punctuation."""
     return _WORD.findall(sentence.lower())
 
 
 @dataclass(frozen=True)
 class Grams:
-    """Hashes of the word n-grams of many sentences: `hashes` (G,) uint64 and `sentences` (G,), whose each one is."""
+    """Hashes of the word n-grams of many sentences: `hashes` (G,) uint64 and `sentences` (G,), the sentence of each."""
 
     hashes: np.ndarray
     sentences: np.ndarray
 
 
 def word_ids(sentences: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids of all words one after the other, the offset of each sentence and the end): int32 and int64."""
+    """Return (ids of all words, concatenated; the offset of each sentence, and the end): int32 and int64."""
     vocabulary: dict[str, int] = {}
     ids = bytearray()
     offsets = [0]
@@ -64,7 +64,7 @@ def word_ids(sentences: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grams(ids: np.ndarray, offsets: np.ndarray, n: int) -> Grams:
-    """Every window of `n` words that lies within one sentence, hashed to 64 bits."""
+    """Return every window of `n` words within one sentence, hashed to 64 bits."""
     count = max(len(ids) - n + 1, 0)
     owner = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
     inside = owner[:count] == owner[n - 1 : n - 1 + count]
@@ -75,7 +75,7 @@ def grams(ids: np.ndarray, offsets: np.ndarray, n: int) -> Grams:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every bit of the input moves every bit."""
+    """Return the finalizer of splitmix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -83,7 +83,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def repeated(ids: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(exact, near): bool (sentences,), which ones say again what an earlier sentence said."""
+    """Return (exact, near): bool (sentences,), True for sentences that repeat an earlier sentence."""
     count = len(offsets) - 1
     seen: set[bytes] = set()
     exact = np.zeros(count, bool)
@@ -94,36 +94,36 @@ def repeated(ids: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarr
     windows = grams(ids, offsets, NEAR_GRAM)
     _, first, inverse = np.unique(windows.hashes, return_index=True, return_inverse=True)
     earlier = windows.sentences[first[inverse]] != windows.sentences
-    return exact, ~exact & (_share(earlier, windows.sentences, count) > NEAR_SHARE)
+    return exact, ~exact & (_fraction(earlier, windows.sentences, count) > NEAR_FRACTION)
 
 
 def leaking(ids: np.ndarray, offsets: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """bool (sentences,): those of dev and test that share more than 30 % of their 4-grams with the other parts."""
+    """Return bool (sentences,): those of dev and test that share more than 30 % of their 4-grams with other splits."""
     windows = grams(ids, offsets, LEAK_GRAM)
     gram_parts = parts[windows.sentences]
     result = np.zeros(len(offsets) - 1, bool)
     for part in (PARTS.index("dev"), PARTS.index("test")):
         own = gram_parts == part
         shared = np.isin(windows.hashes[own], np.unique(windows.hashes[~own]))
-        result |= _share(shared, windows.sentences[own], len(result)) > LEAK_SHARE
+        result |= _fraction(shared, windows.sentences[own], len(result)) > LEAK_FRACTION
     return result
 
 
-def _share(marked: np.ndarray, sentences: np.ndarray, count: int) -> np.ndarray:
+def _fraction(marked: np.ndarray, sentences: np.ndarray, count: int) -> np.ndarray:
     total = np.bincount(sentences, minlength=count)
     return np.bincount(sentences, weights=marked, minlength=count) / np.maximum(total, 1)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is written: `parts[name]` are the documents of that part, with what was left out gone."""
+    """The documents of each split after removal, `parts[name]`, and the number of removed sentences."""
 
     parts: dict[str, list[Document]]
-    removed: dict[str, int]  # sentences left out, by reason
+    removed: dict[str, int]  # removed sentences, by reason
 
 
 def divide(documents: Sequence[Document]) -> Corpus:
-    """Leave out repeats, split by the hash of the file, leave out what dev and test share with the rest."""
+    """Remove repeats, split by the hash of the file, and remove what dev and test share with the rest."""
     names = [document.name for document in documents]
     flat = [sentence for document in documents for paragraph in document.paragraphs for sentence in paragraph]
     sizes = [sum(len(paragraph) for paragraph in document.paragraphs) for document in documents]
@@ -137,12 +137,12 @@ def divide(documents: Sequence[Document]) -> Corpus:
     keep[np.flatnonzero(keep)[leaks]] = False
 
     divided: dict[str, list[Document]] = {part: [] for part in PARTS}
-    place = 0
+    position = 0
     for document in documents:
         paragraphs = []
         for paragraph in document.paragraphs:
-            left = tuple(sentence for i, sentence in enumerate(paragraph, start=place) if keep[i])
-            place += len(paragraph)
+            left = tuple(sentence for i, sentence in enumerate(paragraph, start=position) if keep[i])
+            position += len(paragraph)
             if left:
                 paragraphs.append(left)
         if paragraphs:

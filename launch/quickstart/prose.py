@@ -1,15 +1,15 @@
-"""English sentences out of documentation: markup off, code, tables and lists of names left out.
+"""English sentences from documentation, without markup, code, tables and lists of names.
 
-A docstring, a block of comments or a README goes in; paragraphs of whole sentences come out. Every rule is a plain
-statistic of characters and words, so it reads any package's documentation alike and needs no model.
+The input is a docstring, a block of comments or a README; the output is paragraphs of whole sentences. Every rule is a
+statistic of characters and words, so it applies to any package's documentation alike and needs no model.
 """
 
 import re
 from collections.abc import Iterator
 
 FEWEST_WORDS, MOST_WORDS = 4, 50
-FEWEST_LETTERS = 0.80  # share of letters and blanks among the characters of a sentence
-FEWEST_FUNCTION_WORDS = 0.15  # share of the words below: prose has about 0.4, a list of names has none
+FEWEST_LETTERS = 0.80  # minimum fraction of letters and blanks among the characters of a sentence
+FEWEST_FUNCTION_WORDS = 0.15  # minimum fraction of the words below: prose has about 0.4, a list of names has none
 FUNCTION_WORDS = frozenset(
     "a about after all also an and any are as at be because been before between both but by can could do does "
     "each either for from had has have he her his how i if in into is it its may more most must no not of on "
@@ -62,7 +62,7 @@ _BOILERPLATE = re.compile(
 
 
 def paragraphs_of(text: str) -> list[tuple[str, ...]]:
-    """The paragraphs of `text`, each a tuple of sentences; those without one are left out."""
+    """Return the paragraphs of `text`, each a tuple of sentences; paragraphs without sentences are dropped."""
     found = []
     for block in _blocks(text):
         sentences = tuple(sentence for sentence in _sentences(_plain(block)) if is_prose(sentence))
@@ -72,7 +72,7 @@ def paragraphs_of(text: str) -> list[tuple[str, ...]]:
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether a string is one whole English sentence rather than code, a heading, a table or a licence's line."""
+    """Return True for one whole English sentence, False for code, a heading, a table or a line of a licence."""
     if not sentence or sentence[-1] not in ".!?:" or not (sentence[0].isupper() or sentence[0] in "\"'("):
         return False
     if _FORBIDDEN.search(sentence) or _BOILERPLATE.search(sentence):
@@ -89,7 +89,7 @@ def is_prose(sentence: str) -> bool:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Runs of lines of one paragraph: parted by blank lines, bullets and changes of depth; code is left out."""
+    """Yield the lines of each paragraph, split at blank lines, bullets and changes of indentation; code is dropped."""
     block: list[str] = []
     depth = 0
     literal = -1  # depth above which lines belong to a literal block
@@ -109,7 +109,7 @@ def _blocks(text: str) -> Iterator[str]:
             continue
         literal = -1
         first = not block
-        # The first line of a docstring stands right after the quotes: its depth says nothing about the next one's.
+        # The first line of a docstring follows the quotes: its indentation is unrelated to the next line's.
         if block and (
             indent != depth and not (len(block) == 1 and _hangs(block[0], indent, depth)) or _BULLET.match(stripped)
         ):
@@ -117,7 +117,7 @@ def _blocks(text: str) -> Iterator[str]:
             block, first = [], True
         if first or len(block) == 1:
             depth = indent
-        if _RULE.match(stripped):  # under a heading, which is no part of the text
+        if _RULE.match(stripped):  # under a heading, which does not belong to the text
             block = block[:-1]
             if block:
                 yield " ".join(block)
@@ -139,7 +139,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _hangs(first: str, indent: int, depth: int) -> bool:
-    """Whether a second line of another depth goes on with the first: after a bullet, or after the opening quotes."""
+    """Return True if a second line of another indentation continues the first: a bullet, or after opening quotes."""
     return bool(_BULLET.match(first)) and indent > depth or depth == 0 and indent > 0 and _unfinished(first)
 
 

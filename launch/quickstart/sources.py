@@ -1,4 +1,4 @@
-"""Where documentation lies on a machine: Python sources and package descriptions, and the texts inside a source.
+"""Documentation on a machine: Python sources and package descriptions, and the texts inside a source.
 
 Sources are parsed with `ast` and never imported.
 """
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# Missing from slim images or made of fixtures: leaving them out keeps the text the same on more machines.
+# Missing from slim images, or test fixtures: skipping them gives the same text on more machines.
 SKIPPED_DIRECTORIES = {
     "__pycache__",
     "site-packages",
@@ -23,31 +23,31 @@ SKIPPED_DIRECTORIES = {
     "turtledemo",
     "jaxlm",
 }
-STRING_AT_LEAST = 80  # characters of a string that is no docstring but may be documentation kept in a variable
+STRING_AT_LEAST = 80  # minimum length of a string that is not a docstring but may be documentation in a variable
 
 _COMMENT = re.compile(r"^([ \t]*)#+(?!!)[ \t]?(.*)$")
 
 
 def installed_roots() -> list[Path]:
-    """The directories of the standard library and of the installed packages of this interpreter, without repeats."""
+    """Return the directories of the standard library and the installed packages of this interpreter, deduplicated."""
     found = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
     return [root for i, root in enumerate(found) if root.is_dir() and root not in found[:i]]
 
 
 def python_files(root: Path) -> list[str]:
-    """Paths of the sources under `root`, relative to it, with forward slashes, sorted."""
+    """Return the paths of the sources under `root`, relative to it, with forward slashes, sorted."""
     names: list[str] = []
     for directory, subdirectories, files in os.walk(root):
         subdirectories[:] = [name for name in subdirectories if name not in SKIPPED_DIRECTORIES]
         relative = Path(directory).relative_to(root)
-        # setuptools leaves an __editable__…py for a checkout that is installed in place, as launch/setup.sh does.
+        # setuptools writes an __editable__…py for a checkout that is installed in place, as launch/setup.sh does.
         found = (name for name in files if name.endswith(".py") and not name.startswith("__editable__"))
         names += [(relative / name).as_posix() for name in found]
     return sorted(names)
 
 
 def descriptions(root: Path) -> list[tuple[str, str]]:
-    """(name, long description) of the packages installed under `root`, by name; jaxlm's own is left out."""
+    """Return (name, long description) of the packages installed under `root`, by name, without jaxlm's own."""
     found: dict[str, str] = {}
     for package in importlib.metadata.distributions(path=[str(root)]):
         metadata = package.metadata
@@ -59,7 +59,7 @@ def descriptions(root: Path) -> list[tuple[str, str]]:
 
 
 def texts_of_source(source: bytes) -> list[str]:
-    """Docstrings, other long strings at statement level and blocks of comment lines, in the order of the file."""
+    """Return docstrings, other long strings at statement level and comment blocks, in the order of the file."""
     try:
         text = source.decode("utf-8")
     except UnicodeDecodeError:
@@ -68,7 +68,7 @@ def texts_of_source(source: bytes) -> list[str]:
     if '"""' in text or "'''" in text:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
+                warnings.simplefilter("ignore")  # for invalid escapes in third-party strings
                 tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return []
@@ -96,7 +96,7 @@ def _strings(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
 
 
 def _documentation(node: ast.expr) -> Iterator[tuple[int, int, str]]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # a docstring, of whatever stands above it
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # a docstring of a definition or a variable
         yield node.lineno, node.end_lineno or node.lineno, node.value
     elif isinstance(node, ast.Call):  # add_newdoc('numpy', 'ndarray', """…""")
         for argument in node.args:
@@ -116,7 +116,7 @@ def _long_strings(node: ast.expr) -> Iterator[tuple[int, int, str]]:
 
 
 def _comments(text: str, covered: set[int]) -> Iterator[tuple[int, int, str]]:
-    """Runs of lines that are only a comment, at one depth; lines inside a string that was taken are not looked at."""
+    """Yield runs of comment-only lines of one indentation; lines inside a collected string are skipped."""
     block: list[str] = []
     depth = start = 0
     for number, line in enumerate(text.split("\n"), start=1):

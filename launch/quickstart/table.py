@@ -1,9 +1,9 @@
-"""The demonstration's result: a table, a plot of the curves and summary.json out of what the commands wrote.
+"""The demonstration's result: a table, a plot of the curves and summary.json from the outputs of the commands.
 
     python launch/quickstart/table.py --directory runs/quickstart
 
-Read are `metrics.jsonl` of the runs, `results.json` of the fine-tunings, the scores of `jaxlm.evaluate score`, the
-baseline's figures and the seconds that launch/quickstart.sh noted for each step.
+The inputs are `metrics.jsonl` of the runs, `results.json` of the fine-tunings, the scores of `jaxlm.evaluate score`,
+the baseline's metrics and the seconds that launch/quickstart.sh recorded for each step.
 """
 
 import argparse
@@ -28,10 +28,10 @@ ARMS = {
 }
 CHOICES = ("first", "second")
 CAVEATS = (
-    "The task is made by a program and the text is documentation: the table says that pretraining, transfer and",
-    "comparison work on this machine, nothing about language at large. All of it moves with what is installed (the",
-    "corpus has a fingerprint): compare the gaps, not the digits. The order of words is what a language model is",
-    "trained on, so its own preference needs no labels here; other tasks do. With more labels the arms come closer.",
+    "The task is synthetic and the text is documentation: the table shows that pretraining, transfer and comparison",
+    "work on this machine, nothing about language in general. The numbers depend on what is installed (the corpus has",
+    "a fingerprint): compare the gaps, not the digits. A language model is trained on word order, so its zero-shot",
+    "preference needs no labels here; other tasks need them. With more labels the difference between the arms shrinks.",
     "The long run from scratch is one seed. Settings were chosen on the dev pairs; the test pairs were used once.",
 )
 
@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Figures of the pretraining run: (perplexity a token, bits a byte) at `before` and at `after`, the last step."""
+    """Metrics of the pretraining run: (perplexity per token, bits per byte) at `before` and `after`, the last."""
 
     before_step: int
     before: tuple[float, float]
@@ -58,7 +58,7 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that the table says."""
+    """All values of the table."""
 
     pretraining: Pretraining
     arms: dict[str, Arm]
@@ -67,7 +67,7 @@ class Outcome:
     seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds; accuracies are fractions."""
+        """Return the content of summary.json; accuracies are fractions."""
         return {
             "pretrained_accuracy": self.arms[PRETRAINED].test,
             "scratch_accuracy": self.arms[SCRATCH].test,
@@ -83,31 +83,31 @@ class Outcome:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file. InputError names it when it is missing or torn."""
+    """Return the content of a JSON file. InputError names it if it is missing or incomplete."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run launch/quickstart.sh again") from error
+        raise InputError(f"{path} is not readable ({error}); run launch/quickstart.sh again") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl. InputError when there are none."""
+    """Return the lines of a metrics.jsonl. InputError if there are none."""
     try:
         lines = list(read_metrics(path))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run launch/quickstart.sh again") from error
+        raise InputError(f"{path} is not readable ({error}); run launch/quickstart.sh again") from error
     if not lines:
-        raise InputError(f"{path}: holds no lines; run launch/quickstart.sh again")
+        raise InputError(f"{path} has no lines; run launch/quickstart.sh again")
     return lines
 
 
 def read_pretraining(run: Path) -> Pretraining:
-    """Perplexities and speed of a pretraining run."""
+    """Return perplexities and speed of a pretraining run."""
     lines = read_lines(run / "metrics.jsonl")
     validation = [line for line in lines if "validation_loss" in line]
     speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
     if not validation or not speeds:
-        raise InputError(f"{run / 'metrics.jsonl'}: no validation or no speed in it; the run needs --data.validation")
+        raise InputError(f"{run / 'metrics.jsonl'} has no validation or no speed; the run needs --data.validation")
     first, last = validation[0], validation[-1]
     return Pretraining(
         first["step"],
@@ -120,50 +120,51 @@ def read_pretraining(run: Path) -> Pretraining:
 
 
 def tokens_per_step(run: Path) -> int:
-    """Tokens of a batch of a pretraining run."""
+    """Return the tokens of a batch of a pretraining run."""
     config = read_json(run / "config.json")
     return int(config["batch_size"]) * int(config["length"])
 
 
 def read_arm(run: Path) -> Arm:
-    """Accuracies of a fine-tuning over its seeds, in the order of the seeds."""
+    """Return the accuracies of a fine-tuning, in the order of the seeds."""
     runs = sorted(read_json(run / "results.json")["runs"], key=lambda entry: entry["seed"])
     try:
         return Arm([entry["dev"]["accuracy"] for entry in runs], [entry["test"]["accuracy"] for entry in runs])
     except KeyError as error:
-        raise InputError(f"{run / 'results.json'}: no {error} in a run; run launch/quickstart.sh again") from error
+        raise InputError(f"{run / 'results.json'} has no {error} in a run; run launch/quickstart.sh again") from error
 
 
 def zero_shot_accuracy(scores: Path, pairs: Sequence[dict[str, str]]) -> float:
-    """The share of pairs whose original the language model finds the more probable of the two; a tie is half right.
+    """Return the fraction of pairs whose original the language model finds more probable; a tie counts one half.
 
     Args:
-      scores: JSONL of `jaxlm.evaluate score`, a line a pair in their order, sums over tokens in nats:
+      scores: JSONL of `jaxlm.evaluate score`, one line per pair in the same order, sums over tokens in nats:
         `{"index": 0, "log_probability": {"first": …, "second": …}, …}`.
     """
     rows = read_json_lines(scores)
     if len(rows) != len(pairs):
         raise InputError(
-            f"{scores}: {len(rows)} lines for {len(pairs)} pairs; delete it and run launch/quickstart.sh again"
+            f"{scores} must have a line per pair ({len(pairs)}), got {len(rows)}; delete it and run "
+            "launch/quickstart.sh again"
         )
-    right = 0.0
+    correct = 0.0
     for row, pair in zip(rows, pairs, strict=True):
         values = row["log_probability"]
         other = CHOICES[1 - CHOICES.index(pair["answer"])]
-        right += (values[pair["answer"]] > values[other]) + 0.5 * (values[pair["answer"]] == values[other])
-    return right / len(pairs)
+        correct += (values[pair["answer"]] > values[other]) + 0.5 * (values[pair["answer"]] == values[other])
+    return correct / len(pairs)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file."""
+    """Return the objects of a JSONL file."""
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run launch/quickstart.sh again") from error
+        raise InputError(f"{path} is not readable ({error}); run launch/quickstart.sh again") from error
 
 
 def total_seconds(steps: Sequence[dict[str, Any]]) -> float:
-    """Seconds that the work took: every attempt of a step up to the first that was complete, later repeats not."""
+    """Return the seconds of the work: every attempt of a step up to the first complete one, without repeats."""
     complete: set[str] = set()
     total = 0.0
     for entry in steps:
@@ -175,7 +176,7 @@ def total_seconds(steps: Sequence[dict[str, Any]]) -> float:
 
 
 def read_outcome(directory: Path) -> Outcome:
-    """Everything, from the directory that launch/quickstart.sh filled."""
+    """Return all results from the directory that launch/quickstart.sh filled."""
     return Outcome(
         read_pretraining(directory / "pretrained"),
         {name: read_arm(directory / name) for name in ARMS},
@@ -185,17 +186,17 @@ def read_outcome(directory: Path) -> Outcome:
     )
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def spread(values: Sequence[float]) -> str:
-    """`79.7 ± 1.1`, in per cent, with the deviation of the sample (n - 1); one value stands alone."""
+    """Return `79.7 ± 1.1`, in per cent, with the sample deviation (n - 1); a single value has no deviation."""
     mean = f"{100 * statistics.fmean(values):5.1f}"
     return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.1f}"
 
 
 def table(outcome: Outcome, directory: Path) -> str:
-    """The text that ends the demonstration."""
+    """Return the text that ends the demonstration."""
     pretraining, baseline = outcome.pretraining, outcome.baseline
     rows = [("which of two sentences is the original, accuracy in %", "dev", "test")]
     rows += [("chance", f"{50:5.1f}", f"{50:5.1f}")]
@@ -210,45 +211,44 @@ def table(outcome: Outcome, directory: Path) -> str:
         arm = outcome.arms[name]
         seeds = f"{len(arm.test)} seeds" if len(arm.test) > 1 else "1 seed"
         rows.append((f"GPT {title} ({seeds})", spread(arm.dev), spread(arm.test)))
-    rows.append(("the pretrained language model's own preference, no labels", "", spread([outcome.zero_shot])))
+    rows.append(("zero-shot preference of the pretrained model, no labels", "", spread([outcome.zero_shot])))
     lines = [f"{name:<58}{dev:<14}{test}" for name, dev, test in rows]
     lines.insert(1, "-" * max(map(len, lines)))
     gain = statistics.fmean(outcome.arms[PRETRAINED].test) - statistics.fmean(outcome.arms[SCRATCH].test)
     over = statistics.fmean(outcome.arms[PRETRAINED].test) - outcome.arms[LONG].test[0]
     lines += [
         "",
-        f"Pretraining is worth {100 * gain:+.1f} points with as many steps, "
-        f"{100 * over:+.1f} against four times as many.",
+        f"Pretraining gains {100 * gain:+.1f} points with as many steps, {100 * over:+.1f} against four times as many.",
         "",
-        f"perplexity a token   {pretraining.before[0]:8.1f} (step {pretraining.before_step}) → "
+        f"perplexity per token {pretraining.before[0]:8.1f} (step {pretraining.before_step}) → "
         f"{pretraining.after[0]:.1f} (step {pretraining.after_step:,}, {pretraining.tokens / 1e6:.1f} M tokens)",
-        f"bits a byte          {pretraining.before[1]:8.2f} → {pretraining.after[1]:.2f}",
-        f"pretraining speed    {pretraining.tokens_per_second:8,.0f} tokens a second",
-        f"in all               {duration(outcome.seconds):>8}",
+        f"bits per byte        {pretraining.before[1]:8.2f} → {pretraining.after[1]:.2f}",
+        f"pretraining speed    {pretraining.tokens_per_second:8,.0f} tokens per second",
+        f"total time           {duration(outcome.seconds):>8}",
         "",
-        "What it does not show:",
+        "Limitations:",
         *(f"  {line}" for line in CAVEATS),
         "",
-        "Where everything lies:",
+        "Files:",
     ]
     places = {
         "corpus": "the text, and corpus.json with its counts and fingerprint",
-        "stores": "the same as tokens, with the tokenizer",
+        "stores": "the text as tokens, with the tokenizer",
         "task": "the labelled pairs",
         "pretrained": "the pretrained model: config.json, metrics.jsonl, tensorboard, checkpoints",
-        PRETRAINED: "fine-tuned from it: results.json, predictions.jsonl",
+        PRETRAINED: "the fine-tuned model: results.json, predictions.jsonl",
         SCRATCH: "the same from scratch, and four times as long in scratch-long",
-        "sample.txt": "what the pretrained model writes",
+        "sample.txt": "text generated by the pretrained model",
         "curves.png": "the curves",
-        "summary.json": "the figures above, as fractions",
+        "summary.json": "the results above, as fractions",
     }
     width = max(len(str(directory / name)) for name in places) + 2
-    lines += [f"  {str(directory / name):<{width}}{what}" for name, what in places.items()]
+    lines += [f"  {str(directory / name):<{width}}{content}" for name, content in places.items()]
     return "\n".join(lines) + "\n"
 
 
 def plot(outcome: Outcome, directory: Path) -> None:
-    """curves.png: pretraining, fine-tuning, accuracies."""
+    """Write curves.png: pretraining, fine-tuning, accuracies."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -263,7 +263,7 @@ def plot(outcome: Outcome, directory: Path) -> None:
     validation = [(line["step"] * scale, line["validation_loss"]) for line in lines if "validation_loss" in line]
     left.plot(*zip(*training, strict=True), color="#9db4c0", linewidth=1, label="training")
     left.plot(*zip(*validation, strict=True), color="#253237", marker="o", markersize=4, label="validation")
-    left.set(title="Pretraining", xlabel="million tokens", ylabel="nats a token")
+    left.set(title="Pretraining", xlabel="million tokens", ylabel="nats per token")
     left.legend(frameon=False)
 
     for name, title in ARMS.items():
@@ -271,7 +271,7 @@ def plot(outcome: Outcome, directory: Path) -> None:
         for line in read_lines(directory / name / "metrics.jsonl"):
             if "loss" in line and "validation_loss" not in line:
                 curves.setdefault(line.get("seed", 0), []).append((line["step"], line.get("task_loss", line["loss"])))
-        for place, curve in enumerate(curves.values()):
+        for number, curve in enumerate(curves.values()):
             first = curve[0][0]
             smooth = _smoothed([value for _, value in curve])
             middle.plot(
@@ -279,9 +279,9 @@ def plot(outcome: Outcome, directory: Path) -> None:
                 smooth,
                 color=colors[name],
                 linewidth=1.2,
-                label=title if place == 0 else None,
+                label=title if number == 0 else None,
             )
-    middle.set(title="Fine-tuning", xlabel="steps", ylabel="loss of the task, smoothed")
+    middle.set(title="Fine-tuning", xlabel="steps", ylabel="task loss, smoothed")
     middle.legend(frameon=False)
 
     for height, name in enumerate(ARMS):
@@ -296,7 +296,7 @@ def plot(outcome: Outcome, directory: Path) -> None:
         right.axvline(value, color="#888888", linewidth=1, linestyle=":")
         right.text(value, len(ARMS) - 0.45, name, ha="center", va="bottom", fontsize=8, color="#555555")
     right.set_yticks(range(len(ARMS)), [title.replace(", ", ",\n") for title in ARMS.values()])
-    right.set(title="Accuracy on the test pairs\n", xlabel="per cent, a point a seed", ylim=(-0.5, len(ARMS) - 0.5))
+    right.set(title="Accuracy on the test pairs\n", xlabel="per cent, one point per seed", ylim=(-0.5, len(ARMS) - 0.5))
     figure.savefig(directory / "curves.png", dpi=110)
     pyplot.close(figure)
 
@@ -307,7 +307,7 @@ def _smoothed(values: Sequence[float], window: int = 5) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the table, the plot and summary.json of the quickstart.")
-    parser.add_argument("--directory", type=Path, required=True, help="what launch/quickstart.sh filled")
+    parser.add_argument("--directory", type=Path, required=True, help="directory that launch/quickstart.sh filled")
     directory = parser.parse_args().directory
     outcome = read_outcome(directory)
     (directory / "summary.json").write_text(json.dumps(outcome.summary(), indent=2) + "\n", encoding="utf-8")

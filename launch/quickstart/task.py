@@ -1,11 +1,11 @@
-"""The demonstration's task: which of two sentences is the original, the other having two inner words exchanged.
+"""The demonstration's task: which of two sentences is the original? The other has two inner words exchanged.
 
     python launch/quickstart/task.py --corpus runs/quickstart/corpus --output runs/quickstart/task
 
-Order is all that tells the two apart: a bag of words sees no difference, pairs of neighbouring words see some of it,
-and a language model has learnt it from text without labels. Written are train.jsonl, dev.jsonl and test.jsonl with the
-fields `first`, `second` and `answer` (the name of the original's field). Everything follows from the md5 of the
-sentences: no seed, the same files from the same corpus.
+Only word order distinguishes the two: a bag of words sees no difference, pairs of neighbouring words see some of it,
+and a language model has learnt it from text without labels. The output is train.jsonl, dev.jsonl and test.jsonl with
+the fields `first`, `second` and `answer` (the name of the original's field). Everything is derived from the md5 of the
+sentences: there is no seed, and the same corpus gives the same files.
 """
 
 import argparse
@@ -28,16 +28,16 @@ _INNER = re.compile(r"[a-z]+")
 
 
 def number_of(text: str, purpose: str) -> int:
-    """A fixed number below 2**64 of a text, another for each purpose."""
+    """Return a fixed number below 2**64 for a text, a different one for each purpose."""
     digest = hashlib.md5(f"{purpose}\n{text}".encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def exchanged(sentence: str) -> str | None:
-    """`sentence` with two different inner words exchanged; None where it does not suit the task.
+    """Return `sentence` with two different inner words exchanged; None if it is unsuitable for the task.
 
-    Inner: not the first word and not the last. Only plain lower-case words move, so that no comma and no capital
-    is left where it gives the answer away.
+    Inner words exclude the first and the last. Only plain lower-case words move, so that no comma and no capital letter
+    gives the answer away.
     """
     words = sentence.split(" ")
     if not (FEWEST_WORDS <= len(words) <= MOST_WORDS and _SIMPLE.fullmatch(sentence)):
@@ -52,7 +52,7 @@ def exchanged(sentence: str) -> str | None:
 
 
 def pairs(sentences: Iterable[str], most: int) -> list[dict[str, str]]:
-    """Up to `most` examples from the sentences that suit, in an order that has nothing to do with where they stood."""
+    """Return up to `most` examples from the suitable sentences, in an order unrelated to that of the sentences."""
     chosen = sorted(set(sentences), key=lambda sentence: (number_of(sentence, "order"), sentence))
     found: list[dict[str, str]] = []
     for sentence in chosen:
@@ -69,11 +69,13 @@ def pairs(sentences: Iterable[str], most: int) -> list[dict[str, str]]:
 
 
 def build(corpus: Path, output: Path, sizes: dict[str, int]) -> dict:
-    """Write the task's files at `output` unless they are there and complete; return what task.json says."""
+    """Write the task's files at `output` unless they are complete; return the content of task.json."""
     try:
         fingerprint = json.loads((corpus / "corpus.json").read_text(encoding="utf-8"))["fingerprint"]
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{corpus}: no complete corpus; make it with launch/quickstart/corpus.py --output") from error
+        raise InputError(
+            f"{corpus} has no complete corpus; make it with launch/quickstart/corpus.py --output"
+        ) from error
     wanted = {"format": FORMAT, "corpus": fingerprint, "sizes": sizes}
     try:
         summary = json.loads((output / "task.json").read_text(encoding="utf-8"))
@@ -81,17 +83,17 @@ def build(corpus: Path, output: Path, sizes: dict[str, int]) -> dict:
             print(f"task: {output} is complete")
             return summary
         raise InputError(
-            f"{output}: was made from another corpus or with other sizes; delete it or name another --output"
+            f"{output} was made from another corpus or with other sizes; delete it or name another --output"
         )
     except (OSError, ValueError, AttributeError):
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise InputError(f"{output}: holds something else; delete it or name another --output") from None
+            raise InputError(f"{output} has other content; delete it or name another --output") from None
     splits = {}
     for split, part in SPLITS.items():
         sentences = (corpus / f"{part}.sentences.txt").read_text(encoding="utf-8").splitlines()
         splits[split] = pairs(sentences, sizes[split])
         if not splits[split]:
-            raise InputError(f"{corpus}: no sentence of the {part} part suits the task; collect more text with --root")
+            raise InputError(f"{corpus}: no sentence of the {part} split suits the task; collect more text with --root")
     partial = output.with_name(output.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -105,17 +107,17 @@ def build(corpus: Path, output: Path, sizes: dict[str, int]) -> dict:
             output.rmdir()
         partial.rename(output)
     except OSError as error:
-        raise RunError(f"{output}: cannot be written ({error.strerror}); make room or name another --output") from error
+        raise RunError(f"{output}: not writable ({error.strerror}); make room or name another --output") from error
     return summary
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the pairs of sentences of which one is the original.")
-    parser.add_argument("--corpus", type=Path, required=True, help="what launch/quickstart/corpus.py wrote")
-    parser.add_argument("--output", type=Path, required=True, help="a new directory")
-    parser.add_argument("--train", type=int, default=1000, help="most labelled pairs to train on (default 1000)")
-    parser.add_argument("--dev", type=int, default=500, help="most pairs for choosing settings (default 500)")
-    parser.add_argument("--test", type=int, default=1500, help="most pairs for the table (default 1500)")
+    parser = argparse.ArgumentParser(description="Make pairs of sentences, one of which is the original.")
+    parser.add_argument("--corpus", type=Path, required=True, help="output directory of launch/quickstart/corpus.py")
+    parser.add_argument("--output", type=Path, required=True, help="new directory to write")
+    parser.add_argument("--train", type=int, default=1000, help="maximum number of training pairs (default 1000)")
+    parser.add_argument("--dev", type=int, default=500, help="maximum number of pairs to choose settings (default 500)")
+    parser.add_argument("--test", type=int, default=1500, help="maximum number of pairs for the table (default 1500)")
     arguments = parser.parse_args()
     sizes = {split: getattr(arguments, split) for split in SPLITS}
     summary = build(arguments.corpus, arguments.output, sizes)
