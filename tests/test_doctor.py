@@ -122,7 +122,7 @@ def test_a_device_that_does_not_start_is_one_line(tmp_path):
         ended
     )
     assert "Unable to initialize backend 'tpu'" in said and "Traceback" not in ended.stderr
-    assert said.endswith("jaxlm.doctor says more")
+    assert said.endswith("see python -m jaxlm.doctor")
 
 
 def joined_in(folder: Path, number: int, port: int, *arguments) -> Process:

@@ -214,7 +214,7 @@ def test_a_vocabulary_that_does_not_divide_stays_whole_and_is_logged(caplog):
     config = replace(CONFIG, vocab_size=63, num_layers=1, **NO_DROPOUT)
     with caplog.at_level(logging.INFO, logger="jaxlm.distributed.mesh"):
         losses, state, _ = run((2, 2, 2), config)
-    assert "not divisible, so kept whole on every device: vocabulary (63) by tensor (2)" in caplog.text
+    assert "not divisible, so replicated on every device: vocabulary (63) by tensor (2)" in caplog.text
     tokens = state.params["backbone"]["embeddings"]["tokens"]
     assert tokens.sharding.spec == P(None, "fsdp") and tokens.shape == (63, CONFIG.width)
     qkv = state.params["backbone"]["blocks"]["attention"]["qkv_kernel"]
@@ -253,8 +253,8 @@ def test_the_mesh_takes_what_is_left_and_refuses_what_does_not_fit():
         ((3, 1, 1), r"data 3, fsdp 1, tensor 1\) does not fit 8 devices"),
         ((-1, 3, 1), r"data -1, fsdp 3, tensor 1\) does not fit 8 devices"),
         ((-1, -1, 1), "at most one -1"),
-        ((0, 1, 1), "sizes above 0"),
-        ((-2, 1, 1), "sizes above 0"),
+        ((0, 1, 1), "sizes must be positive"),
+        ((-2, 1, 1), "sizes must be positive"),
     ]:
         with pytest.raises(InputError, match=said):
             make_mesh(MeshConfig(*sizes))
@@ -423,5 +423,5 @@ def test_copies_of_the_model_lie_in_slices(monkeypatch):
     slices = [[device.id // 2 % 2 for device in copy.flat] for copy in mesh.devices]
     assert mesh.shape == {"data": 4, "fsdp": 1, "tensor": 2} and slices == [[0, 0], [0, 0], [1, 1], [1, 1]]
     assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
-    with pytest.raises(InputError, match="data, here 1, is not divisible by the 2 slices"):
+    with pytest.raises(InputError, match="data must be a multiple of the 2 slices, got 1"):
         make_mesh(MeshConfig(fsdp=8))

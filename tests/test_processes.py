@@ -260,9 +260,13 @@ def test_an_error_of_one_process_reaches_both(one, stores, tmp_path):
 @pytest.mark.parametrize(
     "coordinator, more, said",
     [
-        ("localhost:1", (), "belong together"),
+        ("localhost:1", (), "must be given together"),
         ("localhost", ("--distributed.num-processes", 2, "--distributed.process-id", 0), "HOST:PORT"),
-        ("localhost:1", ("--distributed.num-processes", 2, "--distributed.process-id", 2), "process_id 2"),
+        (
+            "localhost:1",
+            ("--distributed.num-processes", 2, "--distributed.process-id", 2),
+            "process_id must be from 0 to num_processes - 1, got 2",
+        ),
     ],
 )
 def test_flags_that_cannot_join_are_one_line(stores, tmp_path, coordinator, more, said):
@@ -276,7 +280,7 @@ def test_a_port_that_is_taken_is_said(stores, tmp_path):
         arguments = pretrain_arguments(tmp_path / "run", stores, *joined(taken.getsockname()[1], 2, 0))
         ended = run_process("pretrain", *arguments, log=tmp_path / "log")
     assert ended.code == 2 and "Traceback" not in ended.errors, ended.errors
-    assert "cannot join there" in ended.errors.splitlines()[-1]
+    assert "must be a free port of process 0" in ended.errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize("saves, code", [(True, 0), (False, -signal.SIGTERM)])

@@ -147,7 +147,10 @@ processes.start_processes(processes.DistributedConfig("localhost:{free_port()}",
         timeout=120,
     )
     assert_one_line(
-        Ended(ended.returncode, ended.stdout, ended.stderr), 1, "failed: not all 2 processes came to localhost:", "3 s"
+        Ended(ended.returncode, ended.stdout, ended.stderr),
+        1,
+        "failed: not all 2 processes joined at localhost:",
+        "3 s",
     )
 
 

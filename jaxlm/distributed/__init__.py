@@ -1,1 +1,1 @@
-"""Devices, meshes and processes: where arrays live and how the processes of a run act as one."""
+"""Devices, meshes and processes: the placement of arrays and the coordination of the processes of a run."""

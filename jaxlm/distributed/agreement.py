@@ -1,8 +1,8 @@
 """Decisions that one process takes for all of them.
 
-Several processes (one a host) run the same program on one run directory. What touches that directory, or must come
-out the same everywhere, is done by process 0, and its outcome, or its error, reaches the others in one broadcast.
-Every process must call these functions, in the same order; with one process they cost nothing.
+Several processes (one per host) run the same program on one run directory. Process 0 does everything that touches that
+directory or must have the same outcome everywhere, and broadcasts the outcome, or the error, to the others. Every
+process must call these functions, in the same order; with one process they cost nothing.
 """
 
 import json
@@ -17,10 +17,10 @@ from jaxlm.errors import InputError, RunError
 
 
 def first_process_decides(decide: Callable[[], Any]) -> Any:
-    """Call `decide` on process 0 and return its outcome (a JSON value) on every process; it is a barrier too.
+    """Call `decide` on process 0 and return its outcome (a JSON value) on every process; also acts as a barrier.
 
-    An InputError or a RunError of process 0 is raised on every process, with the same line; any other exception is
-    raised as it is on process 0 and as a RunError on the others, so that nobody is left waiting.
+    An InputError or a RunError of process 0 is raised on every process, with the same message; any other exception is
+    raised unchanged on process 0 and as a RunError on the others, so that no process waits forever.
     """
     if jax.process_count() == 1:
         return decide()
@@ -29,7 +29,7 @@ def first_process_decides(decide: Callable[[], Any]) -> Any:
     if jax.process_index() == 0:
         try:
             outcome = {"value": decide()}
-        except Exception as error:  # passed on to the other processes and raised again below
+        except Exception as error:  # broadcast to the other processes and raised again below
             failure = error
             kind = "input" if isinstance(error, InputError) else "run"
             known = isinstance(error, InputError | RunError)
@@ -45,7 +45,7 @@ def first_process_decides(decide: Callable[[], Any]) -> Any:
 
 
 def of_every_process(flags: np.ndarray) -> np.ndarray:
-    """The flags of all processes. flags: bool (n,), n the same everywhere; returns bool (processes, n)."""
+    """Return the flags of all processes. flags: bool (n,), n equal on all; returns bool (processes, n)."""
     if jax.process_count() == 1:
         return flags[None]
     return np.asarray(multihost_utils.process_allgather(flags.astype(np.uint8))).astype(bool)

@@ -1,4 +1,4 @@
-"""Devices: what one can do at most (dense bfloat16, from the makers' data sheets), and how the process is set up."""
+"""Devices: peak performance (dense bfloat16, from the vendors' data sheets), memory, and the setup of a process."""
 
 import contextlib
 import contextvars
@@ -12,13 +12,13 @@ import jax
 
 from jaxlm.errors import RunError, one_line
 
-# TFLOP/s a device as JAX counts devices, by a part of `device_kind`. The first entry that occurs in the name counts.
+# TFLOP/s per device as JAX counts devices, by a substring of `device_kind`. The first entry that matches is used.
 PEAK_TFLOPS = (
     ("TPU v6", 918.0),  # Cloud TPU documentation, v6e (Trillium)
     ("TPU v5p", 459.0),  # Cloud TPU documentation, v5p
     ("TPU v5 lite", 197.0),  # Cloud TPU documentation, v5e
     ("TPU v5e", 197.0),
-    ("TPU v5", 459.0),  # what JAX calls a v5p
+    ("TPU v5", 459.0),  # JAX's name for a v5p
     ("TPU v4", 275.0),  # Cloud TPU documentation, v4
     ("H200", 989.0),  # NVIDIA H200 data sheet, SXM, dense
     ("H100 PCIe", 756.0),  # NVIDIA H100 data sheet, PCIe, dense
@@ -28,20 +28,20 @@ PEAK_TFLOPS = (
 )
 
 
-# The name scope of a condition of which a step hardly ever takes the dearer branch: who counts a step's cycles asks.
+# Name scope marking a `cond` whose expensive branch is rarely taken; read by the cycle estimator.
 RARELY = "rarely"
 
 _compiled_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("compiled_for", default=None)
 
 
 def platform() -> str:
-    """The platform, `cpu`, `gpu` or `tpu`, that programs are traced for: the mesh's in use, else this process's own."""
+    """Return the platform, `cpu`, `gpu` or `tpu`, that programs are traced for: the mesh's, or the default."""
     return _compiled_for.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """Trace for devices that this process need not have."""
+    """Trace for devices that this process may lack."""
     token = _compiled_for.set(platform)
     try:
         yield
@@ -50,24 +50,24 @@ def compiling_for(platform: str) -> Iterator[None]:
 
 
 def peak_tflops(device: jax.Device | None = None) -> float | None:
-    """Peak bfloat16 TFLOP/s of one device; None where it is not known (every CPU)."""
+    """Return the peak bfloat16 TFLOP/s of one device; None if unknown (every CPU)."""
     return peak_of_kind((device or jax.devices()[0]).device_kind)
 
 
 def peak_of_kind(kind: str) -> float | None:
-    """Peak bfloat16 TFLOP/s of a `device_kind`."""
+    """Return the peak bfloat16 TFLOP/s of a `device_kind`."""
     return next((peak for part, peak in PEAK_TFLOPS if part in kind), None)
 
 
 def peak_memory_gib(device: jax.Device | None = None) -> float | None:
-    """The most memory in use so far on one device, in GiB; None where the backend does not count it."""
+    """Return the peak memory in use so far on one device, in GiB; None if the backend does not report it."""
     stats = (device or jax.devices()[0]).memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return None if peak is None else peak / 2**30
 
 
 def available_memory() -> int | None:
-    """Return the bytes that programs on this host, or in this container, can still take; None where it is not said."""
+    """Return the bytes still available to programs on this host, or in this container; None if unknown."""
     found: int | None = None
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -75,61 +75,63 @@ def available_memory() -> int | None:
     except (OSError, KeyError, ValueError):
         with contextlib.suppress(ValueError, OSError):
             found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, KeyError, ValueError):  # of a container that has a limit
+    with contextlib.suppress(OSError, KeyError, ValueError):  # the limit of a container, if it has one
         group = Path("/sys/fs/cgroup")
         used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         kept = int((group / "memory.current").read_text()) - int(used["inactive_file"])
-        left = max(0, int((group / "memory.max").read_text()) - kept)  # `max` is no number: no limit
+        left = max(0, int((group / "memory.max").read_text()) - kept)  # `max` is not a number: no limit
         found = left if found is None else min(found, left)
     return found
 
 
 def prepare_process() -> None:
-    """What a command does before its first computation, and after the processes joined: this starts the devices.
+    """Set up the process before its first computation and after the processes joined, and start the devices.
 
-    RunError where they do not start.
+    Raises RunError if they do not start.
     """
     enable_compilation_cache()
     if sys.platform == "linux":
         keep_memory()
     try:
         jax.devices()
-    except Exception as error:  # of each platform another
+    except Exception as error:  # every platform raises its own type
         raise RunError(
             f"JAX cannot start its devices (JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}): "
-            f"{type(error).__name__}: {one_line(error)[:300]}; launch/setup.sh gpu or tpu installs what they need, "
-            "JAX_PLATFORMS=cpu does without them, python -m jaxlm.doctor says more"
+            f"{type(error).__name__}: {one_line(error)[:300]}; install their packages with launch/setup.sh gpu or tpu, "
+            "set JAX_PLATFORMS=cpu to run without them, or see python -m jaxlm.doctor"
         ) from error
 
 
 def keep_memory() -> None:
-    """Let the C library keep the memory that a step frees, for the next step.
+    """Make the C library keep the memory that a step frees, for the next step.
 
-    glibc gives large blocks back to the system at once, and each step then takes its temporaries page by page again:
-    230,000 page faults in a step of GPT-1, 0.2 s of two cores. Other C libraries are left alone.
+    glibc returns large blocks to the system at once, and each step then faults its temporaries in again page by page:
+    230,000 page faults in a step of GPT-1, 0.2 s of two cores. Other C libraries are left unchanged.
     """
     global _keeps_memory
     _keeps_memory = True
-    _set_malloc(trim_threshold=-1, mmap_max=0, arena_max=1)  # -1 of a size_t: the largest, nothing is given back
+    _set_malloc(trim_threshold=-1, mmap_max=0, arena_max=1)  # -1 as a size_t is the maximum: nothing is returned
 
 
 @contextlib.contextmanager
 def returning_memory() -> Iterator[None]:
-    """Let the C library give back meanwhile what is freed, where it is glibc: for what comes once and is large.
+    """Within this context, let glibc return freed memory to the OS; use around large one-off allocations.
 
-    Left to itself it keeps all pieces up to 32 MiB, and what stays lies scattered among them.
+    By default it keeps all blocks up to 32 MiB, and the remaining allocations are scattered among them.
     """
     _set_malloc(trim_threshold=2**20, mmap_threshold=2**20, mmap_max=2**16)
     try:
         yield
     finally:
-        _set_malloc(trim_threshold=2**26, mmap_threshold=2**25)  # where it comes to by itself, which it does no more
+        _set_malloc(
+            trim_threshold=2**26, mmap_threshold=2**25
+        )  # its own final values; setting them ends its adjustment
         if _keeps_memory:
             keep_memory()
 
 
 _keeps_memory = False
-_MALLOC = {"trim_threshold": -1, "mmap_threshold": -3, "mmap_max": -4, "arena_max": -8}  # their numbers in malloc.h
+_MALLOC = {"trim_threshold": -1, "mmap_threshold": -3, "mmap_max": -4, "arena_max": -8}  # numbers from malloc.h
 
 
 def _set_malloc(**options: int) -> None:
@@ -142,12 +144,12 @@ def _set_malloc(**options: int) -> None:
 
 
 def user_cache() -> Path:
-    """Our folder among the user's caches."""
+    """Return jaxlm's folder among the user's caches."""
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm"
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled programs on the disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+    """Cache compiled programs on disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
     if os.environ.get("JAX_COMPILATION_CACHE_DIR") is None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

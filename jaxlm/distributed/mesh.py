@@ -1,4 +1,4 @@
-"""The mesh, and the one table from logical axis names to mesh axes."""
+"""The device mesh, and the one table from logical axis names to mesh axes."""
 
 import contextlib
 import logging
@@ -18,16 +18,16 @@ from jaxlm.errors import InputError
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axis. What is not named here is whole on every device.
+# Logical axis -> mesh axis. Axes without an entry are replicated.
 RULES = {
     "batch": ("data", "fsdp"),
-    "rows": "data",  # of activations whose width an fsdp group deals out
+    "rows": "data",  # rows of activations whose width is sharded over fsdp
     "width": "fsdp",
     "vocabulary": "tensor",
     "heads": "tensor",
     "feed_forward": "tensor",
-    # Of a kernel that leads back to the width. fsdp cuts kernels along their inputs, into whole rows: a TPU copies what
-    # it gathers along the last axis once more, into place.
+    # Inputs of a kernel whose output is the width. fsdp shards kernels along their inputs, into whole rows: a TPU
+    # copies the result of an all-gather along the last axis once more, into its layout.
     "feed_forward_in": ("tensor", "fsdp"),
     "head_width_in": "fsdp",
 }
@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; one of them may be -1, which takes the devices that the others leave."""
+    """Devices along each axis. One axis may be -1: it gets all remaining devices."""
 
     data: int = -1
-    """Copies of the model, each with its part of the batch."""
+    """Replicas of the model, each with its share of the batch."""
     fsdp: int | Literal["auto"] = "auto"
     """Shards of each kernel along its inputs, of each table along its width, and of the batch. auto: 16 on TPU pods, so
     that 16 chips hold one copy of the model; 1 elsewhere."""
@@ -52,7 +52,7 @@ class MeshConfig:
     """Shards of heads, feed-forward and vocabulary."""
 
     def describe(self, mesh: Mesh) -> str | None:
-        """Return the sentence that says which fsdp was chosen; None where it was given."""
+        """Return a sentence about the chosen fsdp; None if it was given."""
         if self.fsdp != "auto" or mesh.size == 1:
             return None
         return f"mesh.fsdp auto: {mesh.shape['fsdp']} on {mesh.size} devices; --mesh.fsdp N chooses another"
@@ -73,7 +73,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     sizes = [config.data, chosen_fsdp(config, devices, len({slice_of(device) for device in devices})), config.tensor]
     asked = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
-        raise InputError(f"mesh ({asked}): sizes above 0, and at most one -1")
+        raise InputError(f"mesh ({asked}): sizes must be positive, with at most one -1")
     known = int(np.prod([size for size in sizes if size != -1]))
     if -1 in sizes and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
@@ -85,23 +85,23 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         slices.setdefault(slice_of(device), []).append(device)
     if sizes[0] % len(slices):
         raise InputError(
-            f"mesh ({asked}): data, here {sizes[0]}, is not divisible by the {len(slices)} slices, and only copies of "
-            f"the model may lie across them: give a multiple of {len(slices)}"
+            f"mesh ({asked}): data must be a multiple of the {len(slices)} slices, got {sizes[0]}; only replicas of "
+            f"the model may span them: give a multiple of {len(slices)}"
         )
     within = (sizes[0] // len(slices), *sizes[1:])
-    # An axis of 8 on a torus of 4 x 4 x 4 takes a side and half of another.
+    # An axis of 8 on a torus of 4 x 4 x 4 uses one side and half of another.
     split = {"allow_split_physical_axes": True}
     arrays = [mesh_utils.create_device_mesh(within, slices[number], **split) for number in sorted(slices)]
     return Mesh(np.concatenate(arrays), AXES, axis_types=auto)
 
 
 def slice_of(device: jax.Device) -> int:
-    """The number of the TPU slice that a device is in; slices are joined by the data center's network. Elsewhere 0."""
+    """Return the number of the TPU slice of a device, 0 on other platforms; the data center network connects slices."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
 def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:
-    """The rows of a micro-batch are dealt evenly to data x fsdp devices; refuse a batch that cannot be."""
+    """Raise InputError for a batch whose micro-batches cannot be divided evenly over data x fsdp devices."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     if micro_batches < 1 or batch_size < 1 or batch_size % (micro_batches * data * fsdp):
         raise InputError(
@@ -112,18 +112,18 @@ def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
-    """Trace and run under `mesh` with RULES; a constraint on a logical axis does nothing outside of it."""
+    """Trace and run under `mesh` with RULES; outside this context constraints on logical axes have no effect."""
     with jax.set_mesh(mesh), use_rules(RULES), compiling_for(mesh.devices.flat[0].platform):
         yield
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data and fsdp, all else whole."""
+    """Return the sharding of batches: rows over data and fsdp, other axes replicated."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def replicated(tree: Any, mesh: Mesh) -> Any:
-    """Return the leaves of `tree`, equal on every process, as arrays that are whole on every device."""
+    """Return the leaves of `tree`, equal on every process, as arrays that are replicated on every device."""
     sharding = NamedSharding(mesh, PartitionSpec())
 
     def place(leaf: Any) -> jax.Array:
@@ -134,16 +134,17 @@ def replicated(tree: Any, mesh: Mesh) -> Any:
 
 
 def abstract_replicated(tree: Any, mesh: Mesh) -> Any:
-    """Return what `replicated` would, as jax.ShapeDtypeStruct."""
+    """Return the result of `replicated` as jax.ShapeDtypeStruct."""
     sharding = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding), tree)
 
 
 def state_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
-    """A NamedSharding for each leaf of a tree of boxed shapes; a dimension its axis does not divide stays whole.
+    """Return a NamedSharding for each leaf of a tree of boxed shapes; a dimension that its axis does not divide is
+    whole.
 
-    `abstract_boxed` is what `jax.eval_shape` gives for an initialiser with logical axis names; optimizer moments carry
-    the boxes of their parameters. Leaves without a box are whole on every device.
+    `abstract_boxed` is the result of `jax.eval_shape` for an initializer with logical axis names; optimizer moments
+    carry the boxes of their parameters. Leaves without a box are replicated.
     """
     whole: set[str] = set()
 
@@ -155,22 +156,22 @@ def state_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, spec)
 
     shardings = jax.tree.map(place, abstract_boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
-    for what in sorted(whole):
-        log.info("not divisible, so kept whole on every device: %s", what)
+    for dimension in sorted(whole):
+        log.info("not divisible, so replicated on every device: %s", dimension)
     return shardings
 
 
 def host_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
-    """The rows of a global batch that this process feeds, ascending."""
+    """Return the rows of a global batch that this process feeds, ascending."""
     rows: set[int] = set()
     for index in batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values():
-        if index is not None:  # None would be a device of another process
+        if index is not None:  # None stands for a device of another process
             rows.update(range(batch_size)[index[0]])
     return np.array(sorted(rows))
 
 
 def to_devices(batch: Any, mesh: Mesh, batch_size: int) -> Any:
-    """A batch of this process's rows as global arrays with the rows sharded."""
+    """Return a batch of this process's rows as global arrays with sharded rows."""
     sharding = batch_sharding(mesh)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x), (batch_size, *x.shape[1:])), batch

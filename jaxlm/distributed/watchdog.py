@@ -1,11 +1,11 @@
-"""The processes of one run end together: where one fails, is killed or loses its machine, the others say so and stop.
+"""Watchdog that ends the processes of one run together: when one fails, is killed or loses its machine, all stop.
 
-The runtime alone leaves them in a barrier for up to 300 s, or aborts them after 100 s without saying who is missing.
-So each process, process 0 too, holds a TCP connection to process 0 and says on it how it ends; process 0 tells all.
-A connection that closes without a word is a process that was killed, which shows at once. A machine that vanished shows
-after GONE_AFTER seconds in which its kernel did not answer; as a kernel answers whatever its programs are busy with, a
-slow worker is never taken for a dead one. The machines must reach process 0 at the coordinator's address, on a port
-that the system chooses.
+The runtime alone leaves the others in a barrier for up to 300 s, or aborts them after 100 s without naming the missing
+process. So each process, process 0 too, holds a TCP connection to process 0 and reports on it how it ends; process 0
+tells all. A connection that closes without a report belongs to a process that was killed, which is noticed at once. A
+machine that vanished is noticed after GONE_AFTER seconds in which its kernel did not answer; a kernel answers even if
+its programs are busy, so a slow worker is never taken for a dead one. The machines must reach process 0 at the
+coordinator's address, on a port that the system chooses.
 """
 
 import contextlib
@@ -33,19 +33,18 @@ log = logging.getLogger(__name__)
 GONE_AFTER = 30
 """Seconds without an answer after which a machine is gone."""
 OWN_END = 5
-"""Seconds that the others get to end by themselves when one failed, as all do when the input is wrong."""
-_TO_CONNECT = 60  # seconds; the others may be late
-_ADDRESS = "jaxlm/watch"  # in the store: port and password
+"""Seconds that the others get to end by themselves after a failure, as all do if the input is wrong."""
+_TO_CONNECT = 60  # seconds; the others may start later
+_ADDRESS = "jaxlm/watch"  # key in the store: port and password
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """Run the body as one of several joined processes; where there is one, just run it.
+    """Run the body as one of several joined processes; with a single process, just run it.
 
-    Every process waits at the end until all have come there. When the body of one raises, its error is reported here
-    and the process ends with its exit code; the others, wherever they are, name it and end with EXIT_FAILED within
-    OWN_END + 1 seconds. They do so within a second when a process was killed, and within GONE_AFTER + 1 seconds when
-    its machine is gone.
+    Every process waits at the end for all others. If the body of one raises, its error is reported here and the process
+    ends with its exit code; the others, wherever they are, name it and end with EXIT_FAILED within OWN_END + 1 seconds.
+    They do so within a second if a process was killed, and within GONE_AFTER + 1 seconds if its machine is gone.
     """
     runtime = distributed.global_state
     if runtime.client is None or runtime.num_processes == 1:
@@ -57,14 +56,14 @@ def watching() -> Iterator[None]:
     except (Stopped, SystemExit):
         watch.finish()
         raise
-    except BaseException as error:  # whatever it is, nobody shall wait for this process
+    except BaseException as error:  # any error: no process may wait for this one
         watch.fail(error)
     watch.finish()
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """How the first process ended; error is None when it was lost without a word. since: by time.monotonic()."""
+    """The end of the first process; error is None if it was lost without a report. since: by time.monotonic()."""
 
     worker: str
     error: str | None
@@ -78,7 +77,7 @@ class _Failure:
 
 
 class _Watch:
-    """This process's end of the connection, and in process 0 the other ends."""
+    """The connection of this process, and in process 0 the hub of all connections."""
 
     def __init__(self, runtime: Any) -> None:
         number, store = runtime.process_id, runtime.client
@@ -108,7 +107,7 @@ class _Watch:
         threading.Thread(target=self._listen, name="watch", daemon=True).start()
 
     def finish(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has called this."""
         self._say("")
         self._heard.wait()
         if self._failure is not None:
@@ -116,7 +115,7 @@ class _Watch:
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report an error, tell the others, and end."""
-        if isinstance(error, jax.errors.JaxRuntimeError):  # as collectives raise when another process is gone
+        if isinstance(error, jax.errors.JaxRuntimeError):  # collectives raise it if another process is gone
             log.info("%s: is another worker gone? That shows within %d s", one_line(error)[:200], GONE_AFTER)
             self._heard.wait(GONE_AFTER + 1)
             if self._failure is not None:
@@ -126,7 +125,7 @@ class _Watch:
         self._leave(code)
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # process 0 is gone, as _listen hears
+        with contextlib.suppress(OSError):  # process 0 is gone, which _listen notices
             self._connection.sendall(f"{line}\n".encode())
 
     def _listen(self) -> None:
@@ -145,8 +144,8 @@ class _Watch:
             self._leave(EXIT_FAILED, self._failure)
 
     def _leave(self, code: int, said: object = "") -> NoReturn:
-        """End without the runtime's barrier; process 0 after the others, whom the runtime would abort."""
-        self._leaving.acquire()  # never released: of two threads the first one ends the process
+        """End without the runtime's barrier; process 0 ends last, as the runtime would abort the others."""
+        self._leaving.acquire()  # never released: the first of two threads ends the process
         if said:
             print(said, file=sys.stderr, flush=True)
         if self._hub is not None:
@@ -158,9 +157,10 @@ class _Watch:
 
 
 class _Hub:
-    """Process 0's ends of the connections: hears how each process ends and tells all of them one line.
+    """The server in process 0: hears how each process ends and tells all of them in one line.
 
-    The line is JSON: {} when all have finished; else who ended first, how many seconds ago, and the error or null.
+    The line is JSON: {} when all have finished; else the process that ended first, how many seconds ago, and the error
+    or null.
     """
 
     def __init__(self, count: int) -> None:
@@ -172,7 +172,7 @@ class _Hub:
             backlog=count,
         )
         self.port = self._listener.getsockname()[1]
-        self.password = secrets.token_hex()  # whatever else knocks at a port is no worker
+        self.password = secrets.token_hex()  # distinguishes workers from other clients of the port
         self._count = count
         self._change = threading.Condition()
         self._open: dict[int, socket.socket] = {}
@@ -181,12 +181,12 @@ class _Hub:
         threading.Thread(target=self._accept, name="watch-accept", daemon=True).start()
 
     def wait_for_others(self) -> None:
-        """Wait until the other processes have left, not for ever."""
+        """Wait until the other processes have left, for a limited time."""
         with self._change:
             self._change.wait_for(lambda: not self._open.keys() - {0}, timeout=2 * OWN_END)
 
     def connect(self) -> socket.socket:
-        """The end of a connection to here, within the process."""
+        """Return a connection to this hub from within the process."""
         end, other = socket.socketpair()
         self._start_hearing(other)
         return end
@@ -194,7 +194,7 @@ class _Hub:
     def _accept(self) -> None:
         while True:
             connection, _ = self._listener.accept()
-            with contextlib.suppress(OSError):  # it is closed already
+            with contextlib.suppress(OSError):  # it is already closed
                 _notice_silence(connection)
                 self._start_hearing(connection)
 
@@ -202,7 +202,7 @@ class _Hub:
         threading.Thread(target=self._hear, args=(connection,), name="watch-hear", daemon=True).start()
 
     def _hear(self, connection: socket.socket) -> None:
-        """All that a worker says: who it is, and "" when it has finished or its error."""
+        """Read all lines of a worker: who it is, then "" when it has finished, or its error."""
         lines, ago = connection.makefile(encoding="utf-8", errors="replace"), 0
         with connection, lines:
             words: list[str] = []
@@ -234,7 +234,7 @@ class _Hub:
                 self._change.notify_all()
 
     def _decide(self, end: dict[str, Any]) -> None:
-        """Tell all how the first one ended; what follows from it is nobody's news."""
+        """Tell all how the first process ended; only the first failure is broadcast."""
         with self._change:
             if self._end is None:
                 self._end = json.dumps(end)
@@ -247,20 +247,21 @@ class _Hub:
 
 
 def _notice_silence(connection: socket.socket) -> None:
-    """Have the kernel end the connection when the other's kernel has not answered for GONE_AFTER seconds."""
+    """Make the kernel close the connection when the peer's kernel has not answered for GONE_AFTER seconds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS has another name
     for option, value in ((idle, GONE_AFTER // 3), ("TCP_KEEPINTVL", GONE_AFTER // 6), ("TCP_KEEPCNT", 4)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # what was sent and not received silences the questions
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # unacknowledged data suppresses keepalive probes
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_AFTER)
 
 
 def _delay_abort() -> None:
-    """When the coordinator is gone the runtime aborts this process at once: let it wait until the line is said.
+    """Delay the runtime's abort of this process, which follows at once when the coordinator is gone, until the line is
+    out.
 
-    The C library's `sleep` as the handler, with the signal's number as its argument: it sleeps 6 s, then the abort goes
-    on.
+    The handler is the C library's `sleep`, which gets the signal's number as its argument: it sleeps 6 s, then the
+    abort continues.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
