@@ -185,10 +185,10 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
     [
         ("splash", "tpu", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "only xla drops weights"),
         ("auto", "tpu", {"query_offset": jnp.int32(3)}, "decodes with a cache"),
-        ("auto", "tpu", {}, "length 7 is no multiple of 128"),
-        ("splash", "gpu", {}, "splash is a TPU's"),
-        ("cudnn", "cpu", {}, "cudnn is a GPU's"),
-        ("cudnn", "gpu", {}, "knows 16 bits"),
+        ("auto", "tpu", {}, "length 7 is not a multiple of 128"),
+        ("splash", "gpu", {}, "splash needs a TPU"),
+        ("cudnn", "cpu", {}, "cudnn needs a GPU"),
+        ("cudnn", "gpu", {}, "needs 16 bits"),
     ],
 )
 def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, platform, options, why, caplog):
@@ -206,7 +206,7 @@ def test_heads_that_splash_has_no_room_for(caplog):
     wide = jnp.zeros((1, 1, 128, 1024))
     with compiling_for("tpu"), caplog.at_level("INFO"):
         attend(wide, wide, wide, causal=True)
-    assert "heads of 1024, its own are of 2 to 512" in caplog.text
+    assert "heads of 1024 are outside its range of 2 to 512" in caplog.text
 
 
 def test_a_model_that_is_made_says_nothing_of_attention(caplog):

@@ -61,7 +61,7 @@ def pretrained(tmp_path_factory, stores):
         ("--length 513", ["length must be from 1 to model.num_positions, 512, got 513"]),
         ("--length 0", ["length 0"]),
         ("--execution.loss-chunks 3", ["execution.loss_chunks 3", "length 32"]),
-        ("--execution.unroll 3", ["execution.unroll 3", "2 layers"]),
+        ("--execution.unroll 3", ["execution.unroll must be", "2 layers", "got 3"]),
         ("--batch-size 0", ["batch_size 0"]),
         ("--num-steps 0", ["num_steps 0"]),
         ("--num-epochs 0", ["num_epochs 0"]),
@@ -87,7 +87,7 @@ def pretrained(tmp_path_factory, stores):
         ("--data.store nowhere", ["nowhere is not a token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile 5", "START:STOP"]),
         ("--start nowhere", ["nowhere is no run directory"]),
-        ("--start hf:gpt", ["hf:gpt", "gpt is no directory"]),
+        ("--start hf:gpt", ["hf:gpt", "gpt is not a directory"]),
     ],
 )
 def test_pretraining_refuses(stores, tmp_path, flags, fragments):

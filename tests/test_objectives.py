@@ -144,7 +144,7 @@ def test_no_array_of_all_logits_exists_in_chunks(inputs):
 
 def test_chunks_must_divide_the_length(inputs):
     (h, table), targets, weights = inputs
-    with pytest.raises(ValueError, match="length 12 is not divisible by 5"):
+    with pytest.raises(ValueError, match="length must be divisible by 5 loss chunks, got 12"):
         projected_cross_entropy(h, table, targets, weights, 5)
 
 

@@ -1,8 +1,9 @@
-"""Attention behind one entrance (Vaswani et al., 2017, equation 1), with backends behind it.
+"""Attention behind one entrance (Vaswani et al., 2017, equation 1), with several backends.
 
 `xla` is plain arithmetic and the reference: causal or bidirectional, segments (packing) and padding, dropout, and a
 query offset for decoding with a cache. The kernels, `splash` on a TPU and `cudnn` on a GPU, agree with it forward and
-backward on packed rows; what they cannot do, dropout of weights first of all, `xla` does, and the log says so.
+backward on packed rows; cases they do not support, dropout of weights above all, fall back to `xla`, and the log says
+so.
 """
 
 import functools
@@ -16,7 +17,7 @@ from jaxlm.distributed import devices
 from jaxlm.nn.attention_kernels import LANES, WIDEST_HEAD, cudnn, splash
 from jaxlm.nn.dropout import dropout
 
-MASKED = -1e30  # finite: a row with nothing to see gives finite numbers, which its zero weight then removes
+MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
 
 Backend = Literal["auto", "xla", "splash", "cudnn"]
 
@@ -49,7 +50,7 @@ def attend(
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
     if backend == "auto":
         backend = "splash" if devices.platform() == "tpu" else "xla"
-    if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # a model is made with one position: no kernel's work, nothing to say
+    if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # models are initialized with one position: no kernel, no log line
         backend = "xla"
     if backend != "xla":
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
@@ -93,19 +94,19 @@ def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, pla
     if decoding:
         return "it decodes with a cache"
     if dropped:
-        return f"only xla drops weights (model.attention_dropout_rate is {dropped}, 0 would do without)"
+        return f"only xla drops weights (model.attention_dropout_rate is {dropped}; the kernel needs 0)"
     if backend == "splash":
         if platform == "gpu":
-            return "splash is a TPU's"
+            return "splash needs a TPU"
         if length % LANES:
-            return f"length {length} is no multiple of {LANES}"
+            return f"length {length} is not a multiple of {LANES}"
         if not 1 < q_BHLK.shape[3] <= WIDEST_HEAD:
-            return f"heads of {q_BHLK.shape[3]}, its own are of 2 to {WIDEST_HEAD}"
+            return f"heads of {q_BHLK.shape[3]} are outside its range of 2 to {WIDEST_HEAD}"
     elif backend == "cudnn":
         if platform != "gpu":
-            return "cudnn is a GPU's"
+            return "cudnn needs a GPU"
         if q_BHLK.dtype.itemsize != 2:
-            return f"cudnn knows 16 bits, this is {q_BHLK.dtype}"
+            return f"cudnn needs 16 bits, this is {q_BHLK.dtype}"
         if length % 2:
             return f"length {length} is odd"
     return None
@@ -113,12 +114,12 @@ def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, pla
 
 @functools.cache
 def _say(sentence: str) -> None:
-    """Log it, once a process: a step asks in every layer, and for every program that is traced."""
+    """Log a sentence once per process: every layer of a step asks, in every traced program."""
     log.info(sentence)
 
 
-# On the CPU causal queries are taken in blocks, each with the keys up to its last: 3/8 of the scores, which nobody
-# sees, are not made. Four blocks of 64 took a third off attention's time at length 256, eight of 32 a tenth.
+# On the CPU causal queries are processed in blocks, each with the keys up to its last: 3/8 of the scores, all masked,
+# are not computed. Four blocks of 64 reduced attention's time at length 256 by a third, eight of 32 by a tenth.
 MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
 
 
@@ -142,7 +143,7 @@ def visible(
     segments_BS: jax.Array | None,
     query_offset: jax.Array | int = 0,
 ) -> jax.Array | None:
-    """Which key each query sees: bool, broadcastable to (B, H, L, S); None where it sees all."""
+    """Return the keys that each query sees: bool, broadcastable to (B, H, L, S); None if it sees all."""
     mask = None
     if causal:
         query_L = jnp.arange(num_queries) + query_offset

@@ -1,4 +1,4 @@
-"""Attention by kernels that never hold the scores: splash on a TPU, cuDNN on a GPU; neither can drop weights."""
+"""Attention kernels that never hold the scores: splash on a TPU, cuDNN on a GPU; neither can drop weights."""
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,16 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import current_spec
 
-LANES = 128  # of a TPU's vector unit: splash's blocks of keys are multiples of it
-LARGEST_BLOCK = 512  # queries, or keys, at a time
-WIDEST_HEAD = 512  # whose blocks a chip's vector memory holds, in float32 too; of 1024 it does not
-SAVED = "attention"  # the name of what splash's forward pass keeps for its backward pass
+LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
+LARGEST_BLOCK = 512  # queries, or keys, per block
+WIDEST_HEAD = 512  # largest head width whose blocks fit a chip's vector memory, in float32 too; 1024 does not fit
+SAVED = "attention"  # checkpoint name of the residuals that splash's forward pass saves for its backward pass
 
 
 def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None) -> jax.Array:
-    """JAX's splash attention, self-attention over L positions, a multiple of LANES; interpreted on a CPU.
+    """Run JAX's splash attention, self-attention over L positions, a multiple of LANES; interpreted on a CPU.
 
-    The kernel knows one device: rows and heads are dealt out by hand, as the rules of the mesh in use say.
+    The kernel runs on one device: rows and heads are sharded explicitly, by the rules of the mesh in use.
     """
     scale = jnp.asarray(q_BHLK.shape[-1] ** -0.5, q_BHLK.dtype)
 
@@ -54,7 +54,7 @@ def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
             block_q_dkv=block,
             block_kv_dkv=block,
             use_fused_bwd_kernel=True,
-            q_layout=QKVLayout.SEQ_MINOR,  # the 64 of a head would fill half of the lanes
+            q_layout=QKVLayout.SEQ_MINOR,  # the 64 inputs of a head would fill half of the lanes
             k_layout=QKVLayout.SEQ_MINOR,
             v_layout=QKVLayout.SEQ_MINOR,
         ),
@@ -66,9 +66,10 @@ def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
 
 
 def cudnn(q_BHLK, k_BHLK, v_BHLK, mask: jax.Array | None, *, causal: bool) -> jax.Array:
-    """cuDNN's flash attention through JAX, in 16 bits. mask: which key each query sees beside `causal`, (B, 1, L, L).
+    """Run cuDNN's flash attention through JAX, in 16 bits. mask: keys that each query sees beside `causal`, (B, 1, L,
+    L).
 
-    Segments go in as a mask: the kernel's own lengths know padding only, and not several texts in a row.
+    Segments are passed as a mask: the kernel's own lengths support padding only, not several texts per row.
     """
     q_BLHK, k_BLHK, v_BLHK = (jnp.swapaxes(x, 1, 2) for x in (q_BHLK, k_BHLK, v_BHLK))
     found_BLHK = jax.nn.dot_product_attention(

@@ -1,4 +1,4 @@
-"""The vocabulary projection and its loss, made piece by piece so that never all logits of a large batch exist."""
+"""The vocabulary projection and its loss, computed in chunks so that a large batch's logits never exist at once."""
 
 import functools
 
@@ -11,12 +11,12 @@ from jaxlm.nn.linear import gathered, summed
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1, bias_V=None):
-    """Sum of weighted negative log-likelihoods (nats) and of weighted hits, of softmax(h table^T + bias).
+    """Return the sums of weighted negative log-likelihoods (nats) and of weighted hits, of softmax(h table^T + bias).
 
-    h_BLD in the compute dtype; table_VD, of which products have h's dtype, bias_V (None: 0), logits, softmax and sums
-    are float32. The length is cut into `chunks` equal pieces, and only one piece's logits exist at a time. The gradient
-    is exact: it is made piece by piece together with the loss, so nothing is computed twice. Hits (the target has the
-    highest logit) carry no gradient.
+    h_BLD is in the compute dtype, as are the products with table_VD; table_VD, bias_V (None: 0), logits, softmax and
+    sums are float32. The length is split into `chunks` equal chunks, and only one chunk's logits exist at a time. The
+    gradient is exact: it is computed chunk by chunk together with the loss, so nothing is computed twice. Hits (the
+    target has the highest logit) carry no gradient.
     """
     (nll, hits), _ = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, gradient=False)
     return nll, hits
@@ -25,11 +25,11 @@ def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int
 def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradient: bool):
     b, length, d = h_BLD.shape
     if length % chunks:
-        raise ValueError(f"length {length} is not divisible by {chunks} loss chunks")
+        raise ValueError(f"length must be divisible by {chunks} loss chunks, got {length}")
 
-    words_VD = gathered(table_VD, h_BLD.dtype, _TABLE)  # once, not in every piece
+    words_VD = gathered(table_VD, h_BLD.dtype, _TABLE)  # once, not in every chunk
 
-    def piece(carry, inputs):
+    def chunk(carry, inputs):
         nll, hits, dtable, dbias = carry
         h_BCD, targets_BC, weights_BC = inputs
         h_TD, targets_T, weights_T = h_BCD.reshape(-1, d), targets_BC.reshape(-1), weights_BC.reshape(-1)
@@ -50,7 +50,7 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
         if bias_V is not None:
             dbias = dbias + jnp.sum(dlogits_TV, axis=0)
         dlogits_TV = dlogits_TV.astype(h_TD.dtype)
-        if devices.platform() == "cpu":  # a TPU makes them again in both products, in hardly more time
+        if devices.platform() == "cpu":  # a TPU recomputes them in both products, at little cost
             dlogits_TV = jax.lax.optimization_barrier(dlogits_TV)
         dh_BCD = jnp.dot(dlogits_TV, words_VD, preferred_element_type=jnp.float32).reshape(h_BCD.shape)
         dtable = dtable + summed(
@@ -63,11 +63,13 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
     dbias = jnp.zeros(bias_V.shape, jnp.float32) if gradient and bias_V is not None else None
     start = (zero, zero, dtable, dbias)
     if chunks == 1:
-        (nll, hits, dtable, dbias), dh = piece(start, (h_BLD, targets_BL, weights_BL))
+        (nll, hits, dtable, dbias), dh = chunk(start, (h_BLD, targets_BL, weights_BL))
         return (nll, hits), (dh, dtable, dbias)
-    cut = lambda x: jnp.moveaxis(x.reshape(b, chunks, length // chunks, *x.shape[2:]), 1, 0)  # noqa: E731
-    pieces = (cut(h_BLD), cut(targets_BL), cut(weights_BL))
-    (nll, hits, dtable, dbias), dh = jax.lax.scan(piece, start, pieces)
+
+    def split(x):
+        return jnp.moveaxis(x.reshape(b, chunks, length // chunks, *x.shape[2:]), 1, 0)
+
+    (nll, hits, dtable, dbias), dh = jax.lax.scan(chunk, start, (split(h_BLD), split(targets_BL), split(weights_BL)))
     if gradient:
         dh = jnp.moveaxis(dh, 0, 1).reshape(b, length, d)
     return (nll, hits), (dh, dtable, dbias)
@@ -81,23 +83,23 @@ def _logits(h_TD, words_VD, bias_V):
     return logits_TV if bias_V is None else logits_TV + bias_V.astype(jnp.float32)
 
 
-# exp of it, times 40,000 words, is a float32 still.
+# exp of it, times 40,000 words, is still a float32.
 LARGEST_EXPONENT = 70.0
 
 
 def _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T):
-    """What the logits are taken less, and the sums of exp of that: the target's logit, made beforehand.
+    """Return (shift, sum of exp(logits - shift)), with the target's logit, computed beforehand, as shift.
 
-    Where the highest logit is known beforehand, a TPU makes the sums while it makes the logits; a pass of their own
-    takes it longer than the product. It is not, but the target's logit will do: the sum is 1 at least, and overflows
-    only where the target is LARGEST_EXPONENT nats away from the likeliest word. Then, rarely, all is made once more.
+    If the highest logit is known beforehand, a TPU computes the sums together with the logits; a separate pass takes it
+    longer than the product. It is unknown, but the target's logit serves as well: the sum is at least 1, and overflows
+    only if the target is LARGEST_EXPONENT nats away from the likeliest word. In that rare case all is computed again.
     """
     near_T = jnp.sum(h_TD.astype(jnp.float32) * jnp.take(words_VD, targets_T, axis=0).astype(jnp.float32), axis=-1)
     if bias_V is not None:
         near_T = near_T + jnp.take(bias_V.astype(jnp.float32), targets_T)
     total_T = jnp.sum(jnp.exp(logits_TV - near_T[:, None]), axis=-1)
 
-    def by_peak():  # from the product again: logits that a branch takes would be copied for it
+    def by_peak():  # recomputes the product: logits passed to a branch would be copied
         return peak_T, jnp.sum(jnp.exp(_logits(h_TD, words_VD, bias_V) - peak_T[:, None]), axis=-1)
 
     with jax.named_scope(devices.RARELY):
@@ -116,26 +118,26 @@ def _bwd(chunks: int, residuals, cotangents):
     scale, _ = cotangents
     if dbias is not None:
         dbias = (dbias * scale).astype(like_bias.dtype)
-    # Rounded once, after the scale: of numbers that are bfloat16 already, all products with 1 / 511 are rounded down.
+    # Rounded once, after the scale: of values that are bfloat16 already, all products with 1 / 511 are rounded down.
     return (dh * scale).astype(like_h.dtype), (dtable * scale).astype(like_table.dtype), None, None, dbias
 
 
 projected_cross_entropy.defvjp(_fwd, _bwd)
 
 
-CACHED_LOGITS = 2 << 20  # of a piece, on the CPU: 8 MB in float32
-CACHED_TABLE = 4 << 20  # entries of a table whose gradient stays near while the pieces are added to it
+CACHED_LOGITS = 2 << 20  # logits per chunk on the CPU: 8 MB in float32
+CACHED_TABLE = 4 << 20  # entries of a table whose gradient stays in the cache while the chunks are added to it
 
 
 def loss_pieces(loss_chunks: int, rows: int, length: int, table_VD: jax.Array) -> int:
-    """`loss_chunks`, or for 0 a divisor of the length: 1, and on the CPU pieces of about CACHED_LOGITS logits.
+    """Return `loss_chunks`, or for 0 a divisor of the length: 1, and on the CPU chunks of about CACHED_LOGITS logits.
 
-    On two cores that takes 8 % off the step of a model of 4 x 192; GPT-1's, whose table is ten times as large, would
-    be slower by a third, as every piece adds to the whole gradient of the table.
+    On two cores that saves 8 % of the step of a model of 4 x 192; GPT-1's, whose table is ten times as large, would be
+    slower by a third, as every chunk adds to the whole gradient of the table.
     """
     if loss_chunks:
         return loss_chunks
     if devices.platform() != "cpu" or table_VD.size > CACHED_TABLE:
         return 1
-    wanted = rows * length * table_VD.shape[0] / CACHED_LOGITS
-    return next((pieces for pieces in range(1, length) if length % pieces == 0 and pieces >= wanted), length)
+    target = rows * length * table_VD.shape[0] / CACHED_LOGITS
+    return next((chunks for chunks in range(1, length) if length % chunks == 0 and chunks >= target), length)

@@ -1,7 +1,7 @@
 """Dropout from half-width random numbers.
 
-Drawing the bits is the dearest part of dropout on a CPU (a fifth of a small model's step). One 32-bit draw serves two
-elements: the rate is met to within 1 / 65,536. Keys are threefry's, whose bits are the same on any mesh.
+Generating the bits is the most expensive part of dropout on a CPU (a fifth of a small model's step). One 32-bit draw
+serves two elements: the rate is met to within 1 / 65,536. Keys are threefry's, whose bits are the same on any mesh.
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxlm.errors import InputError
 
-STEPS = 1 << 16  # between rates of 0 and 1
+STEPS = 1 << 16  # number of steps between rates of 0 and 1
 
 
 def check_rate(name: str, rate: float) -> None:
@@ -26,18 +26,18 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tu
     if key is None or rate == 0.0:
         return x
     shape = tuple(1 if axis in shared_axes else size for axis, size in enumerate(x.shape))
-    threshold = round(rate * STEPS)  # an element is dropped when its 16 bits lie below
+    threshold = round(rate * STEPS)  # an element is dropped if its 16 bits are below
     keep = random_halves(key, shape) >= jnp.uint16(threshold)
     return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold), x.dtype), jnp.zeros((), x.dtype))
 
 
 def fold(key: jax.Array | None, number: int) -> jax.Array | None:
-    """The key of one place among several that share `key`; None stays None."""
+    """Return the key for use number `number` of `key`; None stays None."""
     return None if key is None else jax.random.fold_in(key, number)
 
 
 def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint16 of `shape`, two from each 32-bit draw where the last axis is even: its halves, low and high."""
+    """Return uniform uint16 of `shape`, two per 32-bit draw if the last axis is even: its halves, low and high."""
     if not shape or shape[-1] % 2:
         return jax.random.bits(key, shape, jnp.uint16)
     words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), jnp.uint32)

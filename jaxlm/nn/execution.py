@@ -1,4 +1,4 @@
-"""How a model runs, never what it computes: these choices may change when a run resumes."""
+"""Run fields of a model, which change how it runs, not what it computes: they may change when a run resumes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,47 +12,46 @@ from jaxlm.nn.attention import Backend
 
 @dataclass(frozen=True)
 class Execution:
-    """Run fields of a model: dtype, attention backend, what the backward pass recomputes, how the layer loop is cut."""
+    """Run fields of a model: dtype, attention backend, rematerialization, unrolling of the layer loop."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms and losses stay float32."""
+    """Compute dtype. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms and losses stay float32."""
     attention: Backend = "auto"
-    """Attention backend. auto: splash on TPUs, xla elsewhere; what a kernel cannot do, as dropping weights, xla does
-    in its place, and the log says so. cudnn: a GPU's kernel."""
+    """Attention backend. auto: splash on TPUs, xla elsewhere. cudnn: a kernel for GPUs. Cases that a kernel does not
+    support, for example attention dropout, fall back to xla, and the log says so."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or each whole layer."""
+    """Recomputation in the backward pass. none: nothing. dots: all but matrix products. full: each whole layer."""
     unroll: int = 0
-    """Layers per iteration of the layer loop; 0: one on a GPU, all of them elsewhere, which takes longer to compile."""
+    """Layers per iteration of the layer loop. 0: one on a GPU, all of them elsewhere. More layers compile longer."""
     loss_chunks: int = 0
-    """Pieces of the length in which the vocabulary projection and its loss are made; more pieces need less memory.
-    0: one piece, and on the CPU as many as let the logits of one fit its cache."""
+    """Chunks of the length in which the vocabulary projection and its loss are computed. More chunks need less memory.
+    0: one chunk, and on the CPU as many as let the logits of one fit its cache."""
 
     dropout_bits: Literal["threefry", "rbg"] = "threefry"
-    """What draws dropout's bits. rbg: the accelerator's own generator, faster; its bits are others on another mesh, and
-    for members that are trained side by side. threefry's are the same everywhere."""
+    """PRNG for dropout. threefry: the masks are the same on every mesh. rbg: hardware generator, faster, but the masks
+    depend on the mesh and on training several trials at once."""
     gradient_sums: Literal["arithmetic", "float32"] = "arithmetic"
-    """In what the gradients of the blocks' weights are added up over devices: the dtype of the arithmetic, or float32,
-    which sends twice as much. The biases of queries, keys and values go with their weights; all other gradients are
-    float32."""
+    """dtype in which the gradients of the blocks' weights are all-reduced. arithmetic: the compute dtype. float32:
+    twice the traffic. The biases of queries, keys and values follow their weights. All other gradients are float32."""
 
     def says(self) -> tuple[str, ...]:
-        """What a run gives up by these choices, for people."""
+        """Return sentences about the reproducibility that these choices give up."""
         if self.dropout_bits == "threefry":
             return ()
-        return ("dropout bits by rbg: others on another mesh, and for members that are trained side by side",)
+        return ("dropout bits by rbg: they depend on the mesh, and on training several trials at once",)
 
     def gradient_dtype(self) -> jnp.dtype:
-        """The dtype of a weight's gradient before it is added up over devices."""
+        """Return the dtype of a weight's gradient before it is all-reduced."""
         return jnp.dtype(jnp.float32) if self.gradient_sums == "float32" else self.compute_dtype()
 
     def compute_dtype(self) -> jnp.dtype:
-        """The dtype of activations and of the weights inside a step."""
+        """Return the dtype of activations and of the weights inside a step."""
         if self.dtype == "auto":
             return jnp.dtype(jnp.float32 if devices.platform() == "cpu" else jnp.bfloat16)
         return jnp.dtype(self.dtype)
 
     def layers_per_iteration(self, num_layers: int) -> int:
-        """The `unroll` of the layer loop. The loop itself costs a CPU 10 to 18 % of a step, and a TPU a third."""
+        """Return the `unroll` of the layer loop. The loop itself costs a CPU 10 to 18 % of a step, a TPU a third."""
         if self.unroll < 0 or self.unroll > num_layers:
-            raise InputError(f"execution.unroll {self.unroll}: a number from 0 to the model's {num_layers} layers")
+            raise InputError(f"execution.unroll must be from 0 to the model's {num_layers} layers, got {self.unroll}")
         return self.unroll or (1 if devices.platform() == "gpu" else num_layers)

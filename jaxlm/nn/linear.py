@@ -1,12 +1,11 @@
-"""Products with parameters, which are float32 and, under fsdp, cut: kernels along their inputs, tables along the width.
+"""Products with parameters, which are float32 and sharded by fsdp: kernels along their inputs, tables along the width.
 
-A parameter is cast to the compute dtype first and gathered then, where it is used, so that what travels is half as
-wide; the backward pass asks for it again. What devices add up, the gradient of a parameter, has a dtype that
-`Execution` says: that of the arithmetic, or float32; a table's is always float32, as its rows add up thousands of
-tokens.
+A parameter is first cast to the compute dtype and then all-gathered, where it is used, so that the traffic is halved;
+the backward pass gathers it again. The gradient of a parameter is all-reduced in a dtype that `Execution` selects: the
+compute dtype, or float32; a table's is always float32, as its rows sum over thousands of tokens.
 
-The forward rules call `.fun`, the plain function: what a custom rule has inside a rule no policy of rematerialisation
-would see, and every product would be made again.
+The forward rules call `.fun`, the plain function: a custom_vjp nested in another is invisible to remat policies, so
+every matmul would be recomputed.
 """
 
 import functools
@@ -20,7 +19,7 @@ from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.nn.execution import Execution
 
 Names = tuple[str | None, ...]
-# The axes that fsdp cuts, and what they are once put together.
+# The axes that fsdp shards, and their names after an all-gather.
 _GATHERED: dict[str | None, str] = {
     "width": "whole_width",
     "head_width_in": "head_width",
@@ -29,14 +28,14 @@ _GATHERED: dict[str | None, str] = {
 
 
 def gathered(weight: jax.Array, dtype: jnp.dtype, names: Names) -> jax.Array:
-    """`weight` in `dtype`, put together from the pieces of an fsdp group; `names` are its logical axes."""
+    """All-gather `weight` over fsdp in `dtype`; `names` are its logical axes."""
     return constrain(weight.astype(dtype), _whole(names))
 
 
 def summed(gradient: jax.Array, dtype: jnp.dtype, names: Names) -> jax.Array:
-    """A parameter's gradient, which the devices add up whole; each keeps its piece.
+    """All-reduce a parameter's gradient, then keep the local shard.
 
-    Asked for pieces at once, XLA makes the product piece by piece, a few dozen columns at a time.
+    If a reduce-scatter is requested instead, XLA computes the product in slices of a few dozen columns.
     """
     return constrain(gradient, _whole(names)).astype(dtype)
 
@@ -46,7 +45,7 @@ def _whole(names: Names) -> Names:
 
 
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """x (..., D) times kernel (D, F) plus bias (F,), in the dtypes they have.
+    """Return x (..., D) times kernel (D, F) plus bias (F,), in their dtypes.
 
     The leading axes of x are flattened for the product, which XLA's CPU backend runs several percent faster.
     """
@@ -58,7 +57,7 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def project(x: jax.Array, kernel: jax.Array, bias: jax.Array, names: Names, execution: Execution) -> jax.Array:
-    """`linear` with a parameter: kernel (D, F) float32 with the logical axes `names`, in the compute dtype."""
+    """Return `linear` with a parameter: kernel (D, F) float32 with the logical axes `names`, in the compute dtype."""
     return linear(x, gathered(kernel, x.dtype, names), bias)
 
 
@@ -81,13 +80,13 @@ project.defvjp(_project_fwd, _project_bwd)
 def project_to_heads(
     x_BLD: jax.Array, kernel_DHK: jax.Array, bias_HK: jax.Array, names: Names, execution: Execution
 ) -> jax.Array:
-    """x W + b of every head, (B, H, L, K)."""
+    """Return x W + b of every head, (B, H, L, K)."""
     kernel_DHK = gathered(kernel_DHK, x_BLD.dtype, names)
     if devices.platform() == "cpu":
         d, h, k = kernel_DHK.shape
         y_BLF = linear(x_BLD, kernel_DHK.reshape(d, h * k), bias_HK.reshape(h * k))
         return jnp.swapaxes(y_BLF.reshape(*x_BLD.shape[:2], h, k), 1, 2)
-    # Made with positions last, as a TPU's attention kernel takes it: 64 of a head would fill half of its 128 lanes.
+    # Computed with positions last, as a TPU's attention kernel takes it: a head's 64 would fill half of its 128 lanes.
     y_BHKL = jnp.einsum("bld,dhk->bhkl", x_BLD, kernel_DHK) + bias_HK.astype(x_BLD.dtype)[:, :, None]
     return jnp.swapaxes(y_BHKL, 2, 3)
 
@@ -99,8 +98,8 @@ def _heads_fwd(x_BLD, kernel_DHK, bias_HK, names: Names, execution: Execution):
 def _heads_bwd(names: Names, execution: Execution, residuals, dy_BHLK):
     x_BLD, kernel_DHK = residuals
     dx_BLD = jnp.einsum("bhlk,dhk->bld", dy_BHLK, gathered(kernel_DHK, x_BLD.dtype, names))
-    # A last column of ones gives the bias's gradient with the kernel's: by the TPU compiler's cycles sums of their own
-    # take an eighth of a layer.
+    # A last column of ones gives the bias's gradient with the kernel's: by the TPU compiler's cycles separate sums take
+    # an eighth of a layer.
     x_BLD = jnp.concatenate([x_BLD, jnp.ones((*x_BLD.shape[:2], 1), x_BLD.dtype)], axis=-1)
     dboth_DHK = jnp.einsum("bld,bhlk->dhk", x_BLD, dy_BHLK, preferred_element_type=execution.gradient_dtype())
     dboth_DHK = summed(dboth_DHK, kernel_DHK.dtype, names)
@@ -114,7 +113,7 @@ project_to_heads.defvjp(_heads_fwd, _heads_bwd)
 def project_heads(
     a_BHLK: jax.Array, kernel_HKD: jax.Array, bias_D: jax.Array, names: Names, execution: Execution
 ) -> jax.Array:
-    """What all heads found, side by side, times W plus b: (B, L, D)."""
+    """Return the concatenated outputs of all heads times W plus b: (B, L, D)."""
     kernel_HKD = gathered(kernel_HKD, a_BHLK.dtype, names)
     if devices.platform() == "cpu":
         b, h, length, k = a_BHLK.shape
@@ -138,7 +137,7 @@ project_heads.defvjp(_out_fwd, _out_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def embed(table_VD: jax.Array, ids: jax.Array, names: Names, execution: Execution) -> jax.Array:
-    """Rows of a table by number, (..., D) in the compute dtype; their gradients are added up in float32."""
+    """Return rows of a table by number, (..., D) in the compute dtype; their gradients are summed in float32."""
     return jnp.take(gathered(table_VD, execution.compute_dtype(), names), ids, axis=0)
 
 
@@ -148,7 +147,7 @@ def _embed_fwd(table_VD, ids, names: Names, execution: Execution):
 
 def _embed_bwd(names: Names, execution: Execution, residuals, dx):
     ids, like = residuals
-    # Each device of an fsdp group adds up its columns of all rows: activations travel, and no whole table.
+    # Each device of an fsdp group sums its columns of all rows: activations are sent instead of whole tables.
     dx = constrain(dx.astype(like.dtype), ("rows", *[None] * (dx.ndim - 2), "width"))
     dtable_VD = jnp.zeros((like.shape[0], dx.shape[-1]), like.dtype).at[ids].add(dx)
     return constrain(dtable_VD, names), None

@@ -1,4 +1,4 @@
-"""Layer normalisation in float32 (Ba, Kiros and Hinton, 2016)."""
+"""Layer normalization in float32 (Ba, Kiros and Hinton, 2016)."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jaxlm.distributed.partition import with_axes
 
 
 class LayerNorm(nn.Module):
-    """Normalise the last axis to mean 0 and variance 1, then scale and shift; the result has the input's dtype."""
+    """Normalization of the last axis to mean 0 and variance 1, then scale and shift; the input's dtype is kept."""
 
     eps: float
 
@@ -18,6 +18,6 @@ class LayerNorm(nn.Module):
         bias = self.param("bias", with_axes(nn.initializers.zeros_init(), ("norm",)), (x.shape[-1],))
         x_32 = x.astype(jnp.float32)
         mean = jnp.mean(x_32, axis=-1, keepdims=True)
-        # Of the squares, not of the centred values: both sums in one pass over x.
+        # From the squares, not from centred values: both sums in one pass over x.
         variance = jnp.maximum(jnp.mean(jnp.square(x_32), axis=-1, keepdims=True) - jnp.square(mean), 0.0)
         return ((x_32 - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)

@@ -20,11 +20,11 @@ _SAVED = {
 def stacked(
     block: type[nn.Module], num_layers: int, execution: Execution, *, in_axes: tuple[Any, ...], static: tuple[int, ...]
 ) -> Any:
-    """The module class of `num_layers` blocks, run and rematerialised as `execution` says.
+    """Return the module class of `num_layers` blocks, unrolled and rematerialized as `execution` selects.
 
-    The block takes the states first and returns (states, what is stacked over the layers). in_axes: of each further
-    argument, 0 where every layer has its own and nn.broadcast where all share it. static: which arguments, counted with
-    the module as 0, are Python values.
+    The block takes the states first and returns (states, outputs that are stacked over the layers). in_axes: for each
+    further argument, 0 if every layer has its own and nn.broadcast if all share it. static: the arguments, counted with
+    the module as 0, that are Python values.
     """
     if execution.remat != "none":
         block = nn.remat(block, prevent_cse=False, policy=_SAVED[execution.remat], static_argnums=static)
