@@ -1,1 +1,1 @@
-"""Reads compiled programs: what a step costs on chips that are not here, by what the compiler of these chips says."""
+"""Readers of compiled programs, which estimate the cost of a step on absent chips from the output of their compiler."""

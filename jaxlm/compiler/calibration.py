@@ -1,4 +1,4 @@
-"""How far the compiler's cycles can be trusted: those of three small programs against the chip's peaks."""
+"""Calibration of the compiler's cycles: those of three small programs against the chip's peaks."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _SIDE = 8192
 
 @dataclass(frozen=True)
 class Rate:
-    """What the estimated cycles of a program amount to, and the chip's peak, in `unit`."""
+    """The rate that the estimated cycles of a program imply, and the chip's peak, in `unit`."""
 
     program: str
     unit: str
@@ -26,7 +26,7 @@ class Rate:
 
 @functools.cache
 def calibration(topology: Topology) -> tuple[Rate, ...]:
-    """A bfloat16 matrix product, a float32 elementwise operation and float32 row sums on one chip: 8192 x 8192."""
+    """Return the rates of a bfloat16 matrix product and of float32 elementwise operations and row sums, 8192 x 8192."""
     wide = _SIDE * _SIDE * 4
     matmul = _seconds(topology, jnp.bfloat16, lambda x: x @ x)
     elementwise = _seconds(topology, jnp.float32, lambda x: x * x + 1.0)

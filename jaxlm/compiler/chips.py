@@ -1,8 +1,8 @@
-"""TPU chips and their topologies, as the compiler can build programs for them on any machine.
+"""TPU chips and their topologies, for which the compiler can build programs on any machine.
 
-Figures of a chip are from the Cloud TPU documentation's page of its version ("TPU v5e", "System architecture"). Its
-share of the data center's network is stated for v5p (50 Gbps a chip); for v5e and v6e it is the Pod's (6.4 and 25.6
-Tbps) by its 256 chips; the page of v4 has none, and v5p's is taken, whose hosts have four chips too.
+The numbers of a chip are from the Cloud TPU documentation's page of its version ("TPU v5e", "System architecture"). Its
+share of the data center network is stated for v5p (50 Gbps per chip); for v5e and v6e it is the Pod's (6.4 and 25.6
+Tbps) divided by its 256 chips; the page of v4 has none, and v5p's is used, whose hosts have four chips too.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ import jax
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError
 
-# Without these the library looks for a TPU, or for another process that holds one.
+# Without these the library searches for a TPU, or for another process that holds one.
 SETTINGS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
@@ -26,7 +26,7 @@ SETTINGS = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
-# The compiler costs convolutions in threads of 64 kB, which those of small steps overflow: the process then ends.
+# The compiler costs convolutions in threads with 64 kB stacks, which small steps overflow: the process then ends.
 STACK_FLAG = "--fibers_default_thread_stack_size=1048576"
 
 
@@ -34,10 +34,10 @@ STACK_FLAG = "--fibers_default_thread_stack_size=1048576"
 class Chip:
     """A chip; kind: JAX's `device_kind`.
 
-    10^9 bytes a second: hbm_gbps, of its memory; interconnect_gbps, both ways, all links together; data_center_gbps, of
-    the network between slices, one way.
-    multipliers: multiply-adds of all matrix units in a cycle, which with the peak gives the clock. dimensions: of the
-    torus. largest: chips of the largest slice. chip_config: what the compiler must be told so that a device is a chip.
+    10^9 bytes per second: hbm_gbps, of its memory; interconnect_gbps, both directions, all links together;
+    data_center_gbps, of the network between slices, one direction.
+    multipliers: multiply-adds of all matrix units per cycle, which with the peak give the clock. dimensions: of the
+    torus. largest: chips of the largest slice. chip_config: compiler setting that makes one device of a chip.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Chip:
 
     @property
     def peak_tflops(self) -> float:
-        """Dense bfloat16, from the one table of peaks."""
+        """Dense bfloat16 peak, from the one table of peaks."""
         peak = peak_of_kind(self.kind)
         assert peak is not None
         return peak
 
     @property
     def clock_hz(self) -> float:
-        """Cycles a second, those in which the compiler counts."""
+        """Clock in cycles per second, the unit of the compiler's estimates."""
         return self.peak_tflops * 1e12 / (2 * self.multipliers)
 
 
@@ -77,7 +77,7 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Topology:
-    """`v5e:4x4`: the chip and the sides of the torus; slices of it, joined by the data center's network."""
+    """A topology, for example `v5e:4x4`: the chip, the sides of the torus, and slices on the data center network."""
 
     chip: Chip
     sides: tuple[int, ...]
@@ -85,16 +85,16 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """As the compiler spells it."""
+        """The compiler's spelling."""
         return f"{self.chip.name}:{'x'.join(map(str, self.sides))}"
 
     @property
     def num_chips(self) -> int:
-        """In all slices."""
+        """Number of chips in all slices."""
         return math.prod(self.sides) * self.slices
 
     def devices(self) -> Sequence[Any]:
-        """Devices to compile for. InputError where there is no TPU compiler, or it does not know the topology."""
+        """Return devices to compile for. InputError if the TPU compiler is missing or does not know the topology."""
         from jax.experimental import topologies
 
         if importlib.util.find_spec("libtpu") is None:
@@ -102,13 +102,13 @@ class Topology:
         options: dict[str, Any] = {}
         if self.chip.chip_config is not None:
             options["chip_config_name"] = self.chip.chip_config
-        if self.sides == (1, 1):  # the one machine that has not two by two
+        if self.sides == (1, 1):  # the one topology smaller than a host of two by two
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.slices > 1:
             options["num_slices"] = self.slices
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        given = os.environ.get("LIBTPU_INIT_ARGS", "")  # read once, when the library is loaded
+        given = os.environ.get("LIBTPU_INIT_ARGS", "")  # the library reads it once, when it is loaded
         if STACK_FLAG.split("=")[0] not in given:
             os.environ["LIBTPU_INIT_ARGS"] = f"{given} {STACK_FLAG}".strip()
         try:
@@ -116,7 +116,7 @@ class Topology:
         except (RuntimeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
             even = " x ".join(["even", "even", "any"][: self.chip.dimensions])
             raise InputError(
-                f"--topology {self.name}: the TPU compiler does not know it; the sides are {even}"
+                f"--topology must be known to the TPU compiler, got {self.name}; the sides are {even}"
                 + (", or 1x1" if self.chip.dimensions == 2 else "")
                 + f" ({str(error).splitlines()[0]})"
             ) from error
@@ -124,20 +124,21 @@ class Topology:
 
 
 def topology(name: str, slices: int = 1) -> Topology:
-    """`v5e:4x4` as a Topology. InputError, one line, for anything else."""
+    """Return `v5e:4x4` as a Topology. InputError, one line, for any other form."""
     kind, _, shape = name.partition(":")
     if kind not in CHIPS:
-        raise InputError(f"--topology {name}: the chips are {', '.join(CHIPS)}, v5e:4x4 say")
+        raise InputError(f"--topology must name one of {', '.join(CHIPS)}, for example v5e:4x4, got {name}")
     chip = CHIPS[kind]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != chip.dimensions:
         raise InputError(
-            f"--topology {name}: {kind} has {chip.dimensions} sides, {'x'.join('4' * chip.dimensions)} say"
+            f"--topology must have {chip.dimensions} sides for {kind}, for example "
+            f"{kind}:{'x'.join('4' * chip.dimensions)}, got {name}"
         )
     sides = tuple(map(int, shape.split("x")))
     if math.prod(sides) > chip.largest:
         raise InputError(
-            f"--topology {name}: a slice of {kind} has at most {chip.largest} chips; join several by --slices"
+            f"--topology must have at most {chip.largest} chips per slice of {kind}, got {name}; add --slices"
         )
     if slices < 1:
-        raise InputError(f"--slices {slices}: a number above 0")
+        raise InputError(f"--slices must be positive, got {slices}")
     return Topology(chip, sides, slices)

@@ -1,8 +1,8 @@
-"""The collectives of a compiled step: kind, mesh axis, network, how often, bytes, and their time on a TPU.
+"""The collectives of a compiled step: kind, mesh axis, network, count, bytes, and their time on a TPU.
 
-The TPU compiler hides some of them: in fusions, where one that is spread over several (an asynchronous gather beside
-matrix products) stands in each, with one channel; and, across slices, as a transfer to the host, which reduces over the
-data center's network.
+The TPU compiler hides some of them: in fusions, where one that spans several (an asynchronous gather beside matrix
+products) appears in each, with one channel; and, across slices, as a transfer to the host, which reduces over the data
+center network.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.hlo import Module, Operation, shape_bytes, tuple_parts
 
-# Of a ring of n: how many times (n - 1) / n of the larger side of a collective goes out of each chip.
+# For a ring of n: how often (n - 1) / n of the larger side of a collective is sent by each chip.
 _PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "ragged-all-to-all": 1}
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _ACROSS_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
@@ -28,8 +28,8 @@ CHIPS, SLICES = "interconnect", "data center"
 class Collective:
     """A kind of collective over groups of `size` devices along mesh axes, `data` or `data+fsdp`.
 
-    network: between the chips of a slice, or between slices. count: how many run in a step; bytes: of all of them, on
-    each device, what goes in or what comes out, whichever is larger.
+    network: between the chips of a slice, or between slices. count: how many run in a step; bytes: of all of them, per
+    device, of the input or of the output, whichever is larger.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Collective:
 
 
 def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tuple[Collective, ...]:
-    """Those of a module that was compiled for a mesh of these sizes, `data` outermost across slices."""
+    """Return the collectives of a module compiled for a mesh of these sizes, with `data` outermost across slices."""
     counts: Counter[tuple[str, str, str, int]] = Counter()
     sizes: Counter[tuple[str, str, str, int]] = Counter()
     for operation, kind, times in _found(module):
@@ -51,12 +51,12 @@ def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tup
         else:
             groups = operation.groups(math.prod(mesh.values()) // slices)
             axis = _axis(groups, mesh)
-            # A permute's groups are its pairs: it goes round all devices of the axis.
+            # A permute's groups are its pairs: it goes around all devices of the axis.
             length = math.prod(mesh[name] for name in axis.split("+") if name) if "permute" in kind else groups.shape[1]
             if length == 1:
                 continue
             key = (kind, axis, CHIPS, length)
-            # A gather's result is whole, a scatter's is a piece of what goes in; a fused scatter stands as a reduction.
+            # A gather's result is whole, a scatter's is a shard of its input; a fused scatter appears as a reduction.
             size = operation.bytes * (length if operation.kind == "reduce-scatter" else 1)
         counts[key] += times
         sizes[key] += size * times
@@ -64,10 +64,10 @@ def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tup
 
 
 def milliseconds(one: Collective, topology: Topology) -> float:
-    """The time of `one` in a step, from its bytes alone.
+    """Return the time of `one` in a step, from its bytes alone.
 
-    Within a slice all links one way serve a group of all chips, those of one side of the torus a smaller one. Between
-    slices a chip has its share of its host's network.
+    Within a slice a group of all chips uses all links in one direction, a smaller group those of one side of the torus.
+    Between slices each chip has its share of its host's network.
     """
     passes = _PASSES.get(one.kind, 1) * (one.size - 1) / one.size
     if one.network == SLICES:
@@ -81,7 +81,7 @@ def milliseconds(one: Collective, topology: Topology) -> float:
 
 
 def _found(module: Module) -> Iterator[tuple[Operation, str, int]]:
-    """Each collective once: itself, its kind, and how often it runs."""
+    """Yield each collective once: the operation, its kind, and how often it runs."""
     seen: set[tuple[str, str]] = set()
     for operation, times in module.runs():
         if operation.collective:
@@ -98,7 +98,7 @@ def _found(module: Module) -> Iterator[tuple[Operation, str, int]]:
 
 
 def _axis(groups: np.ndarray, mesh: Mapping[str, int]) -> str:
-    """The axes along which the members of a group differ; devices are numbered as they lie in the mesh."""
-    places = np.stack(np.unravel_index(groups, tuple(mesh.values())))  # (axes, groups, members)
-    differ = (places != places[:, :, :1]).any(axis=(1, 2))
+    """Return the axes along which the members of a group differ; devices are numbered by their position in the mesh."""
+    positions = np.stack(np.unravel_index(groups, tuple(mesh.values())))  # (axes, groups, members)
+    differ = (positions != positions[:, :, :1]).any(axis=(1, 2))
     return "+".join(name for name, varies in zip(mesh, differ, strict=True) if varies)

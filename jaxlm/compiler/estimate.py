@@ -1,8 +1,8 @@
-"""What a compiled step costs on its chips: memory, milliseconds as a sum of lines, collectives. All of it is estimated.
+"""Estimated cost of a compiled step on its chips: memory, milliseconds as a sum of parts, and collectives.
 
-The lines: the compiler's cycles, loops multiplied out; custom kernels by their bundles; collectives by their bytes over
-the networks. Nothing is taken to overlap. The compiler's cycles are near the peak for matrix products and up to four
-times too many for operations that memory bounds (`jaxlm.compiler.calibration`).
+The parts are the compiler's cycles with loops multiplied out, custom kernels by their bundles, and collectives by their
+bytes over the networks. The sum assumes no overlap. The compiler's cycles are near the peak for matrix products and up
+to four times too many for memory-bound operations (`jaxlm.compiler.calibration`).
 """
 
 import re
@@ -19,12 +19,12 @@ from jaxlm.compiler.flops import matmul_flops
 from jaxlm.compiler.hlo import Module, Operation, parse
 from jaxlm.compiler.kernels import call_of, is_kernel, measure
 
-RUNTIME_GIB = 0.5  # of a chip's memory, which the runtime keeps for itself
+RUNTIME_GIB = 0.5  # memory of a chip that the runtime reserves
 
 
 @dataclass(frozen=True)
 class Memory:
-    """GiB on a chip. arguments: the state and the batch; temporaries: activations and all else a step makes."""
+    """GiB on a chip. arguments: the state and the batch; temporaries: activations and other intermediate values."""
 
     arguments: float
     temporaries: float
@@ -33,13 +33,13 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The most at a time; outputs that take an argument's place are not counted."""
+        """Peak memory; outputs that alias an argument are not counted."""
         return self.arguments + self.temporaries + self.outputs + self.program
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A custom kernel: how often it runs in a step, and the milliseconds of all runs; None: not measured."""
+    """A custom kernel: its runs per step, and the milliseconds of all runs; None: not measured."""
 
     name: str
     count: int
@@ -48,7 +48,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Estimate:
-    """parts: milliseconds by line, `kernels` and `collectives` among them; those of the collectives one by one beside.
+    """parts: milliseconds by kind, including `kernels` and `collectives`; `collectives` lists each one separately.
 
     matmul_flops: of the matrix products outside kernels on one chip, loops multiplied out.
     """
@@ -61,12 +61,12 @@ class Estimate:
 
     @property
     def milliseconds(self) -> float:
-        """Of a step."""
+        """Milliseconds of a step."""
         return sum(self.parts.values())
 
 
 def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) -> Estimate:
-    """The estimate for a program that was compiled for `topology`, its devices in a mesh of these sizes."""
+    """Return the estimate for a program compiled for `topology`, with its devices in a mesh of these sizes."""
     module = parse(compiled.as_text() or "")
     found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, topology.slices))
     kernels = _kernels(module, topology)
@@ -79,7 +79,7 @@ def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) ->
 
 
 def memory_of(compiled: Compiled) -> Memory:
-    """What a program takes on each device."""
+    """Return the memory of a program on each device."""
     stats: Any = compiled.memory_analysis()
     gib = 2.0**30
     return Memory(
@@ -91,7 +91,7 @@ def memory_of(compiled: Compiled) -> Memory:
 
 
 def cycles_of(module: Module) -> Counter[str]:
-    """The compiler's cycles by what is done: matrix products, and the rest by the compiler's own kinds."""
+    """Return the compiler's cycles by kind: matrix products, and the rest by the compiler's own kinds."""
     found: Counter[str] = Counter()
     for operation, times in module.runs():
         if operation.cycles:
@@ -111,7 +111,7 @@ def _line(module: Module, operation: Operation) -> str:
 
 
 def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
-    """Kernels by name, each name once; kernels of a name that differ in shape are taken together."""
+    """Return the kernels by name; kernels of one name that differ in shape are combined."""
     counts: Counter[tuple[str, str]] = Counter()
     for operation, times in module.runs():
         for inner in (operation, *(inner for inner, _ in module.within(operation))):

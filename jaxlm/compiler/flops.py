@@ -1,7 +1,7 @@
 """Floating-point operations of the matrix products in a compiled module, loops multiplied out.
 
-The TPU compiler writes a matrix product as a convolution, batch dimensions as spatial ones with dilation; as XLA's own
-cost analysis does, only those positions of the window are counted that meet an element of the input.
+The TPU compiler writes a matrix product as a convolution, with batch dimensions as dilated spatial ones. As in XLA's
+own cost analysis, only the window positions that meet an element of the input are counted.
 """
 
 import math
@@ -16,7 +16,7 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 
 def matmul_flops(module: Module) -> int:
-    """Of one device in one call: 2 for each multiply-add. Those of custom kernels are not in the module's text."""
+    """Return the FLOPs of one device in one call: 2 per multiply-add. Custom kernels are not in the module's text."""
     homes = {id(operation): home for home in module.computations.values() for operation in home.operations}
     total = 0
     for operation, times in module.runs():
@@ -46,21 +46,21 @@ def _flops(operation: Operation, computation: Computation) -> int:
     return flops
 
 
-def _of_axis(settings: dict[str, str], place: int) -> tuple[int, int, int, int]:
-    """Stride, padding before, dilation of the input and of the kernel along a spatial axis."""
+def _of_axis(settings: dict[str, str], axis: int) -> tuple[int, int, int, int]:
+    """Return stride, padding before, and dilation of the input and of the kernel along a spatial axis."""
 
     def value(name: str) -> str | None:
-        return settings[name].split("x")[place] if name in settings else None
+        return settings[name].split("x")[axis] if name in settings else None
 
     before = int((value("pad") or "0").split("_")[0])
     return int(value("stride") or 1), before, int(value("lhs_dilate") or 1), int(value("rhs_dilate") or 1)
 
 
 def _meetings(size: int, kernel: int, out: int, window: tuple[int, int, int, int]) -> int:
-    """How often an element of the kernel meets one of the input along a spatial axis, over all output positions."""
+    """Return how often an element of the kernel meets one of the input along a spatial axis, over all outputs."""
     stride, before, dilated, kernel_dilated = window
     reached = (i * stride + j * kernel_dilated - before for i in range(out) for j in range(kernel))
-    return sum(0 <= place <= (size - 1) * dilated and place % dilated == 0 for place in reached)
+    return sum(0 <= position <= (size - 1) * dilated and position % dilated == 0 for position in reached)
 
 
 def _sides(shape: str) -> list[int]:

@@ -1,8 +1,8 @@
 """An optimized HLO module as text: its operations, and how often each runs in a step.
 
-The TPU compiler writes `estimated_cycles` beside its fusions. Collectives and custom kernels carry none, and the body
-of a loop stands there once: here loops are multiplied out, nested ones too, by the constant that their condition
-compares with (or, where the compiler of another platform states it, the known trip count).
+The TPU compiler writes `estimated_cycles` beside its fusions. Collectives and custom kernels have none, and the body of
+a loop appears once: here loops, also nested ones, are multiplied out by the constant that their condition compares with
+(or by the known trip count, which the compilers of other platforms state).
 """
 
 import functools
@@ -36,7 +36,7 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 
 @dataclass(frozen=True)
 class Operation:
-    """An instruction. shape: the text of its type. cycles: the compiler's estimate of one run, 0 where it has none."""
+    """An instruction. shape: the text of its type. cycles: the compiler's estimate of one run, 0 if it has none."""
 
     name: str
     kind: str
@@ -46,30 +46,30 @@ class Operation:
 
     @property
     def bytes(self) -> int:
-        """Of the result; of the first half of an asynchronous gather or permute, without the operands beside it."""
+        """Bytes of the result; for the first half of an asynchronous gather or permute without its operands."""
         if self.kind in ("all-gather-start", "collective-permute-start"):
             return shape_bytes(tuple_parts(self.shape)[1])
         return shape_bytes(self.shape)
 
     @property
     def source(self) -> str:
-        """What it was in the program: `jit(train_step)/…/dot_general`, or nothing."""
+        """The origin in the program: `jit(train_step)/…/dot_general`, or empty."""
         found = _NAME.search(self.rest)
         return found.group(1) if found else ""
 
     @property
     def collective(self) -> str | None:
-        """Which of COLLECTIVES it starts; None for others and for the second half of an asynchronous one."""
+        """The collective, one of COLLECTIVES, that it starts; None for others and for the second half of one."""
         kind = self.kind.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of its operands."""
+        """Names of the operands."""
         return tuple(re.findall(r"%([\w.\-]+)", self.rest[: self.rest.index(")")]))
 
     def groups(self, num_devices: int) -> np.ndarray:
-        """Devices that take part with one another, (groups, devices of one); of a permute the pairs, (pairs, 2)."""
+        """Return the device groups, (groups, devices per group); for a permute its pairs, (pairs, 2)."""
         if pairs := _PAIRS.search(self.rest):
             return np.array([pair.split(",") for pair in pairs.group(1).split("},{")], int)
         found = _GROUPS.search(self.rest)
@@ -89,7 +89,7 @@ class Operation:
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[8,2]<=[2,8]T(1,0)`: the numbers from 0 as an array (2, 8), transposed, then as (8, 2) where that is said."""
+    """Return `[8,2]<=[2,8]T(1,0)`: the numbers from 0 as an array (2, 8), transposed and, if given, reshaped."""
     match = _IOTA.match(text)
     assert match is not None, text
     shape, sides, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
@@ -107,22 +107,22 @@ class Computation:
 
     @functools.cached_property
     def by_name(self) -> dict[str, Operation]:
-        """Its operations by their names."""
+        """Operations by name."""
         return {operation.name: operation for operation in self.operations}
 
 
 @dataclass(frozen=True)
 class Module:
-    """All functions by name, and the one that is run."""
+    """All functions by name, and the entry function."""
 
     computations: dict[str, Computation]
     entry: str
 
     def runs(self) -> Iterator[tuple[Operation, int]]:
-        """Each operation that takes time, and how often it runs in one call of the module.
+        """Yield each operation that takes time, and how often it runs in one call of the module.
 
-        Operations within a fusion are part of it. Of the branches of a condition the dearest counts, or the cheapest
-        where the program says that it is the usual one (`jaxlm.distributed.devices.RARELY`).
+        Operations within a fusion are part of it. Of the branches of a condition the most expensive counts, or the
+        cheapest if the program marks it as the usual one (`jaxlm.distributed.devices.RARELY`).
         """
         yield from self._runs(self.entry, 1)
 
@@ -148,7 +148,7 @@ class Module:
                 yield operation, times
 
     def within(self, operation: Operation) -> Iterator[tuple[Operation, Computation]]:
-        """The operations within a fusion, those of fusions in it included, and where each stands."""
+        """Yield the operations within a fusion, including those of nested fusions, and their computations."""
         for name in _CALLED.findall(operation.rest) if operation.kind == "fusion" else ():
             for inner in self.computations[name].operations:
                 yield inner, self.computations[name]
@@ -158,7 +158,7 @@ class Module:
         return sum(operation.cycles * times for operation, times in self._runs(name, 1))
 
     def trips(self, condition: str) -> int:
-        """How often a loop runs: the integer constant of its condition, which the counter, from 0 on, stays below."""
+        """Return the trip count of a loop: the integer constant of its condition, the bound of a counter from 0."""
         constants = []
         for operation in self.computations[condition].operations:
             if found := _INTEGER.match(f"{operation.shape} {operation.kind}{operation.rest}"):
@@ -167,7 +167,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """The module in `text`, as `Compiled.as_text()` gives it."""
+    """Parse the module in `text`, the result of `Compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     entry, current = "", None
     for line in _instructions(text):
@@ -192,12 +192,12 @@ def parse(text: str) -> Module:
                     )
                 )
     if not entry:
-        raise ValueError("no ENTRY in the text: it is not an HLO module")
+        raise ValueError("the text of an HLO module must have an ENTRY, got none")
     return Module(computations, entry)
 
 
 def _instructions(text: str) -> Iterator[str]:
-    """Lines; an instruction whose attributes have line breaks of their own (a kernel's metadata) as one."""
+    """Yield lines; an instruction whose attributes contain line breaks (a kernel's metadata) is joined to one."""
     whole = ""
     for line in text.splitlines():
         if whole and line != "}" and not _INSTRUCTION.match(line):
@@ -213,7 +213,7 @@ def _instructions(text: str) -> Iterator[str]:
 
 
 def shape_bytes(shape: str) -> int:
-    """The bytes of a type, `bf16[16,512]{1,0}` or a tuple of such, without the padding of its layout."""
+    """Return the bytes of a type, `bf16[16,512]{1,0}` or a tuple of such, without the padding of its layout."""
     total = 0
     for kind, sides in _SHAPE.findall(shape):
         bits = _BITS.get(kind)
@@ -225,7 +225,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def tuple_parts(shape: str) -> list[str]:
-    """The types in a tuple, `(bf16[4]{0}, (f32[2], s32[]))`, tuples in it unbroken."""
+    """Return the types in a tuple, `(bf16[4]{0}, (f32[2], s32[]))`, with nested tuples unsplit."""
     parts, depth = [""], 0
     for character in shape[1:-1]:
         depth += (character in "([{") - (character in ")]}")

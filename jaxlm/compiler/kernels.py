@@ -1,10 +1,10 @@
-"""Cycles of custom kernels (Pallas), which carry none in a compiled program: from their static instruction bundles.
+"""Cycles of custom kernels (Pallas), which a compiled program does not state, from their static instruction bundles.
 
-A bundle is a cycle. The compiler writes a kernel's bundles, with the bounds of its loops (the grid is one of them), if
-it is asked to at its start; the text of a whole program would be hundreds of megabytes. So each kernel is rebuilt alone
-from its call, in a process of its own: `python -m jaxlm.compiler.kernels` reads calls as JSON lines and writes cycles.
+A bundle is a cycle. The compiler can write a kernel's bundles, with the bounds of its loops (the grid is one of them),
+if requested at its start; the text of a whole program would be hundreds of megabytes. So each kernel is rebuilt alone
+from its call, in a separate process: `python -m jaxlm.compiler.kernels` reads calls as JSON lines and writes cycles.
 
-Waiting for memory is not in the bundles, and a region that a kernel skips (a block that a mask hides) counts as if run.
+The bundles exclude waiting for memory, and a region that a kernel skips (a masked block) counts as if it ran.
 """
 
 import functools
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 
 def is_kernel(operation: Operation) -> bool:
-    """Whether it is a call of a Pallas kernel."""
+    """Return True for a call of a Pallas kernel."""
     return operation.kind == "custom-call" and 'custom_call_target="tpu_custom_call"' in operation.rest
 
 
 def call_of(operation: Operation) -> str:
-    """All that decides what a kernel is, as a line of JSON: equal calls are one kernel."""
+    """Return everything that decides a kernel as a line of JSON: equal calls are one kernel."""
     operands, config = _OPERANDS.search(operation.rest), _CONFIG.search(operation.rest)
     assert operands is not None and config is not None, operation.rest[:200]
     whole = json.JSONDecoder().raw_decode(config.group(1))[0]
@@ -48,11 +48,11 @@ def call_of(operation: Operation) -> str:
     return json.dumps({"operands": _types(operands.group(1)), "results": _types(operation.shape), "config": kept})
 
 
-_measured: dict[tuple[str, str], int | None] = {}  # by topology and call
+_measured: dict[tuple[str, str], int | None] = {}  # (topology, call) -> cycles
 
 
 def measure(calls: Iterable[str], where: str) -> dict[str, int | None]:
-    """Cycles of a run of each kernel on the chips of topology `where`; None where they could not be read."""
+    """Return the cycles of a run of each kernel on the chips of topology `where`; None if they could not be read."""
     new = sorted({call for call in calls if (where, call) not in _measured})
     if new:
         with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def measure(calls: Iterable[str], where: str) -> dict[str, int | None]:
                 [sys.executable, "-m", __name__, where, folder],
                 input="\n".join(new),
                 env=os.environ | {"LIBTPU_INIT_ARGS": options, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                cwd=folder,  # not where another jaxlm may lie
+                cwd=folder,  # away from directories that may contain another jaxlm
                 capture_output=True,
                 text=True,
             )
@@ -76,13 +76,13 @@ def measure(calls: Iterable[str], where: str) -> dict[str, int | None]:
 
 
 def cycles_of_bundles(text: str) -> int | None:
-    """The cycles of one run, from a text of final bundles; None where a loop's bound is no constant.
+    """Return the cycles of one run, from a text of final bundles; None if a loop's bound is not a constant.
 
-    A loop's body begins with a bundle marked LB, the marks `>` say how many loops a bundle is in; the bound is in the
-    comparison of a register that the loop carries.
+    A loop's body begins with a bundle marked LB, and the number of marks `>` is the loop depth of a bundle; the bound
+    is in the comparison of a register that the loop carries.
     """
     bounds = {register: int(bound) for register, bound in _EXIT.findall(text)}
-    trips: list[int] = []  # of the loops around the current bundle, outermost first
+    trips: list[int] = []  # trip counts of the loops around the current bundle, outermost first
     total = 0
     for line in text.splitlines():
         bundle = _BUNDLE.match(line)
@@ -134,7 +134,7 @@ def _main(where: str, folder: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # what comes from a cache writes no bundles
+    jax.config.update("jax_enable_compilation_cache", False)  # a cached program writes no bundles
     device = topology(where).devices()[0]
     cycles: list[int | None] = []
     for line in sys.stdin:
@@ -147,7 +147,7 @@ def _main(where: str, folder: str) -> None:
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             print(error, file=sys.stderr)
             cycles.append(None)
-        for path in Path(folder).iterdir():  # a kernel's texts are tens of megabytes
+        for path in Path(folder).iterdir():  # the texts of a kernel are tens of megabytes
             path.unlink()
     print(json.dumps(cycles))
 

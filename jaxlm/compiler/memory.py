@@ -1,4 +1,4 @@
-"""Memory that a batch and a compiled step need, compared with what is there before anything large is allocated."""
+"""Memory of a batch and of a compiled step, compared with the available memory before anything large is allocated."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from jaxlm.compiler.estimate import memory_of
 from jaxlm.distributed.devices import available_memory
 from jaxlm.errors import InputError
 
-READ_AHEAD = 6  # batches in host memory at a time: four that are read ahead, and one in each of two threads
+READ_AHEAD = 6  # batches in host memory at a time: four that are prefetched, and one in each of two threads
 GIB = 2.0**30
 
 
 def check_batch_memory(row: Any, batch_size: int, name: str = "batch_size") -> None:
-    """Refuse a batch that cannot be held by this host. InputError.
+    """Raise InputError for a batch that does not fit this host's memory.
 
-    row: a batch of one row, of which only shapes and dtypes are looked at. name: the field that gives `batch_size`.
+    row: a batch of one row, of which only shapes and dtypes are used. name: the field that gives `batch_size`.
     """
     available = available_memory()
     of_a_row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
@@ -30,7 +30,7 @@ def check_batch_memory(row: Any, batch_size: int, name: str = "batch_size") -> N
 
 
 def check_program_memory(name: str, program: Compiled, *, holds_arguments: bool) -> None:
-    """Refuse a compiled step that the devices of this process cannot run. InputError.
+    """Raise InputError for a compiled step that does not fit the devices of this process.
 
     holds_arguments: whether its arguments are on the devices already. On a CPU the devices share the host's memory.
     """
