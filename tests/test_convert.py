@@ -89,7 +89,7 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
     again = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back")
     assert again.code == 0 and "nothing to do" in again.output
     refused = run_here("convert", "export", runs[kind], "--to", f"hf:{directory}")
-    assert_one_line(refused, 2, "is there already")
+    assert_one_line(refused, 2, "is not empty")
 
 
 def test_an_imported_run_is_evaluated_on_stores_of_the_run_it_came_from(runs, tmp_path):
@@ -184,7 +184,7 @@ def test_tags_that_are_no_entities_are_judged_token_by_token(runs, tmp_path):
     labels = {str(k): name for k, name in enumerate(classes)}
     (directory / "config.json").write_text(json.dumps(config | {"id2label": labels, "label2id": {}}))
     imported = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run")
-    assert imported.code == 0 and "accuracy the metric" in imported.output
+    assert imported.code == 0 and "the metric is accuracy" in imported.output
     rows = [{"tokens": toy_encoder.WORDS[k : k + 6]} for k in range(5)]
     toy_encoder.write_lines(tmp_path / "new.jsonl", rows)
     predicted = run_here("predict", "--run", tmp_path / "run", "--input", tmp_path / "new.jsonl").output
@@ -410,7 +410,7 @@ def test_verify_against_what_lies_beside_the_weights(runs, tmp_path, monkeypatch
     monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name: None)
     directory = export(runs["gpt"], tmp_path / "out")
     ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "run", "--verify")
-    assert_one_line(ended, 2, "nothing to compare with")
+    assert_one_line(ended, 2, "needs a reference")
     ids = directory / "ids.json"
     ids.write_text(json.dumps({"ids": [[5, 6, 7], [8]]}))
     arguments = Activations(start=str(runs["gpt"]), ids=ids, output=directory / "activations.npz")

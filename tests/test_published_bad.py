@@ -48,21 +48,24 @@ BAD = {
     ),
     "relative positions": (
         lambda d: edit_config(d, position_embedding_type="relative_key"),
-        "position_embedding_type 'relative_key' has no counterpart",
+        "position_embedding_type must be 'absolute', got 'relative_key'",
     ),
-    "another activation": (lambda d: edit_config(d, hidden_act="relu"), "hidden_act 'relu' has no counterpart"),
-    "no eps": (lambda d: edit_config(d, layer_norm_eps="absent"), "layer_norm_eps is missing"),
-    "another model": (lambda d: edit_config(d, model_type="t5"), "model_type 't5'; bert, openai-gpt and gpt2"),
-    "no config": (lambda d: (d / "config.json").unlink(), "no config.json there"),
+    "another activation": (lambda d: edit_config(d, hidden_act="relu"), "gelu_pytorch_tanh, got 'relu'"),
+    "no eps": (lambda d: edit_config(d, layer_norm_eps="absent"), "layer_norm_eps must be a number, got nothing"),
+    "another model": (
+        lambda d: edit_config(d, model_type="t5"),
+        "model_type must be bert, openai-gpt or gpt2, got 't5'",
+    ),
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "a config cut short": (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
     "a file cut short": (
         lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-5]),
         "model.safetensors is damaged",
     ),
-    "a file that is none": (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 99), "no safetensors file"),
+    "a file that is none": (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 99), "not a safetensors file"),
     "a pickle": (
         lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
-        "is a pickle, a program that is run when it is loaded",
+        "is a pickle, a program that runs when it is loaded",
     ),
     # Fails on 2968321: tracebacks, and minutes of work for the layers.
     "nested JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json is not JSON (it is nested"),
@@ -86,7 +89,7 @@ BAD = {
     ),
     "64-bit numbers": (
         lambda d: changed(d, lambda tensors: tensors.update(_doubled(tensors, "bert.pooler.dense.bias"))),
-        "bert.pooler.dense.bias of type F64, where F32, F16 or BF16 is expected",
+        "bert.pooler.dense.bias of type F64, not F32, F16 or BF16",
     ),
     "a shard elsewhere": (lambda d: _sharded(d, "../model.safetensors"), "must give each tensor the name of a file"),
     "a shard that is the directory": (lambda d: _sharded(d, ".."), "must give each tensor the name of a file"),
@@ -111,12 +114,16 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, what):
         (
             {"problem_type": "multi_label_classification"},
             3,
-            "problem_type 'multi_label_classification' has no counterpart",
+            "problem_type must be regression or single_label_classification, got 'multi_label_classification'",
         ),
-        ({"problem_type": "ranking"}, 3, "problem_type 'ranking' has no counterpart"),
+        (
+            {"problem_type": "ranking"},
+            3,
+            "problem_type must be regression or single_label_classification, got 'ranking'",
+        ),
         ({"problem_type": "regression"}, 3, "problem_type regression must have one output, got 3"),
-        ({"id2label": {"0": "a", "1": "b", "2": "b"}}, 3, "id2label must name each number from 0 once"),
-        ({"id2label": {"0": "a", "one": "b"}}, 3, "id2label must name each number from 0 once"),
+        ({"id2label": {"0": "a", "1": "b", "2": "b"}}, 3, "id2label must give each number from 0 a distinct name"),
+        ({"id2label": {"0": "a", "one": "b"}}, 3, "id2label must give each number from 0 a distinct name"),
     ],
 )
 def test_the_problem_of_a_classifier_is_known_or_refused(tmp_path, values, outputs, said):

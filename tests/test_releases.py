@@ -167,8 +167,8 @@ def test_sizes_that_the_tensors_do_not_have_are_refused_at_once(tmp_path):
     for changed, said in (
         ({"n_layer": 3_000_000}, "number of layers must be that of the tensors"),
         ({"n_vocab": 10**15}, "vocab_size must be the size of a tensor's axis"),
-        ({"n_ctx": "many"}, "n_ctx must be a number above 0, got 'many'"),
-        ({"n_head": 0}, "n_head must be a number above 0, got 0"),
+        ({"n_ctx": "many"}, "n_ctx must be positive, got 'many'"),
+        ({"n_head": 0}, "n_head must be positive, got 0"),
     ):
         file.write_text(json.dumps(values | changed))
         with pytest.raises(InputError, match=said):

@@ -1,1 +1,1 @@
-"""Published models: what their files hold, by their names, and the same parameters by ours."""
+"""Published models: their files, their tensor names, and the same parameters under our names."""

@@ -1,9 +1,9 @@
 """TensorFlow's checkpoint files, `NAME.index` and `NAME.data-00000-of-00001`, read without TensorFlow.
 
-The index is a table of LevelDB's format without compression: blocks of sorted keys that share prefixes, each ending in
-its restart points, and a footer that finds the block of blocks. A key is a tensor's name; its value is a protocol
-buffer (`tensor_bundle.proto`: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6) that places it in a data file.
-Each block, and each tensor as it is read, is compared with its masked CRC-32C.
+The index is an uncompressed table in LevelDB's format: blocks of sorted keys that share prefixes, each ending in its
+restart points, and a footer that locates the block of blocks. A key is a tensor's name; its value is a protocol buffer
+(`tensor_bundle.proto`: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6) that locates it in a data file. Each
+block, and each tensor as it is read, is checked against its masked CRC-32C.
 """
 
 import math
@@ -36,9 +36,9 @@ _DTYPES = {
 
 
 class Bundle:
-    """The tensors of a checkpoint by name; one is read when it is asked for.
+    """The tensors of a checkpoint by name; each is read on request.
 
-    prefix: the path without `.index`. InputError, one line, where a file is missing or damaged.
+    prefix: the path without `.index`. InputError, one line, if a file is missing or damaged.
     """
 
     def __init__(self, prefix: Path):
@@ -46,7 +46,7 @@ class Bundle:
         try:
             table = read_regular(self.index)
         except OSError as error:
-            raise InputError(f"{self.index}: {error.strerror}; a TensorFlow checkpoint is expected there") from error
+            raise InputError(f"{self.index}: {error.strerror}; a TensorFlow checkpoint should be there") from error
         try:
             entries = dict(_entries(table))
             self.shards = _field(_message(entries.pop(b"")), 1, 1)
@@ -64,11 +64,11 @@ class Bundle:
                 self.infos[name] = Info(shape, dtype, self._data(prefix, shard))
         except (ValueError, KeyError, IndexError, struct.error, TypeError) as error:
             raise InputError(
-                f"{self.index} is damaged or no TensorFlow checkpoint ({error}); download it again"
+                f"{self.index} is damaged or not a TensorFlow checkpoint ({error}); download it again"
             ) from error
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor in the file's own type."""
+        """Return a tensor in the file's own type."""
         info, (offset, size, checksum) = self.infos[name], self._places[name]
         try:
             with open_regular(info.file) as file:
@@ -83,7 +83,7 @@ class Bundle:
         return np.frombuffer(content, _DTYPES[info.dtype]).reshape(info.shape)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the data files."""
+        """Return the SHA-256 over the data files."""
         return files_fingerprint(sorted({info.file for info in self.infos.values()}))
 
     def _data(self, prefix: Path, shard: int) -> Path:
@@ -91,10 +91,10 @@ class Bundle:
 
 
 def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) of a whole table, in order."""
+    """Yield (key, value) of a whole table, in order."""
     footer = table[-_FOOTER:]
     if len(footer) < _FOOTER or struct.unpack("<Q", footer[-8:])[0] != _MAGIC:
-        raise ValueError("its end is not that of a table")
+        raise ValueError("it does not end like a table")
     _, _, at = _handle(footer, 0)
     offset, size, _ = _handle(footer, at)
     for _, value in _block(table, offset, size):
@@ -121,7 +121,7 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
 
 
 def _handle(content: bytes, at: int) -> tuple[int, int, int]:
-    """(offset, size) of a block, and where the next number begins."""
+    """Return (offset, size) of a block, and the position of the next number."""
     offset, at = _varint(content, at)
     size, at = _varint(content, at)
     return offset, size, at
@@ -138,7 +138,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _message(content: bytes) -> dict[int, list]:
-    """The fields of a protocol buffer by number, each with all its values."""
+    """Return the fields of a protocol buffer by number, each with all its values."""
     fields: dict[int, list] = {}
     at = 0
     while at < len(content):
@@ -160,7 +160,7 @@ def _message(content: bytes) -> dict[int, list]:
 
 
 def _field(message: dict[int, list], number: int, default):
-    """The last value of a field, or what it is where it is left out."""
+    """Return the last value of a field, or `default` if it is absent."""
     return message[number][-1] if number in message else default
 
 

@@ -1,4 +1,4 @@
-"""The model card of an export: what it reads and how it is used, what it was trained on, what was measured."""
+"""The model card of an export: its input, its use, its training data and its metrics."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from jaxlm.interop.export import Export
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
 
-# Hugging Face's names for what a class does, by the end of its name.
+# Hugging Face's pipeline tags, by the end of a class's name.
 _TAGS = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -23,7 +23,7 @@ _TAGS = {
     "ForNextSentencePrediction": "",
     "Model": "feature-extraction",
 }
-# Those that transformers has a pipeline for, and an example of its input.
+# Tags that have a pipeline in transformers, with an example of its input.
 _EXAMPLES = {
     "text-classification": ('"a text"', ", truncation=True"),
     "token-classification": ('"a sentence"', ', aggregation_strategy="first"'),
@@ -44,9 +44,9 @@ def model_card(
     tokenizer: Tokenizer | None = None,
     longest: int | None = None,
 ) -> str:
-    """Markdown: the input, a snippet, the run's config, the figures of its results.json or its metrics.jsonl.
+    """Return Markdown: the input, a snippet, the run's config, the metrics of its results.json or its metrics.jsonl.
 
-    name: of the exported directory. directory: of the run. longest: tokens of the longest sequence it was trained on.
+    name: of the exported directory. directory: of the run. longest: length of the longest training sequence.
     """
     model = config["model"]
     tag = next(tag for end, tag in _TAGS.items() if export.architecture.endswith(end))
@@ -82,7 +82,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int) -> list[str]:
-    """The input of the model, which the tokenizer builds."""
+    """Return lines about the input of the model, which the tokenizer builds."""
     inputs = export.inputs(tokenizer)
     spelt = {role: tokenizer.pieces([i])[0] for role, i in tokenizer.specials.items()}
     lines = ["## Input", ""]
@@ -90,13 +90,13 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
         start, delimiter, extract = (spelt[role] for role in ("start", "delimiter", "extract"))
         lines += [
             f"The model reads `{start} text {extract}`, or of two texts `{start} first {delimiter} second {extract}`, "
-            f"and answers at `{extract}`. The tokenizer puts these tokens there."
+            f"and answers at `{extract}`. The tokenizer adds these tokens."
         ]
     elif inputs == "encoder":
         cls, sep = spelt["cls"], spelt["sep"]
         lines += [
             f"The model reads `{cls} text {sep}`, or of two texts `{cls} first {sep} second {sep}` with token type 1 "
-            "from the second on. The tokenizer puts these tokens there."
+            "from the second on. The tokenizer adds these tokens."
         ]
     else:
         lines += ["The model reads plain text: the tokenizer adds no token."]
@@ -104,18 +104,18 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
         positions = export.model.num_positions
         trained = f", {longest} of which were trained" if longest < positions else ""
         return [*lines, f"It has {positions} positions{trained}."]
-    lines += [f"It reads at most {longest} tokens; what is longer is cut at its end (`truncation=True`)."]
+    lines += [f"It reads at most {longest} tokens; longer inputs are truncated at their end (`truncation=True`)."]
     if inputs == "decoder" and task.form != "single":
         lines += ["Of two texts that are both too long, transformers may keep one token more of the second than jaxlm."]
     if tokenizer.kind == "gpt1":
         lines += [
-            "jaxlm repairs text with ftfy and parts it with spaCy, as GPT-1 did; this tokenizer parts it as BERT's."
+            "jaxlm repairs text with ftfy and splits it with spaCy, as GPT-1 did; this tokenizer splits it as BERT's."
         ]
     return lines
 
 
 def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
-    """A snippet of Python; none for classes that transformers has no pipeline for."""
+    """Return a Python snippet; empty for classes without a pipeline in transformers."""
     if tag not in _EXAMPLES:
         return []
     example, more = _EXAMPLES[tag]

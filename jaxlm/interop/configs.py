@@ -1,4 +1,4 @@
-"""Hugging Face's config.json and our model configs: each size from the file, never from a default."""
+"""Conversion between Hugging Face's config.json and our model configs: sizes come from the file, not from defaults."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, ActivationName] = {
 # openai-gpt's only GELU is the tanh form, whatever its name.
 ACTIVATIONS_GPT1: dict[str, ActivationName] = {"gelu": "gelu_tanh"}
 
-# What a config may say beside its sizes, and the one value of it that has a counterpart here.
+# Settings of a config beside its sizes, and the one value that has a counterpart here.
 _BERT_ONLY: Mapping[str, Any] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -33,7 +33,7 @@ _GPT2_ONLY: Mapping[str, Any] = {
 
 
 def model_from_config(values: Mapping[str, Any], name: str) -> GPTConfig | BertConfig:
-    """The model that a config.json describes. InputError where it lacks a size, or has what has no counterpart."""
+    """Return the model that a config.json describes. InputError for a missing size or a setting without counterpart."""
     get = _Reader(values, name)
     model_type = get("model_type", str)
     if model_type == "bert":
@@ -75,20 +75,20 @@ def model_from_config(values: Mapping[str, Any], name: str) -> GPTConfig | BertC
             norm_eps=get("layer_norm_epsilon", float),
         )
     else:
-        raise InputError(f"{name}: model_type {model_type!r}; bert, openai-gpt and gpt2 are read")
+        raise InputError(f"{name}: model_type must be bert, openai-gpt or gpt2, got {model_type!r}")
     model.check()
     return model
 
 
 def model_type_of(model: GPTConfig | BertConfig) -> str:
-    """Hugging Face's name for the architecture."""
+    """Return Hugging Face's name for the architecture."""
     if isinstance(model, BertConfig):
         return "bert"
     return "gpt2" if model.norm == "pre" else "openai-gpt"
 
 
 def left_out(model: GPTConfig | BertConfig) -> tuple[str, ...]:
-    """Sentences about what `config_from_model` leaves out because Hugging Face's model has no field for it."""
+    """Return sentences about fields that `config_from_model` omits because Hugging Face's model lacks them."""
     if isinstance(model, BertConfig) and model.embedding_dropout_rate != model.dropout_rate:
         return (
             f"hidden_dropout_prob is the model's dropout_rate, {model.dropout_rate:g}; embedding_dropout_rate "
@@ -98,7 +98,7 @@ def left_out(model: GPTConfig | BertConfig) -> tuple[str, ...]:
 
 
 def config_from_model(model: GPTConfig | BertConfig) -> dict[str, Any]:
-    """What a config.json says of the model's sizes. InputError for what Hugging Face's model has not."""
+    """Return the config.json values of the model. InputError for features that Hugging Face's model lacks."""
     model_type = model_type_of(model)
     if isinstance(model, BertConfig):
         if model.attention == "causal":
@@ -152,7 +152,7 @@ def _spelt(activation: str, names: Mapping[str, str]) -> str:
 
 
 class _Reader:
-    """The values of a config.json, each of them there and of its type."""
+    """Reader of a config.json that checks the presence and the type of each value."""
 
     def __init__(self, values: Mapping[str, Any], name: str):
         self.values, self.name = values, name
@@ -161,11 +161,11 @@ class _Reader:
         value = self.values.get(key)
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
         if not fits:
-            said = "is missing" if value is None else f"is {value!r}"
-            raise InputError(f"{self.name}: {key} {said}; {'a number' if kind is not str else 'a name'} is expected")
+            found = "nothing" if value is None else repr(value)
+            raise InputError(f"{self.name}: {key} must be {'a number' if kind is not str else 'a name'}, got {found}")
         try:
             number = kind(value)
-        except OverflowError:  # a whole number of hundreds of digits
+        except OverflowError:  # an integer of hundreds of digits
             number = math.inf
         if kind is float and not math.isfinite(number):
             raise InputError(f"{self.name}: {key} must be a finite number, got {number}; download it again")
@@ -174,10 +174,10 @@ class _Reader:
     def activation(self, key: str, names: Mapping[str, ActivationName]) -> ActivationName:
         value = self(key, str)
         if value not in names:
-            raise InputError(f"{self.name}: {key} {value!r} has no counterpart here; {', '.join(names)} have")
+            raise InputError(f"{self.name}: {key} must be one of {', '.join(names)}, got {value!r}")
         return names[value]
 
     def only(self, expected: Mapping[str, Any]) -> None:
         for key, value in expected.items():
             if self.values.get(key, value) != value:
-                raise InputError(f"{self.name}: {key} {self.values[key]!r} has no counterpart here; only {value!r} has")
+                raise InputError(f"{self.name}: {key} must be {value!r}, got {self.values[key]!r}")

@@ -1,4 +1,4 @@
-"""Writing a model as a directory that Hugging Face's `from_pretrained` loads: nothing missing, nothing unexpected."""
+"""Export of a model to a directory that Hugging Face's `from_pretrained` loads, without missing or extra tensors."""
 
 import shutil
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 @dataclass(frozen=True)
 class Export:
-    """What is written: the class it is for, what stands on the backbone, its leaves by our paths, and what is said."""
+    """A planned export: the class, the parts beside the backbone, the leaves by our paths, and notes."""
 
     model: GPTConfig | BertConfig
     architecture: str
@@ -37,7 +37,7 @@ class Export:
     notes: tuple[str, ...] = ()
 
     def inputs(self, tokenizer: Tokenizer) -> Inputs:
-        """The special tokens around the texts that the model reads."""
+        """Return the special tokens around the texts that the model reads."""
         roles = set(tokenizer.specials)
         if isinstance(self.model, BertConfig):
             return "encoder" if set(ENCODER_ROLES) <= roles else "plain"
@@ -52,10 +52,10 @@ def planned_export(
     architecture: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Export:
-    """How a run's parameters go into Hugging Face's classes.
+    """Plan how a run's parameters map to one of Hugging Face's classes.
 
-    architecture, config: the class and config.json that the run was imported from, to which it goes back.
-    InputError for what has no counterpart: a left-to-right BERT, a BiLSTM head, a decoder's head that adds two
+    architecture, config: the class and config.json that the run was imported from, to which it is converted back.
+    InputError for models without counterpart: a left-to-right BERT, a BiLSTM head, a decoder's head that sums two
     sequences.
     """
     model_type, heads = model_type_of(model), {name.split("/")[1] for name in leaves if name.startswith("head/")}
@@ -86,7 +86,7 @@ def _pretrained(model_type: str, leaves: set[str], heads: set[str], architecture
 def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.ndarray], task: Task) -> Export:
     config: dict[str, Any] = {}
     notes: list[str] = []
-    if task.kind == "regression":  # the head learns standardised scores; the file's own come out of the export
+    if task.kind == "regression":  # the head learns standardized scores; the export gives scores in the files' unit
         leaves["head/kernel"] = leaves["head/kernel"] * np.float32(task.deviation)
         leaves["head/bias"] = leaves["head/bias"] * np.float32(task.deviation) + np.float32(task.mean)
         config["problem_type"] = "regression"
@@ -112,18 +112,18 @@ def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.
         return Export(model, f"{prefix}DoubleHeadsModel", ("summary",), leaves, config | choices, tuple(notes))
     if task.form == "similarity":
         raise InputError(
-            f"task {task.name}: a decoder reads such a pair in both orders and adds them, for which Hugging Face's "
+            f"task {task.name}: a decoder reads such a pair in both orders and sums them, for which Hugging Face's "
             "models have no counterpart; it is not exported"
         )
     if leaves["head/bias"].any():
         leaves = _folded(leaves, "final_norm" if model_type == "gpt2" else "blocks/feed_forward_norm")
-        notes.append(f"{prefix}ForSequenceClassification has no bias: it went into the bias of the last norm")
+        notes.append(f"{prefix}ForSequenceClassification has no bias: it was folded into the bias of the last norm")
     leaves.pop("head/bias")
     return Export(model, f"{prefix}ForSequenceClassification", ("score",), leaves, config, tuple(notes))
 
 
 def _folded(leaves: dict[str, np.ndarray], norm: str) -> dict[str, np.ndarray]:
-    """The head's bias b moved into the bias of the norm before it: W (h + d) = W h + b with d = W^+ b.
+    """Return leaves with the head's bias b folded into the bias of the norm before it: W (h + d) = W h + b, d = W^+ b.
 
     Nothing else reads those states in a model that classifies.
     """
@@ -151,20 +151,20 @@ def write_export(
     card: str = "",
     longest: int | None = None,
 ) -> None:
-    """Write `directory`, which must not hold anything yet; it appears whole or not at all.
+    """Write `directory`, which must be empty or new; it is written completely or not at all.
 
-    longest: tokens of the longest sequence that the model reads; as many as it has positions unless given.
+    longest: length of the longest sequence that the model reads. Default: its number of positions.
     """
     if directory.exists() and any(directory.iterdir()):
-        raise InputError(f"{directory} is there already; choose another directory, or delete it first")
+        raise InputError(f"{directory} is not empty; choose another directory, or delete it first")
     values = dict(export.config) | config_from_model(export.model)
-    for key in ("hidden_act", "activation_function"):  # of two names for one activation, the one it came with
+    for key in ("hidden_act", "activation_function"):  # of two names for one activation keep the original
         if key in values and ACTIVATIONS.get(export.config.get(key, "")) == export.model.activation:
             values[key] = export.config[key]
     values |= {"architectures": [export.architecture], "dtype": _TORCH[dtype], "tie_word_embeddings": True}
     specials = {} if tokenizer is None else tokenizer.specials
     for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():
-        # None where there is none: a class's default is the id of another vocabulary.
+        # None if there is none: a class's default is the id of another vocabulary.
         values[key] = specials.get(role, export.config.get(key))
     inputs = "plain" if tokenizer is None else export.inputs(tokenizer)
     if tokenizer is not None and inputs == "decoder":
@@ -189,7 +189,7 @@ def write_export(
         rename_synced(fresh, directory)
     except OSError as error:
         raise InputError(
-            f"{directory} cannot be written: {error.strerror or error}; make room, or choose another"
+            f"{directory} is not writable: {error.strerror or error}; make room, or choose another"
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

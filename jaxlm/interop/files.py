@@ -1,4 +1,4 @@
-"""The small files of a published model, and what all of them together are."""
+"""The small files of a published model, and a fingerprint of its files."""
 
 import hashlib
 import math
@@ -9,17 +9,15 @@ from typing import Any
 from jaxlm.bounded_read import open_regular, parse_json, read_regular
 from jaxlm.errors import InputError
 
-DEEPEST = 100  # Python's writer of JSON, which keeps a config.json with the run, follows some hundreds
+DEEPEST = 100  # maximum nesting; Python's JSON writer, which stores a config.json with the run, supports some hundreds
 
 
 def read_json(file: Path) -> Any:
-    """The values of a JSON file. InputError, one line, where it is missing or damaged."""
+    """Return the values of a JSON file. InputError, one line, if it is missing or damaged."""
     try:
         return parse_json(read_regular(file))
     except FileNotFoundError:
-        raise InputError(
-            f"{file.parent}: no {file.name} there; give the directory of a whole published model"
-        ) from None
+        raise InputError(f"{file.parent} has no {file.name}; give the directory of a whole published model") from None
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror}); download it again") from error
     except ValueError as error:
@@ -27,7 +25,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """`read_json` of a file that must hold an object; its numbers are finite and it is not nested without end."""
+    """Return `read_json` of a file that must hold an object with finite numbers and limited nesting."""
     values = read_json(file)
     if not isinstance(values, dict):
         raise InputError(f"{file} is not a JSON object; download it again")
@@ -45,7 +43,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def files_fingerprint(files: Iterable[Path]) -> str:
-    """SHA-256 over the contents of files, in their order."""
+    """Return the SHA-256 over the contents of files, in their order."""
     digest = hashlib.sha256()
     for file in files:
         with open_regular(file) as stream:

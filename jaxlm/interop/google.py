@@ -14,19 +14,19 @@ from jaxlm.interop.rules import read_leaves
 from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
 from jaxlm.text import Case, wordpiece_tokenizer
 
-NORM_EPS = 1e-12  # not in the config: tf.contrib's layer_norm has it (modeling.py:362-365)
-# The optimizer's state, in checkpoints that one goes on from.
+NORM_EPS = 1e-12  # absent from the config: the default of tf.contrib's layer_norm (modeling.py:362-365)
+# The optimizer's state, in checkpoints from which training can continue.
 _NOT_THE_MODEL = re.compile(r"(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimizer.*|LAMB.*)(_\d+)?$")
 
 
 def read(directory: Path, spec: str, case: Case = "auto") -> Published:
-    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here.
+    """Return the model in `directory`. InputError, one line, for damaged or missing files, or without counterpart here.
 
     case: as in `wordpiece_tokenizer`.
     """
     config = directory / "bert_config.json"
     values = read_object(config)
-    # The original has GELU in its tanh form alone, under this name (modeling.py:264-277).
+    # The original has only the tanh form of GELU, under this name (modeling.py:264-277).
     act = values.get("hidden_act")
     given = values | {"model_type": "bert", "layer_norm_eps": NORM_EPS}
     model = model_from_config(given | {"hidden_act": "gelu_new" if act == "gelu" else act}, str(config))
@@ -55,7 +55,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
 
 
 class _Transposed:
-    """A checkpoint's tensors as PyTorch has them: a dense layer's kernel is (input, output) in TensorFlow."""
+    """A checkpoint's tensors in PyTorch's layout: TensorFlow stores a dense layer's kernel as (input, output)."""
 
     def __init__(self, bundle: Bundle):
         self.bundle = bundle
@@ -72,13 +72,13 @@ class _Transposed:
 def _prefix(directory: Path) -> Path:
     found = sorted(directory.glob("*.ckpt*.index"))
     if len(found) != 1:
-        said = "no" if not found else f"{len(found)}"
-        raise InputError(f"{directory}: {said} *.ckpt*.index files there; one TensorFlow checkpoint is expected")
+        count = "no" if not found else f"{len(found)}"
+        raise InputError(f"{directory} has {count} *.ckpt*.index files; it must have one TensorFlow checkpoint")
     return found[0].with_name(found[0].name.removesuffix(".index"))
 
 
 def _name(name: str) -> str:
-    """`bert/encoder/layer_0/attention/self/query/kernel` by Hugging Face's names (modeling.py:171-232, 826-882)."""
+    """Convert a name like `bert/encoder/layer_0/attention/self/query/kernel` (modeling.py:171-232, 826-882)."""
     name = re.sub(r"layer_(\d+)", r"layer.\1", name.replace("/", "."))
     name = re.sub(r"_embeddings$", "_embeddings.weight", name)
     name = name.removesuffix(".kernel") + ".weight" if name.endswith(".kernel") else name

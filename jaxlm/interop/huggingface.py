@@ -1,4 +1,4 @@
-"""Model directories of Hugging Face: config.json, model.safetensors (or shards), and a tokenizer's files."""
+"""Model directories of Hugging Face: config.json, model.safetensors (or shards), and the tokenizer's files."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from jaxlm.tasks.entities import judged_by
 from jaxlm.tasks.task import Columns
 from jaxlm.text import Case, Tokenizer, published_tokenizer
 
-# Hugging Face's classes by what stands on the backbone; the kind of task where it is a fine-tuned head.
+# Hugging Face's classes: the parts beside the backbone, and the kind of task of a fine-tuned head.
 CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
     "bert": {
         "BertModel": (("pooler",), None),
@@ -52,7 +52,7 @@ CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
 
 
 def read(directory: Path, spec: str, case: Case = "auto") -> Published:
-    """The model in `directory`. InputError, one line, for what is damaged, missing, or has no counterpart here.
+    """Return the model in `directory`. InputError, one line, for damaged or missing files, or without counterpart here.
 
     case: as in `published_tokenizer`.
     """
@@ -77,10 +77,12 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     used = sorted({files.infos[stored].dtype for stored in names.values()})
     tokenizer, notes = _tokenizer(directory, model, case)
     if len(used) > 1:
-        notes.append(f"its tensors are of types {', '.join(used)}: an export writes all of them as F32, which has room")
+        notes.append(
+            f"its tensors are of types {', '.join(used)}: an export writes all of them as F32, which holds them"
+        )
     task = None if kind is None else _task(values, kind, outputs, name)
     if task is not None and task.scheme == "none":
-        notes.append("its tags do not name entities by B- and I-: they are classes of tokens, and accuracy the metric")
+        notes.append("its tags are token classes, not entities by B- and I-: the metric is accuracy")
     return Published(
         name=spec,
         model=model,
@@ -99,30 +101,28 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
 def _architecture(
     values: Mapping[str, Any], model_type: str, parts: list[str], outputs: int, name: str
 ) -> tuple[str, str | None]:
-    """The class and, of a fine-tuned one, the kind of its task; the tensors decide where there is a doubt."""
+    """Return the class and, if it is fine-tuned, the kind of its task; in doubt the tensors decide."""
     classes = CLASSES[model_type]
     given = (values.get("architectures") or [None])[0]
     heads = [part for part in parts if part in HEADS]
-    # Models are often saved under the name of another class than that whose tensors they have.
+    # Models are often saved under another class's name than the one whose tensors they have.
     fitting = [cls for cls, (has, _) in classes.items() if set(has) == set(parts)]
     if given not in classes or (set(classes[given][0]) != set(parts) and len(fitting) == 1):
         given = fitting[0] if len(fitting) == 1 or (fitting and not heads) else given
     if given not in classes or not set(heads) <= set(classes[given][0]):
         raise InputError(
-            f"{name}: architectures {given!r} with the tensors of {', '.join(heads) or 'no head'}; one of "
-            f"{', '.join(classes)} is expected"
+            f"{name}: architectures must be one of {', '.join(classes)} that fits the tensors of "
+            f"{', '.join(heads) or 'no head'}, got {given!r}"
         )
     kind = classes[given][1] if heads else None
     return given, _of_problem(values, outputs, name) if kind == "classification" else kind
 
 
 def _of_problem(values: Mapping[str, Any], outputs: int, name: str) -> str:
-    """The kind of a sequence classifier's task by `problem_type` and the number of outputs, as in transformers."""
+    """Return the kind of a sequence classifier's task from `problem_type` and the number of outputs."""
     given = values.get("problem_type")
     if given not in (None, "regression", "single_label_classification"):
-        raise InputError(
-            f"{name}: problem_type {given!r} has no counterpart here; regression and single_label_classification have"
-        )
+        raise InputError(f"{name}: problem_type must be regression or single_label_classification, got {given!r}")
     if given == "regression" and outputs != 1:
         raise InputError(f"{name}: problem_type regression must have one output, got {outputs}; download it again")
     return "regression" if outputs == 1 else "classification"
@@ -134,17 +134,17 @@ def _labels(values: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
         return None
     labels = tuple(str(named.get(str(number))) for number in range(len(named)))
     if set(named) != {str(number) for number in range(len(named))} or len(set(labels)) != len(labels):
-        raise InputError(f"{name}: id2label must name each number from 0 once, each by another name; mend the file")
+        raise InputError(f"{name}: id2label must give each number from 0 a distinct name; fix the file")
     return labels
 
 
 def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task:
-    """The task of a fine-tuned model: rows as a custom task has them, labels as the config spells them."""
+    """Return the task of a fine-tuned model: columns as in a custom task, labels as the config spells them."""
     labels: tuple[str, ...] = ()
     if kind in ("classification", "tagging"):
         labels = _labels(values, name) or tuple(f"LABEL_{k}" for k in range(outputs))
     if labels and len(labels) != outputs:
-        raise InputError(f"{name}: id2label has {len(labels)} labels and the head {outputs} outputs")
+        raise InputError(f"{name}: id2label must have a label per output of the head ({outputs}), got {len(labels)}")
     metric = {"regression": "pearson", "span": "f1"}.get(kind, "accuracy")
     form = "single" if kind in ("classification", "regression") else kind
     columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(
@@ -163,7 +163,7 @@ def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task
 
 
 def _check_tied(files: TensorFiles, names: Mapping[str, str], second: str, first: str) -> None:
-    """A second name must hold the same numbers: a model whose output is not tied has no counterpart."""
+    """Raise InputError unless a second name holds the same numbers: an untied output has no counterpart."""
     if first not in names:
         return
     one, other = files.infos[names[first]], files.infos[names[second]]
@@ -174,10 +174,10 @@ def _check_tied(files: TensorFiles, names: Mapping[str, str], second: str, first
 def _tokenizer(directory: Path, model: GPTConfig | BertConfig, case: Case) -> tuple[Tokenizer | None, list[str]]:
     tokenizer = published_tokenizer(directory, case)
     if tokenizer is None:
-        return None, [f"{directory} has no tokenizer: ids alone can be read, text cannot"]
+        return None, [f"{directory} has no tokenizer: the run can read ids, but not text"]
     if tokenizer.size > model.vocab_size:
         raise InputError(
-            f"{directory}: its tokenizer has {tokenizer.size} ids and its model {model.vocab_size}; they do not belong "
-            "together"
+            f"{directory}: the tokenizer must have at most the model's {model.vocab_size} ids, got {tokenizer.size}; "
+            "they do not match"
         )
     return tokenizer, list(tokenizer.notes)

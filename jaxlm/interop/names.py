@@ -1,6 +1,6 @@
 """Hugging Face's names for the tensors of `bert`, `openai-gpt` and `gpt2`, older spellings included.
 
-Parts: what a checkpoint may lack or have, beside the backbone: `pooler`, `masked_lm`, `next_sentence`, and the heads
+Parts are what a checkpoint may have or lack beside the backbone: `pooler`, `masked_lm`, `next_sentence`, and the heads
 of fine-tuned models.
 """
 
@@ -11,7 +11,7 @@ from jaxlm.errors import InputError
 from jaxlm.interop.rules import FLAT, THREE_BIASES, THREE_LINEARS, Rule, conv1d, linear
 
 _BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids)$|\.attn\.(bias|masked_bias)$")
-# A tensor that is another one's under a second name, in checkpoints that were saved without sharing.
+# Tensors that repeat another one under a second name, in checkpoints saved without sharing.
 _TIED = {
     "bert": {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -57,31 +57,31 @@ PARTS: dict[str, list[Rule]] = {
     "score": [Rule("head/kernel", ("score.weight",), linear())],
 }
 
-# Those of fine-tuned models.
+# Parts of fine-tuned models.
 HEADS = ("classifier", "qa_outputs", "summary", "score")
 
 
 def backbone_rules(model_type: str) -> list[Rule]:
-    """The rules of a model without a head (and without a BERT's pooler)."""
+    """Return the rules of a model without a head (and without a BERT's pooler)."""
     return _bert() if model_type == "bert" else _gpt(model_type)
 
 
 def rules_for(model_type: str, parts: Iterable[str]) -> list[Rule]:
-    """The rules of a backbone and its parts."""
+    """Return the rules of a backbone and its parts."""
     return backbone_rules(model_type) + [rule for part in parts for rule in PARTS[part]]
 
 
 def parts_of(names: Iterable[str]) -> list[str]:
-    """The parts of which a checkpoint has a tensor, in the order of PARTS."""
+    """Return the parts of which a checkpoint has a tensor, in the order of PARTS."""
     present = set(names)
     return [part for part, rules in PARTS.items() if any(name in present for rule in rules for name in rule.theirs)]
 
 
 def modern_names(stored: Sequence[str], model_type: str) -> tuple[dict[str, str], dict[str, str]]:
-    """(today's spelling -> stored name, second names -> what they must equal), buffers left out.
+    """Return (current spelling -> stored name, second names -> names that they must equal), without buffers.
 
-    Old spellings: gamma and beta for a norm's weight and bias, a `module.` before all names, none of the prefix that
-    names the backbone, as models saved without a head have it. InputError where two names come out the same.
+    Old spellings: gamma and beta for a norm's weight and bias, a `module.` before all names, a missing prefix of the
+    backbone, as in models saved without a head. InputError if two names become equal.
     """
     root, own = _ROOTS[model_type]
     found: dict[str, str] = {}
@@ -93,7 +93,7 @@ def modern_names(stored: Sequence[str], model_type: str) -> tuple[dict[str, str]
         if modern.startswith(own):
             modern = root + modern
         if modern in found:
-            raise InputError(f"tensors {found[modern]} and {name} are both {modern}; one of them must go")
+            raise InputError(f"tensors {found[modern]} and {name} are both {modern}; remove one of them")
         found[modern] = name
     return found, {name: of for name, of in _TIED[model_type].items() if name in found}
 

@@ -1,7 +1,7 @@
-"""OpenAI's releases: GPT-1's ten pieces of one flat vector, and GPT-2's TensorFlow checkpoints.
+"""OpenAI's releases: GPT-1's ten files of one flat vector, and GPT-2's TensorFlow checkpoints.
 
-GPT-1 (openai/finetune-transformer-lm, train.py:404-417): `params_0.npy` … `params_9.npy` end to end hold the arrays of
-the shapes in `params_shapes.json`: positions before tokens, then twelve arrays a layer. GPT-2 (openai/gpt-2):
+GPT-1 (openai/finetune-transformer-lm, train.py:404-417): `params_0.npy` … `params_9.npy`, concatenated, hold the arrays
+with the shapes in `params_shapes.json`: positions before tokens, then twelve arrays per layer. GPT-2 (openai/gpt-2):
 `hparams.json` and `model.ckpt`.
 """
 
@@ -37,7 +37,7 @@ HEAD_WIDTH = 64  # train.py:351-352: 12 heads of 768
 
 
 class _FlatVector:
-    """The pieces as one vector, cut into named arrays; what is not asked for is not read."""
+    """The files as one vector, divided into named arrays; arrays are read on request."""
 
     def __init__(self, directory: Path):
         self.shapes = _shapes(directory / "params_shapes.json")
@@ -47,12 +47,12 @@ class _FlatVector:
         needed = sum(math.prod(shape) for shape in self.shapes)
         if self.ends[-1] != needed:
             raise InputError(
-                f"{directory}: params_0.npy to params_{PIECES - 1}.npy hold {self.ends[-1]:,} numbers and "
-                f"params_shapes.json asks for {needed:,}; download them again"
+                f"{directory}: params_0.npy to params_{PIECES - 1}.npy must hold {needed:,} numbers by "
+                f"params_shapes.json, got {self.ends[-1]:,}; download them again"
             )
         if len(self.shapes) < 2 + len(LAYER) or (len(self.shapes) - 2) % len(LAYER) or len(self.shapes[1]) != 2:
             raise InputError(
-                f"{directory}/params_shapes.json lists {len(self.shapes)} arrays; 2 and 12 a layer make it"
+                f"{directory}/params_shapes.json must list 2 arrays and 12 per layer, got {len(self.shapes)}"
             )
         names = ["transformer.positions_embed.weight", "transformer.tokens_embed.weight"]
         names += [f"transformer.h.{n}.{name}" for n in range(self.num_layers) for name in LAYER]
@@ -77,7 +77,7 @@ class _FlatVector:
 
 
 def read(directory: Path, spec: str, case: Case = "auto") -> Published:
-    """GPT-1's or GPT-2's release. InputError, one line, where a file is missing or damaged, or a case is asked for."""
+    """Return GPT-1's or GPT-2's release. InputError, one line, for a missing or damaged file, or a given case."""
     if case != "auto":
         raise InputError(f"wordpiece_case must be auto for {spec}, got {case}; leave --wordpiece-case out")
     return _gpt2(directory, spec) if (directory / "hparams.json").is_file() else _gpt1(directory, spec)
@@ -114,7 +114,7 @@ def _gpt2(directory: Path, spec: str) -> Published:
         raise InputError(f"{directory}/hparams.json: {missing[0]} is missing; download it again")
     if wrong := [name for name in _HPARAMS if type(sizes[name]) is not int or sizes[name] < 1]:
         raise InputError(
-            f"{directory}/hparams.json: {wrong[0]} must be a number above 0, got {sizes[wrong[0]]!r}; download it again"
+            f"{directory}/hparams.json: {wrong[0]} must be positive, got {sizes[wrong[0]]!r}; download it again"
         )
     width = sizes["n_embd"]
     model = GPTConfig(
@@ -141,7 +141,7 @@ def _gpt2(directory: Path, spec: str) -> Published:
 
 
 def _gpt2_name(name: str) -> str:
-    """`model/h0/attn/c_attn/w` as `transformer.h.0.attn.c_attn.weight` (openai/gpt-2, model.py)."""
+    """Return `model/h0/attn/c_attn/w` as `transformer.h.0.attn.c_attn.weight` (openai/gpt-2, model.py)."""
     *path, last = name.removeprefix("model/").split("/")
     if not path:
         return f"transformer.{last}.weight"  # wte, wpe
@@ -165,7 +165,7 @@ def _piece(file: Path) -> np.ndarray:
     except FileNotFoundError:
         raise InputError(f"{file} is missing; download it too") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} is damaged or no array of numbers ({error}); download it again") from error
+        raise InputError(f"{file} is damaged or not an array of numbers ({error}); download it again") from error
     if piece.ndim != 1 or piece.dtype != np.float32:
-        raise InputError(f"{file}: float32 numbers in one row are expected, not {piece.dtype}{list(piece.shape)}")
+        raise InputError(f"{file} must have float32 numbers in one row, got {piece.dtype}{list(piece.shape)}")
     return piece

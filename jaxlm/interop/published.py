@@ -1,4 +1,4 @@
-"""A published model in memory: its config, its parameters by our names, its tokenizer, and what it was made for."""
+"""A published model in memory: its config, its parameters by our names, its tokenizer, and its task."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from jaxlm.text import Tokenizer
 
 @dataclass(frozen=True)
 class Published:
-    """What was read from `hf:DIR`, `openai:DIR` or `google:DIR`.
+    """A model that was read from `hf:DIR`, `openai:DIR` or `google:DIR`.
 
     leaves: our path -> float32 array, `backbone/…` and `head/…`. dtype: safetensors' name of the type in the files.
-    architecture: Hugging Face's class for it. task: what a fine-tuned model's head does; labels have the names that its
-    config gives them. parts: what there is beside the backbone. config: the values of its config.json, if it has one.
-    notes: sentences about it.
+    architecture: Hugging Face's class for it. task: the task of a fine-tuned model's head, with the label names of its
+    config. parts: the parts beside the backbone. config: the values of its config.json, if it has one. notes: sentences
+    about it.
     """
 
     name: str
@@ -37,5 +37,5 @@ class Published:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters as a tree: {"backbone": …}, and "head" where there is one."""
+        """The parameters as a tree: {"backbone": …}, and "head" if there is one."""
         return nested_leaves(self.leaves)

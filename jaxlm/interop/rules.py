@@ -1,7 +1,7 @@
-"""Rules between our leaves and the tensors of a published checkpoint, used in both directions and strictly.
+"""Rules between our leaves and the tensors of a published checkpoint, used strictly in both directions.
 
-Each of our leaves has one rule, and each tensor is used exactly once; what does not fit is listed, - missing, +
-unexpected, with shapes. A leaf that is stacked over the layers has a tensor (or several) for each of them.
+Each of our leaves has one rule, and each tensor is used exactly once; differences are listed, - missing, + unexpected,
+with shapes. A leaf that is stacked over the layers has a tensor (or several) for each of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors become a leaf of a given shape, and back: inverse of each other, bit for bit."""
+    """Conversion of tensors to a leaf of a given shape, and back: inverse of each other, bit for bit."""
 
     to_ours: Callable[[Sequence[np.ndarray], Shape], np.ndarray]
     to_theirs: Callable[[np.ndarray], list[np.ndarray]]
 
 
 def _matrix(leaf: np.ndarray, rows: int) -> np.ndarray:
-    """A kernel whose first `rows` axes are its input, as (input, output)."""
+    """Return a kernel whose first `rows` axes are its input as (input, output)."""
     return leaf.reshape(int(np.prod(leaf.shape[:rows])), -1)
 
 
 def linear(input_axes: int = 1) -> Layout:
-    """PyTorch's nn.Linear weight (output, input) for a kernel (input …, output …)."""
+    """Return the layout of PyTorch's nn.Linear weight (output, input) for a kernel (input …, output …)."""
     return Layout(
         lambda tensors, shape: tensors[0].T.reshape(shape),
         lambda leaf: [_matrix(leaf, input_axes).T],
@@ -39,7 +39,7 @@ def linear(input_axes: int = 1) -> Layout:
 
 
 def conv1d(input_axes: int = 1) -> Layout:
-    """GPT's Conv1D weight (input, output), in OpenAI's files with an axis of one before."""
+    """Return the layout of GPT's Conv1D weight (input, output), in OpenAI's files with a leading axis of one."""
     return Layout(
         lambda tensors, shape: tensors[0].reshape(shape),
         lambda leaf: [_matrix(leaf, input_axes)],
@@ -49,7 +49,7 @@ def conv1d(input_axes: int = 1) -> Layout:
 # Vectors and tables: the same numbers in the same order.
 SAME = Layout(lambda tensors, shape: tensors[0].reshape(shape), lambda leaf: [leaf])
 FLAT = Layout(lambda tensors, shape: tensors[0].reshape(shape), lambda leaf: [leaf.reshape(-1)])
-# Query, key and value apart, nn.Linear weights (D, D) and biases (D,), for (D, 3, H, K) and (3, H, K).
+# Separate query, key and value, nn.Linear weights (D, D) and biases (D,), for (D, 3, H, K) and (3, H, K).
 THREE_LINEARS = Layout(
     lambda tensors, shape: np.stack([tensor.T for tensor in tensors], axis=1).reshape(shape),
     lambda leaf: [leaf[:, k].reshape(leaf.shape[0], -1).T for k in range(3)],
@@ -70,19 +70,19 @@ class Rule:
 
     @property
     def stacked(self) -> bool:
-        """Whether the leaf has a leading axis of layers."""
+        """True if the leaf has a leading axis of layers."""
         return "{n}" in self.theirs[0]
 
     def names(self, layer: int) -> list[str]:
-        """The tensors of one layer, or of the leaf where it has no layers."""
+        """Return the tensors of one layer, or of the leaf if it has no layers."""
         return [name.format(n=layer) for name in self.theirs]
 
     def layers(self, num_layers: int) -> range:
-        """The layers that have tensors of their own; one where the leaf has no layers."""
+        """Return the layers with tensors of their own; one if the leaf has no layers."""
         return range(num_layers if self.stacked else 1)
 
     def their_shapes(self, ours: Shape) -> list[Shape]:
-        """The shapes of the tensors of one layer, from that of the leaf."""
+        """Return the shapes of the tensors of one layer, from that of the leaf."""
         one = ours[1:] if self.stacked else ours
         return [part.shape for part in self.layout.to_theirs(np.broadcast_to(np.int8(0), one))]
 
@@ -99,9 +99,9 @@ class Tensors(Protocol):
 def read_leaves(
     rules: Sequence[Rule], shapes: Mapping[str, Shape], tensors: Tensors, names: Mapping[str, str], num_layers: int
 ) -> dict[str, np.ndarray]:
-    """Our leaves in float32, from `tensors`, whose own names are the values of `names` and ours for them its keys.
+    """Return our leaves in float32, from `tensors`; `names` maps the current spelling of a tensor to its stored name.
 
-    Every rule's tensors must be in `names`, and nothing else: InputError with a listing. A tensor at a time is in
+    Every rule's tensors must be in `names`, and nothing else: InputError with a listing. One tensor at a time is in
     memory beside the leaves.
     """
     wanted: dict[str, tuple[Rule, Shape]] = {}
@@ -116,10 +116,10 @@ def read_leaves(
             differences.append(f"+ {stored} {list(info.shape)}")
         elif _squeezed(info.shape) != _squeezed(wanted[name][1]):
             differences.append(f"- {name} {list(wanted[name][1])} + {stored} {list(info.shape)}")
-        elif info.dtype not in FLOATS or info.dtype == "F64":  # whose last bits float32 has no room for
-            differences.append(f"+ {stored} of type {info.dtype}, where F32, F16 or BF16 is expected")
+        elif info.dtype not in FLOATS or info.dtype == "F64":  # float32 cannot hold an F64's last bits
+            differences.append(f"+ {stored} of type {info.dtype}, not F32, F16 or BF16")
     if differences:
-        raise InputError(f"the tensors do not fit the model (- missing, + unexpected): {listed(differences, 8)}")
+        raise InputError(f"the tensors must fit the model (- missing, + unexpected): {listed(differences, 8)}")
     leaves: dict[str, np.ndarray] = {}
     for rule in rules:
         leaf = np.empty(shapes[rule.leaf], np.float32)
@@ -135,12 +135,12 @@ def read_leaves(
 
 
 def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], num_layers: int) -> list[Planned]:
-    """What `write_tensors` writes for our leaves: every leaf by its rule, and every rule a leaf."""
+    """Return the tensors for `write_tensors` from our leaves: every leaf by its rule, and every rule a leaf."""
     missing = [rule.leaf for rule in rules if rule.leaf not in leaves]
     unknown = sorted(set(leaves) - {rule.leaf for rule in rules})
     if missing or unknown:
         named = [*(f"- {name}" for name in missing), *(f"+ {name}" for name in unknown)]
-        raise InputError(f"the parameters do not fit the format (- missing, + without a place): {listed(named, 8)}")
+        raise InputError(f"the parameters must fit the format (- missing, + unexpected): {listed(named, 8)}")
     planned = []
     for rule in rules:
         leaf = leaves[rule.leaf]

@@ -1,4 +1,4 @@
-"""Where published models are read from, by what a command line names."""
+"""Sources of published models, by the specifications of a command line."""
 
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,25 @@ KINDS = tuple(_READERS)
 
 
 def tokenizer_spec(start: str, model: Any) -> str:
-    """Return what `--tokenizer` names the tokenizer of published weights by; "" for a run, whose store has it.
+    """Return the `--tokenizer` specification for published weights; "" for a run, whose store has the tokenizer.
 
     start: a spec, one of KINDS and a directory. model: the config of the weights.
     """
-    kind, _, place = start.partition(":")
+    kind, _, location = start.partition(":")
     if kind == "openai":
-        return f"{'gpt2' if model.norm == 'pre' else 'gpt1'}:{place}"
-    return {"hf": start, "google": f"wordpiece:{place}/vocab.txt"}.get(kind, "")
+        return f"{'gpt2' if model.norm == 'pre' else 'gpt1'}:{location}"
+    return {"hf": start, "google": f"wordpiece:{location}/vocab.txt"}.get(kind, "")
 
 
 def read_published(spec: str, case: Case = "auto") -> Published:
-    """The model that `spec`, one of KINDS and a directory, names. InputError, one line, where it cannot be read.
+    """Return the model that `spec`, one of KINDS and a directory, names. InputError, one line, if it is unreadable.
 
-    case: whether a WordPiece vocabulary keeps the case of text; auto: as what stands beside it says.
+    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it.
     """
-    kind, colon, place = spec.partition(":")
-    directory = Path(place).expanduser()
-    if kind + colon not in _READERS or not place or not directory.is_dir():
+    kind, colon, location = spec.partition(":")
+    directory = Path(location).expanduser()
+    if kind + colon not in _READERS or not location or not directory.is_dir():
         raise InputError(
-            f"{spec}: {directory} is no directory; give hf:, openai: or google: and that of a model's files"
+            f"{spec}: {directory} is not a directory; give hf:, openai: or google: and that of a model's files"
         )
     return _READERS[kind + colon](directory, spec, case)

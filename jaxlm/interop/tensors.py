@@ -16,7 +16,7 @@ from jaxlm.errors import InputError
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# safetensors' names of the types that parameters are read from and written in.
+# safetensors' names of the types in which parameters are read and written.
 FLOATS = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -36,10 +36,10 @@ class Info:
 
 
 class TensorFiles:
-    """The tensors of a directory, by name; one is read when it is asked for.
+    """The tensors of a directory, by name; each is read on request.
 
-    Raises InputError, one line, where there are none, where a file is damaged or missing, and for pickles, which are
-    programs and never loaded.
+    Raises InputError, one line, if there are none, if a file is damaged or missing, and for pickles, which are programs
+    and never loaded.
     """
 
     def __init__(self, directory: Path):
@@ -51,17 +51,17 @@ class TensorFiles:
             self.files = [directory / name for name in sorted(set(_weight_map(index).values()))]
         elif pickles := sorted(directory.glob("pytorch_model*.bin")):
             raise InputError(
-                f"{pickles[0]} is a pickle, a program that is run when it is loaded: turn it into safetensors where "
+                f"{pickles[0]} is a pickle, a program that runs when it is loaded: convert it to safetensors where "
                 f'you trust it, with python -c "from transformers import AutoModel; '
                 f"AutoModel.from_pretrained('{directory}').save_pretrained('{directory}-safe')\""
             )
         else:
-            raise InputError(f"{directory}: no {FILE} (or {INDEX}) there; give a directory that holds a model")
+            raise InputError(f"{directory} has no {FILE} (or {INDEX}); give the directory of a model")
         self.infos: dict[str, Info] = {}
         for file in self.files:
             for name, info in self._headers(file).items():
                 if name in self.infos:
-                    raise InputError(f"{file}: tensor {name} stands in {self.infos[name].file.name} too")
+                    raise InputError(f"{file}: tensor {name} is also in {self.infos[name].file.name}")
                 self.infos[name] = info
         if index.is_file() and not single.is_file():
             missing = sorted(set(_weight_map(index)) - set(self.infos))
@@ -69,15 +69,15 @@ class TensorFiles:
                 raise InputError(f"{index} names {missing[0]}, which is in none of its files; download them again")
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor in the file's own type."""
+        """Return a tensor in the file's own type."""
         from safetensors import SafetensorError, safe_open
 
         file = self.infos[name].file
         try:
-            with safe_open(file, framework="numpy") as opened:  # opened anew, or the whole file stays in memory
+            with safe_open(file, framework="numpy") as opened:  # reopened, or the whole file would stay in memory
                 return opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{file}: tensor {name} cannot be read ({error}); download the file again") from error
+            raise InputError(f"{file}: tensor {name} is not readable ({error}); download the file again") from error
 
     def _headers(self, file: Path) -> dict[str, Info]:
         from safetensors import SafetensorError, safe_open
@@ -90,23 +90,26 @@ class TensorFiles:
         except FileNotFoundError:
             raise InputError(f"{file} is missing, though {INDEX} names it; download it again") from None
         except (SafetensorError, OSError, ValueError) as error:
-            raise InputError(f"{file} is damaged or no safetensors file ({error}); download it again") from error
+            raise InputError(f"{file} is damaged or not a safetensors file ({error}); download it again") from error
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         names = parse_json(read_regular(index))["weight_map"]
-        beside = lambda file: isinstance(file, str) and Path(file).name == file and file not in ("", "..")  # noqa: E731
-        if not names or not all(map(beside, names.values())):
+        if not names or not all(map(_is_file_name, names.values())):
             raise ValueError("weight_map must give each tensor the name of a file beside it")
         return names
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is damaged ({type(error).__name__}: {error}); download it again") from error
 
 
+def _is_file_name(file: Any) -> bool:
+    return isinstance(file, str) and Path(file).name == file and file not in ("", "..")
+
+
 @dataclass(frozen=True)
 class Planned:
-    """A tensor that is to be written: its name and shape, and what makes its values when its turn comes."""
+    """A tensor to write: its name and shape, and a function that returns its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -114,7 +117,7 @@ class Planned:
 
 
 def write_tensors(path: Path, tensors: Iterable[Planned], dtype: np.dtype) -> None:
-    """Write one safetensors file, a tensor in memory at a time; it appears whole or not at all.
+    """Write one safetensors file, with one tensor at a time in memory; it is written completely or not at all.
 
     (The library's own writer takes all tensors at once: a second copy of a model whose layout differs.)
     """
@@ -133,5 +136,5 @@ def write_tensors(path: Path, tensors: Iterable[Planned], dtype: np.dtype) -> No
         for planned in ordered:
             values = planned.values()
             if values.shape != planned.shape:
-                raise ValueError(f"{planned.name}: {values.shape} where {planned.shape} was announced")
+                raise ValueError(f"{planned.name} must have the planned shape {planned.shape}, got {values.shape}")
             file.write(np.ascontiguousarray(values.astype(dtype, copy=False)).tobytes())

@@ -1,4 +1,4 @@
-"""A converted model against another program: the largest difference in each layer, on real sentences, in float32."""
+"""Comparison of a converted model with another program: the largest difference per layer, on real text, in float32."""
 
 import importlib.util
 import zipfile
@@ -31,29 +31,29 @@ Compute = Callable[[list[list[int]]], Arrays]
 def verify(
     directory: Path, architecture: str, ours: Compute, tokenizer: Tokenizer | None, vocab_size: int, longest: int
 ) -> list[str]:
-    """A table of the largest absolute differences, a line a layer.
+    """Return a table of the largest absolute differences, one line per layer.
 
-    The other side is transformers, with the model in `directory`; where it is not installed or `architecture` is "",
-    reference activations beside the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them.
-    RunError above TOLERANCE; InputError where there is nothing to compare with.
+    The reference is transformers, with the model in `directory`; if it is not installed or `architecture` is "", it is
+    the activations beside the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them. RunError above
+    TOLERANCE; InputError without a reference.
     """
     if architecture and transformers_installed():
         ids = _ids(tokenizer, vocab_size, longest)
-        theirs, with_whom = _of_transformers(directory, architecture, ids), "transformers"
+        theirs, reference = _of_transformers(directory, architecture, ids), "transformers"
     elif (directory / IDS).is_file() and (directory / REFERENCE).is_file():
         ids, theirs = _reference(directory)
-        with_whom = REFERENCE
+        reference = REFERENCE
     else:
         raise InputError(
-            f"--verify: nothing to compare with; install transformers and PyTorch (launch/setup.sh cpu parity), or "
-            f"put {IDS} and {REFERENCE} of another program into {directory}"
+            f"--verify needs a reference; install transformers and PyTorch (launch/setup.sh cpu parity), or put {IDS} "
+            f"and {REFERENCE} of another program into {directory}"
         )
     found = ours(ids)
-    lines, worst = [f"against {with_whom}, {len(ids)} sentences, float32, largest absolute difference:"], 0.0
+    lines, worst = [f"against {reference}, {len(ids)} sentences, float32, largest absolute difference:"], 0.0
     for name, values in theirs.items():
         if name not in found or found[name].shape != values.shape:
             have = list(found[name].shape) if name in found else "absent"
-            raise RunError(f"--verify: {name} is {list(values.shape)} in {with_whom} and here {have}")
+            raise RunError(f"--verify: {name} is {list(values.shape)} in {reference} and here {have}")
         difference = float(np.abs(found[name] - values).max())
         worst = max(worst, difference) if np.isfinite(difference) else np.inf
         lines.append(f"  {name:<22}{difference:.2e}")
@@ -68,7 +68,7 @@ def transformers_installed() -> bool:
 
 
 def _reference(directory: Path) -> tuple[list[list[int]], Arrays]:
-    """The ids and the activations that lie beside the weights. InputError where they are damaged."""
+    """Return the ids and the activations beside the weights. InputError if they are damaged."""
     ids = read_object(directory / IDS).get("ids")
     if not isinstance(ids, list) or not all(isinstance(row, list) and row for row in ids):
         raise InputError(f"{directory / IDS}: ids must be a list of rows of ids; write it again")
@@ -76,11 +76,11 @@ def _reference(directory: Path) -> tuple[list[list[int]], Arrays]:
         with np.load(directory / REFERENCE, allow_pickle=False) as file:
             return ids, {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
-        raise InputError(f"{directory / REFERENCE} cannot be read ({error}); write it again") from error
+        raise InputError(f"{directory / REFERENCE} is not readable ({error}); write it again") from error
 
 
 def _ids(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -> list[list[int]]:
-    """The sentences' ids, an encoder's with CLS and SEP; without a tokenizer ids from a fixed seed."""
+    """Return the sentences' ids, an encoder's with CLS and SEP; without a tokenizer ids from a fixed seed."""
     if tokenizer is None:
         rng = np.random.default_rng(0)
         return [rng.integers(vocab_size, size=min(longest, n)).tolist() for n in (24, 17, 3)]
@@ -101,8 +101,8 @@ def _of_transformers(directory: Path, architecture: str, ids: list[list[int]]) -
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     cls = getattr(transformers, architecture)
-    model, said = cls.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
-    wrong = {what: sorted(names) for what, names in said.items() if names}
+    model, report = cls.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    wrong = {kind: sorted(names) for kind, names in report.items() if names}
     if wrong:
         raise RunError(f"--verify: transformers loads {directory} with {wrong}")
     longest = max(map(len, ids))
@@ -135,7 +135,7 @@ _OUTPUTS = {
 
 
 def _padded(values: np.ndarray, length: int, longest: int) -> np.ndarray:
-    """What has a number for each of a row's tokens, with zeros up to the longest row."""
+    """Return values with one entry per token padded with zeros to the longest row; other values unchanged."""
     if values.ndim < 2 or values.shape[0] != length:
         return values
     return np.pad(values, [(0, longest - length), *[(0, 0)] * (values.ndim - 1)])
