@@ -1,6 +1,6 @@
-"""Pretrain a GPT or a BERT on a token store: `python -m jaxlm.pretrain CONFIG --run RUN --data.store STORE`.
+"""Pretrain a language model on a token store: `python -m jaxlm.pretrain CONFIG --run RUN --data.store STORE`.
 
-The same command resumes a run that was stopped, and says so when the run is complete.
+The same command resumes a stopped run, and reports when the run is complete.
 """
 
 import logging
@@ -69,22 +69,22 @@ class Arguments:
     config: tyro.conf.Positional[str]
     """A config file, or its name: pretrain/gpt1."""
     run: str
-    """The run directory, or gs://BUCKET/RUN: made anew, or continued."""
+    """The run directory, or gs://BUCKET/RUN, to create or to resume."""
     start: str | None = None
-    """A run to start from (RUN or RUN@STEP); from scratch unless given."""
+    """A run to start from (RUN or RUN@STEP). Default: from scratch."""
     start_with: Literal["parameters", "state"] = "parameters"
-    """What to take from there: the parameters, or moments and step too (to go on longer, or at another rate)."""
+    """What to load from --start. state: moments and step too, to train longer or at another learning rate."""
     profile: str | None = None
-    """START:STOP, the steps to trace for TensorBoard's profiler."""
+    """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
     verify_stores: bool = False
-    """Check the stores' full hashes before training."""
+    """Check the full hashes of the stores before training."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before a device is used for work. num_steps: the config's, or its epochs in steps."""
+    """All decisions made before a device is used. num_steps: from the config, or computed from its epochs."""
 
     config: PretrainConfig
     num_steps: int
@@ -92,21 +92,23 @@ class Plan:
     validation: tuple[Store, ...]
     source: Source | None
     phases: tuple[Phase, ...]
-    rows_an_epoch: tuple[int, ...]
-    """Of each phase."""
+    rows_per_epoch: tuple[int, ...]
+    """One number per phase."""
     versions: DataVersions
-    """Of a run that goes on, those it began with."""
+    """For a resumed run, those it began with."""
 
 
 def plan(arguments: Arguments, given: set[str]) -> Plan:
-    """Open the stores and the start, fill in what comes from them, refuse what does not fit together."""
+    """Open the stores and the start, fill in the config from them, and raise InputError for inconsistent arguments."""
     config = one_duration(arguments.settings, given)
     if not config.data.store:
-        raise InputError("data.store is not given: name a token store, as python -m jaxlm.prepare makes it")
+        raise InputError("data.store must be given; name a token store that python -m jaxlm.prepare wrote")
     stores = tuple(open_store(path) for path in config.data.store)
     validation = tuple(open_store(path) for path in config.data.validation)
     if arguments.start_with == "state" and (arguments.start or "").startswith(KINDS):
-        raise InputError(f"--start-with state: {arguments.start} has parameters alone; leave --start-with out")
+        raise InputError(
+            f"--start-with must be parameters for published weights, got state with {arguments.start}; leave it out"
+        )
     source = None if arguments.start is None else source_of(arguments.run, arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     if source is not None:
@@ -115,8 +117,8 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
     elif config.model.vocab_size not in (0, stores[0].vocab_size):
         raise InputError(
-            f"model.vocab_size {config.model.vocab_size}: the tokenizer of {stores[0].path} has {stores[0].vocab_size} "
-            "ids; leave it 0"
+            f"model.vocab_size must be 0 or {stores[0].vocab_size}, the size of the tokenizer of {stores[0].path}, got "
+            f"{config.model.vocab_size}; leave it 0"
         )
     else:
         config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
@@ -131,7 +133,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
     num_steps = config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
-            raise InputError("neither num_steps nor num_epochs is given: give one of them")
+            raise InputError("num_steps or num_epochs must be given; give one of them")
         num_steps = steps_of_passes(
             stores,
             config.data,
@@ -143,14 +145,14 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
     rows = tuple(rows_per_pass(stores, config.data, phase.length, config.batch_size, versions) for phase in found)
-    if config.data.layout == "pairs":  # refused now, if there is nothing to make pairs of, not after a run has begun
+    if config.data.layout == "pairs":  # fail here, not within a run, if the stores give no pairs
         for phase in found:
             held_out_rows(validation, config, phase.length, versions, batch_size=1)
     return Plan(config, num_steps, stores, validation, source, found, rows, versions)
 
 
 def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainConfig:
-    """Return `config` with the next token as objective where the command line makes its model causal."""
+    """Return `config` with the objective language_model if the command line makes its model causal."""
     if "objective.kind" in given or not build(config.model).is_causal or config.objective.kind == "language_model":
         return config
     log.info("objective: the model is causal and predicts the next token (objective.kind language_model)")
@@ -158,7 +160,7 @@ def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainC
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:
-    """What the run's data is, wherever it lies."""
+    """Return fingerprints of the run's data, independent of its location."""
     return {
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],
@@ -181,9 +183,9 @@ class _Prepared:
     eval_batch_size: int
 
     def compile_ahead(self, first_step: int) -> None:
-        """Compile the step of every phase that a run at `first_step` has before it, with nothing allocated.
+        """Compile the step of every phase that a run at `first_step` has before it, without allocating memory.
 
-        All of them now, so that a run does not fail when a phase begins. InputError where one does not fit.
+        Compiling all phases at once keeps a run from failing when a phase begins. InputError if one does not fit.
         """
         with use_mesh(self.mesh):
             for phase, part in zip(self.rows.phases, self.rows.rows, strict=True):
@@ -203,7 +205,7 @@ class _Prepared:
 
 
 def prepared(planned: Plan) -> _Prepared:
-    """Make the rows and programs of a plan. InputError where a batch or a step does not fit the memory."""
+    """Make the rows and programs of a plan. InputError if a batch or a step does not fit the memory."""
     config = planned.config
     mesh = make_mesh(config.mesh)
     eval_batch_size = check_batches(config, mesh)
@@ -232,14 +234,14 @@ def prepared(planned: Plan) -> _Prepared:
 
 
 def pretrain(arguments: Arguments, given: set[str]) -> None:
-    """Run one start of a run, up to its end or to a signal."""
+    """Start or resume a run and train it until it is complete or a signal stops it."""
     stop = StopSignal()
     profiled = _profiled(arguments)
     ready = prepared(plan(arguments, given))
     planned, source = ready.plan, ready.plan.source
     config, num_steps = planned.config, planned.num_steps
     run = RunDirectory(arguments.run)
-    if source is None and first_process_decides(lambda: _will_be_made(run.name)):
+    if source is None and first_process_decides(lambda: _is_creatable(run.name)):
         ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
     resolved = _resolved(arguments, planned)
     free = (*run_fields(config.optimizer, fixed_steps=_changes_length(config.data)), "start")
@@ -256,9 +258,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
 
     with use_mesh(ready.mesh), run, checkpoints:
         if not steps and source is None:
-            ready.compile_ahead(
-                0
-            )  # where something is read it comes first: damage is reported before a long compilation
+            ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
         state, origin, notes = first_state(ready, checkpoints, arguments.start_with)
         first_step = int(state.step)
         if first_step >= num_steps:
@@ -301,9 +301,9 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
 def first_state(
     ready: _Prepared, checkpoints: Checkpoints, start_with: Literal["parameters", "state"]
 ) -> tuple[TrainState, str, Sequence[str]]:
-    """Return the first state of a start, where it comes from, and notes: the ladder of starts.
+    """Return the first state, its origin, and notes.
 
-    This run's newest checkpoint; the state or the parameters of another run; from scratch.
+    The origin is this run's newest checkpoint, else the state or the parameters of another run, else from scratch.
     """
     config, source, program = ready.plan.config, ready.plan.source, ready.program
     if checkpoints.steps():
@@ -333,7 +333,7 @@ def _resolved(arguments: Arguments, planned: Plan) -> dict[str, Any]:
 def _note_beginning(
     recorder: Recorder, ready: _Prepared, state: TrainState, origin: str, changed: list[str], notes: Sequence[str]
 ) -> None:
-    """Write the lines with which a start begins."""
+    """Log the first lines of a start."""
     config, mesh = ready.plan.config, ready.mesh
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     for sentence in (
@@ -354,7 +354,7 @@ def _note_beginning(
 
 
 def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], None] | None:
-    """Return the evaluation on the validation stores; None where there are none."""
+    """Return the evaluation on the validation stores, or None without any."""
     planned = ready.plan
     if not planned.validation:
         return None
@@ -376,19 +376,19 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], No
     return evaluate
 
 
-def _will_be_made(run: str) -> bool:
-    """Return whether a run is to be in a directory of this machine that is not there and can be made."""
+def _is_creatable(run: str) -> bool:
+    """Return True if a run's directory is on this machine, does not exist, and can be created."""
     if is_url(run) or Path(run).exists():
         return False
-    there = next(parent for parent in Path(run).absolute().parents if parent.exists())
-    return there.is_dir() and os.access(there, os.W_OK)
+    existing = next(parent for parent in Path(run).absolute().parents if parent.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)
 
 
 def _length_of(planned: Plan) -> str:
-    """How much the run is, for people."""
+    """Return the length of the run in steps, tokens and epochs, for people."""
     config, several = planned.config, len(planned.phases) > 1
     parts = []
-    for phase, rows in zip(planned.phases, planned.rows_an_epoch, strict=True):
+    for phase, rows in zip(planned.phases, planned.rows_per_epoch, strict=True):
         steps = phase.end_step - phase.first_step
         size = f"{steps:,} {'' if several else 'steps '}of {config.batch_size} x {phase.length} tokens"
         parts.append(f"{size}, {steps * config.batch_size / rows:.3g} epochs")
@@ -396,12 +396,12 @@ def _length_of(planned: Plan) -> str:
 
 
 def _changes_length(data: DataConfig) -> bool:
-    """Return whether the step at which rows get longer depends on num_steps, also where it is no step of this run."""
+    """Return True if num_steps determines the step at which rows get longer, even if this run does not reach it."""
     return isinstance(data, SentencePairs) and data.short_length > 0 and 0 < data.short_share < 1
 
 
 def _described(rows: PhasedRows, layout: str) -> list[str]:
-    """Return sentences on the pairs or the streams in the rows of each phase; none of other layouts."""
+    """Return a sentence on the pairs or the streams in the rows of each phase, or none for other layouts."""
     found = [(phase.length, part.description()) for phase, part in zip(rows.phases, rows.rows, strict=True)]
     return [f"{layout} at length {length}: {said}" for length, said in found if said is not None]
 
@@ -416,12 +416,12 @@ def _profiled(arguments: Arguments) -> tuple[int, int] | None:
         return None
     start, colon, end = arguments.profile.partition(":")
     if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
-        raise InputError(f"--profile {arguments.profile}: START:STOP, two steps, the first below the second")
+        raise InputError(f"--profile must be START:STOP with START below STOP, got {arguments.profile}; fix it")
     return int(start), int(end)
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="pretrain", description=__doc__)
     start_processes(arguments.distributed)
     with watching():

@@ -78,7 +78,7 @@ def pretrained(tmp_path_factory, stores):
         ("--model.width 30", ["model.width 30", "model.num_heads 4"]),
         ("--model.num-heads 0", ["model.num_heads 0"]),
         ("--model.dropout-rate 1", ["model.dropout_rate must be a number from 0 to", "got 1.0"]),
-        ("--model.vocab-size 99", ["model.vocab_size 99", "320 ids", "leave it 0"]),
+        ("--model.vocab-size 99", ["model.vocab_size must be 0 or 320", "got 99", "leave it 0"]),
         ("--eval-every -1", ["eval_every -1"]),
         ("--keep-every 0", ["keep_every 0"]),
         ("--checkpoint-every 0", ["checkpoint_every 0"]),
@@ -130,7 +130,7 @@ def pair_stores(tmp_path_factory):
         ),
         ("--model.num-types 1", ["model.num_types 1"]),
         ("--model.width 30", ["model.width 30", "model.num_heads 4"]),
-        ("--model.vocab-size 99", ["model.vocab_size 99", "320 ids", "leave it 0"]),
+        ("--model.vocab-size 99", ["model.vocab_size must be 0 or 320", "got 99", "leave it 0"]),
         ("--start START", ["@2", "a decoder (gpt)", "an encoder (bert)"]),
     ],
 )
@@ -218,7 +218,7 @@ def test_stores_that_do_not_fit(stores, pretrained, tmp_path):
     assert_one_line(ended, 2, str(other[1]), "another tokenizer", str(stores[0]), "--tokenizer store:DIR")
     ended = run_here("pretrain", *pretrain_arguments(run, other, "--start", pretrained))
     assert_one_line(ended, 2, str(other[0]), "another tokenizer", f"the run {pretrained}@2")
-    assert_one_line(run_here("pretrain", "debug/gpt", "--run", run), 2, "data.store is not given")
+    assert_one_line(run_here("pretrain", "debug/gpt", "--run", run), 2, "data.store must be given")
 
     damaged = tmp_path / "damaged"
     shutil.copytree(stores[0], damaged)

@@ -293,7 +293,7 @@ def test_a_layout_that_lacks_its_word_is_left_to_the_parser(write, capsys):
 @pytest.mark.parametrize(
     ("command", "kind", "flags", "said"),
     [
-        (pretrain, "PretrainConfig", ["--run", "r", "--num-steps", "3"], "data.store is not given"),
+        (pretrain, "PretrainConfig", ["--run", "r", "--num-steps", "3"], "data.store must be given"),
         (finetune, "FinetuneConfig", ["--run", "r", "--task", "cola", "--num-steps", "3"], "needs a tokenizer"),
         (aot, "PretrainConfig", ["--topology", "v0:2x2", "--num-steps", "3"], "v0"),
         (show, "FinetuneConfig", ["--task", "cola", "--num-steps", "3"], "which tokenizer"),

@@ -290,7 +290,7 @@ def test_a_store_for_a_published_model_is_made_with_its_tokenizer(runs, tmp_path
     ended = run_here("pretrain", *flags, "--length", 16)
     assert_one_line(ended, 2, f"prepare it with --tokenizer hf:{directory}")
     state = run_here("pretrain", *flags[:-1], _store_with(directory, tmp_path), "--length", 16, "--start-with", "state")
-    assert_one_line(state, 2, "has parameters alone")
+    assert_one_line(state, 2, "--start-with must be parameters for published weights")
 
 
 def _store_with(directory: Path, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A toy BERT whose runs take seconds on a CPU, for trying things and for scripts."""
+"""A toy BERT whose runs take seconds on a CPU, for experiments and scripts."""
 
 from jaxlm.data.config import SentencePairs
 from jaxlm.models.bert import BertConfig

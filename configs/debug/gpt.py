@@ -1,4 +1,4 @@
-"""A toy GPT whose runs take seconds on a CPU, for trying things and for scripts."""
+"""A toy GPT whose runs take seconds on a CPU, for experiments and scripts."""
 
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.config import PretrainConfig

@@ -1,4 +1,4 @@
-"""A toy LSTM whose runs take seconds on a CPU, for trying things and for scripts. Its state is carried over streams."""
+"""A toy LSTM whose runs take seconds on a CPU, for experiments and scripts. Its state is carried over streams."""
 
 from jaxlm.data.config import Streams
 from jaxlm.models.lstm import LSTMConfig

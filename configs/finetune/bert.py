@@ -1,7 +1,7 @@
-"""BERT's fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): 3 epochs, batch 32, the rate of the task's row.
+"""BERT's fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): 3 epochs, batch 32, the task's learning rate.
 
 The optimizer corrects Adam's bias, without which small sets often fail (Mosbach et al., 2021; Zhang et al., 2021);
-`--optimizer.kind bert_adamw` is the original's.
+`--optimizer.kind bert_adamw` is the original optimizer.
 """
 
 from jaxlm.models.bert import BERT_BASE
@@ -11,7 +11,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 def config() -> FinetuneConfig:
     return FinetuneConfig(
-        model=BERT_BASE,  # for runs from scratch; with --start the sizes come from there
+        model=BERT_BASE,  # for runs from scratch; --start brings its own sizes
         optimizer=OptimizerConfig(
             kind="adamw", peak_lr=None, warmup=0.1, decay="linear", eps=1e-6, weight_decay=0.01, clip_norm=1.0
         ),

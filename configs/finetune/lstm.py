@@ -1,4 +1,4 @@
-"""Fine-tuning of the LSTM as GPT-1 is fine-tuned: its input formats, heads, auxiliary loss and hyperparameters."""
+"""Fine-tuning of the LSTM by GPT-1's recipe: its input formats, heads, auxiliary loss and hyperparameters."""
 
 from dataclasses import replace
 

@@ -7,7 +7,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 def config() -> FinetuneConfig:
     return FinetuneConfig(
-        model=GPTConfig(  # for runs from scratch; with --start the sizes come from there
+        model=GPTConfig(  # for runs from scratch; --start brings its own sizes
             num_positions=64,
             num_layers=4,
             width=128,

@@ -1,7 +1,7 @@
 """BERT_BASE's pretraining (Devlin et al., 2019, section 3, appendix A.2): 12 x 768, a million steps of 256 sequences.
 
-Nine tenths of the steps at 128 tokens, the rest at 512. Rows hold as many pairs as fit, which none sees of the others;
-`--data.pairs-per-row 1` is the original's one pair and padding. The rows of tables 5, 6 and 8 are configs beside this.
+Nine tenths of the steps use 128 tokens, the rest 512. A row holds as many pairs as fit, and pairs do not attend to each
+other; `--data.pairs-per-row 1` is the original's one pair and padding. Tables 5, 6 and 8 have configs beside this one.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 def config() -> PretrainConfig:
     return PretrainConfig(
-        model=replace(BERT_BASE, vocab_size=0),  # the store's tokenizer says how many
+        model=replace(BERT_BASE, vocab_size=0),  # taken from the store's tokenizer
         objective=MaskedLM(
             masking=MaskingConfig(rate=0.15, share_mask=0.8, share_random=0.1), next_sentence_coefficient=1.0
         ),

@@ -1,4 +1,4 @@
-"""BERT_LARGE's pretraining (Devlin et al., 2019, section 3): as BERT_BASE's, 24 x 1024."""
+"""BERT_LARGE's pretraining (Devlin et al., 2019, section 3): BERT_BASE's settings, 24 x 1024."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Table 5 (Devlin et al., 2019), "LTR & No NSP": BERT_BASE under a causal mask predicts the next token."""
+"""Table 5 (Devlin et al., 2019), "LTR & No NSP": BERT_BASE with a causal mask, predicting the next token."""
 
 from dataclasses import replace
 

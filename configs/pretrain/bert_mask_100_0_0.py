@@ -1,4 +1,4 @@
-"""Table 8 (Devlin et al., 2019), mask 100 %, same 0, random 0: BERT_BASE with every chosen token hidden."""
+"""Table 8 (Devlin et al., 2019), mask 100 %, same 0, random 0: BERT_BASE with every chosen token masked."""
 
 from dataclasses import replace
 

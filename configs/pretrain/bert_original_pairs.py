@@ -1,8 +1,8 @@
-"""BERT_BASE on pairs chosen as google-research/bert's create_pretraining_data.py chooses them, one to a row.
+"""BERT_BASE on pairs chosen as in google-research/bert's create_pretraining_data.py, one per row.
 
-A random second part is the first stretch that is found, not the nearest in length of several; a chunk of one sentence
-is always a random pair; short targets are drawn for whole documents. `jaxlm/data/pairs.py` lists what still differs.
-The original also writes its pairs and masks down ten times: --data.masks static (`pretrain/bert_static_masks`).
+A random second part is the first span found, not the nearest in length of several; a chunk of one sentence is always a
+random pair; short targets are sampled per document. `jaxlm/data/pairs.py` lists the remaining differences. The original
+also stores its pairs and masks ten times: --data.masks static (`pretrain/bert_static_masks`).
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""BERT_BASE on ten fixed copies of pairs and masks, as google-research/bert's files have them (dupe_factor 10)."""
+"""BERT_BASE on ten fixed copies of pairs and masks, as in google-research/bert's files (dupe_factor 10)."""
 
 from dataclasses import replace
 

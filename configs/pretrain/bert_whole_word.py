@@ -1,4 +1,4 @@
-"""BERT_BASE with masks of whole words, google-research/bert's option of 2019."""
+"""BERT_BASE with whole-word masking, google-research/bert's option of 2019."""
 
 from dataclasses import replace
 

@@ -10,7 +10,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 def config() -> PretrainConfig:
     return PretrainConfig(
-        model=replace(GPT1, vocab_size=0),  # the store's tokenizer says how many
+        model=replace(GPT1, vocab_size=0),  # taken from the store's tokenizer
         optimizer=OptimizerConfig(kind="adamw", peak_lr=2.5e-4, warmup=2000, decay="cosine", weight_decay=0.01),
         num_steps=3_000_000,  # 100 epochs of BooksCorpus, by estimate
         batch_size=64,

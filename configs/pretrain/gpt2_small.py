@@ -1,8 +1,8 @@
 """GPT-2's pretraining at its smallest size (Radford et al., 2019, section 2.3): 12 x 768, 512 sequences of 1,024.
 
-The paper gives batch and length, and no rate, as its own was tuned by hand; 6e-4, beta2 0.95, decay 0.1 and the cosine
-are GPT-3's for this size (Brown et al., 2020, table 2.1 and appendix B). `--model.residual-init plain` is the released
-code's.
+The paper gives the batch size and the length; its learning rate was tuned by hand. The learning rate of 6e-4, beta2
+0.95, weight decay 0.1 and the cosine are GPT-3's for this size (Brown et al., 2020, table 2.1 and appendix B).
+`--model.residual-init plain` is the initialization of the released code.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 def config() -> PretrainConfig:
     return PretrainConfig(
-        model=replace(GPT2, vocab_size=0),  # the store's tokenizer says how many
+        model=replace(GPT2, vocab_size=0),  # taken from the store's tokenizer
         optimizer=OptimizerConfig(
             kind="adamw", peak_lr=6e-4, warmup=2000, decay="cosine", beta2=0.95, weight_decay=0.1, clip_norm=1.0
         ),

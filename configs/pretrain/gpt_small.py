@@ -1,8 +1,8 @@
 """A small GPT for two CPU cores: 4 x 192, about ten minutes on a folder of books.
 
-GPT-1's recipe at a size a laptop trains, without dropout, as it sees its text less than once. Weights start at
-0.02 sqrt(768 / 192): with 0.02 itself, the paper's for width 768, so narrow a post-norm model stays at the unigram
-entropy.
+GPT-1's recipe at the size of a laptop, without dropout, as the model sees its text less than once. The initial
+deviation is 0.02 sqrt(768 / 192): with the paper's 0.02, chosen for width 768, so narrow a post-norm model stays at the
+unigram entropy.
 """
 
 from jaxlm.models.gpt import GPTConfig

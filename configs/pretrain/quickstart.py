@@ -1,7 +1,7 @@
 """The quickstart's language model: 4 x 128 on 64 positions, about three million tokens, four minutes on two CPU cores.
 
-Weights start at 0.049 = 0.02 sqrt(768 / 128): with the paper's 0.02 so narrow a post-norm model stays at the unigram
-entropy. There is no dropout: the model sees its text about once.
+The initial deviation is 0.049 = 0.02 sqrt(768 / 128): with the paper's 0.02 so narrow a post-norm model stays at the
+unigram entropy. There is no dropout: the model sees its text about once.
 """
 
 from jaxlm.models.gpt import GPTConfig
