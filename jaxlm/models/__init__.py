@@ -18,7 +18,7 @@ from jaxlm.nn.execution import Execution
 FAMILIES: dict[str, Family] = {family.name: family for family in (gpt.FAMILY, bert.FAMILY, lstm.FAMILY)}
 SIZES: dict[str, Any] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}
 
-# A config file decides which family its model is of; the command line offers the fields of that one.
+# A config file fixes the family of its model; the command line offers the fields of that family.
 ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig, tyro.conf.AvoidSubcommands]
 DEFAULT_MODEL = GPTConfig
 
@@ -29,5 +29,5 @@ def family_of(config: Any) -> Family:
 
 
 def build(config: Any, execution: Execution | None = None) -> Model:
-    """Return the model of a config. execution: how it is computed; the defaults unless given."""
+    """Return the model of a config. execution: how it is computed; default: `Execution()`."""
     return Model(family_of(config), config, Execution() if execution is None else execution)

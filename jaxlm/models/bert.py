@@ -1,9 +1,9 @@
 """BERT, an encoder of post-norm Transformer blocks over pairs of segments.
 
 Devlin, Chang, Lee and Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
-2019 (google-research/bert, modeling.py). Unlike GPT-1 it sees both sides, adds an embedding of the segment's type,
-norms the embeddings' sum, starts from a truncated normal, and has a pooler over the first token. `attention="causal"`
-is the paper's left-to-right ablation: the same encoder under a causal mask (section 5.1).
+2019 (google-research/bert, modeling.py). Unlike GPT-1 it attends to both sides, adds a segment-type embedding, norms
+the embeddings' sum, initializes from a truncated normal, and has a pooler over the first token. `attention="causal"` is
+the paper's left-to-right ablation: the same encoder with a causal mask (section 5.1).
 """
 
 from collections.abc import Mapping
@@ -29,51 +29,55 @@ from jaxlm.nn.stack import stacked
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Sizes and mathematics of a BERT."""
+    """Configuration of a BERT: sizes, dropout rates, attention and initialization."""
 
     kind: Literal["bert"] = "bert"
     vocab_size: int = 0
-    """Rows of the token table, special tokens included; 0: taken from the store's tokenizer."""
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
     num_positions: int = 512
-    """Rows of the position table: the longest sequence possible."""
+    """Rows of the position table, the length of the longest sequence."""
     num_types: int = 2
-    """Rows of the segment-type table: A and B."""
+    """Rows of the segment-type table, at least 2: A and B."""
     num_layers: int = 12
     width: int = 768
     num_heads: int = 12
     feed_forward_width: int = 3072
     dropout_rate: float = 0.1
-    """Of each residual branch."""
+    """Dropout rate of each residual branch."""
     embedding_dropout_rate: float = 0.1
-    """Of the embeddings' normed sum; the original has one rate for this and the branches."""
+    """Dropout rate of the normed sum of the embeddings. The original has one rate for this and the branches."""
     attention_dropout_rate: float = 0.1
     activation: ActivationName = "gelu_tanh"
-    """gelu_tanh: google-research/bert's. gelu_erf: Hugging Face's, and that of most checkpoints made there."""
+    """gelu_tanh: that of google-research/bert. gelu_erf: that of Hugging Face and most checkpoints trained there."""
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    """causal: a token sees what is left of it (the paper's left-to-right ablation)."""
+    """causal: a token attends only to itself and those before it (the paper's left-to-right ablation)."""
     init_std: float = 0.02
-    """Of the normal that is cut at two deviations, for all weights and tables: what is drawn has 0.88 of it. 0.02 is
-    the original's for width 768; narrow models want 0.02 sqrt(768 / D)."""
+    """Deviation of the normal, truncated at two deviations, of all initial weights. Their own deviation is 0.88 of it.
+    0.02 is the original's for width 768. Use 0.02 sqrt(768 / D) for a narrow model."""
     norm_eps: float = 1e-12
 
     def check(self) -> None:
-        """Refuse sizes that do not fit together."""
+        """Raise InputError for sizes and rates that no model can have."""
         for name in ("num_positions", "num_types", "num_layers", "width", "num_heads", "feed_forward_width"):
             if getattr(self, name) < 1:
-                raise InputError(f"model.{name} {getattr(self, name)}: a number above 0")
+                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
         if self.width % self.num_heads:
-            raise InputError(f"model.width {self.width} is not divisible by model.num_heads {self.num_heads}")
+            raise InputError(
+                f"model.width must be divisible by model.num_heads {self.num_heads}, got {self.width}; change one"
+            )
         for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
             check_rate(f"model.{name}", getattr(self, name))
         if self.num_types < 2:
-            raise InputError(f"model.num_types {self.num_types}: at least 2, one for each segment of a pair")
+            raise InputError(
+                f"model.num_types must be at least 2, got {self.num_types}; give one for each segment of a pair"
+            )
 
 
-# Section 3; the published uncased vocabulary has 30,522 entries, the cased one 28,996.
+# Section 3. The published uncased vocabulary has 30,522 entries, the cased one 28,996.
 BERT_BASE = BertConfig(vocab_size=30_522)
 BERT_LARGE = replace(BERT_BASE, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
 
-# Table 6: layers x width x heads, the feed-forward four times as wide (section 3). Two of them are BASE and LARGE.
+# Table 6: layers x width x heads; the feed-forward is four times as wide (section 3). Two rows are BASE and LARGE.
 TABLE_6 = {
     f"{layers}x{width}x{heads}": replace(
         BERT_BASE, num_layers=layers, width=width, num_heads=heads, feed_forward_width=4 * width
@@ -92,8 +96,8 @@ TABLE_6 = {
 def flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per token, forward and backward.
 
-    predicted: the share of positions that meet the vocabulary; None: the original's, 15 % of `length` in whole tokens,
-    or all of them under a causal mask, where attention sees half of the keys.
+    predicted: the fraction of positions that the output layer scores; None: the original's, 15 % of `length` in whole
+    tokens, or all of them with a causal mask, under which attention uses half of the keys.
     """
     causal = config.attention == "causal"
     if predicted is None:
@@ -104,13 +108,13 @@ def flops_per_token(config: BertConfig, length: int, predicted: float | None = N
 
 
 class Bert(nn.Module):
-    """The encoder."""
+    """The encoder of BERT."""
 
     config: BertConfig
     execution: Execution = Execution()
 
     def setup(self) -> None:
-        """Create the submodules; `pool` and a whole pass share the pooler."""
+        """Create the submodules; `pool` and the full pass share the pooler."""
         config = self.config
         self.embeddings = Embeddings(config, self.execution)
         in_axes = (nn.broadcast, nn.broadcast, nn.broadcast)
@@ -133,7 +137,7 @@ class Bert(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Token, position and type tables, summed, normed, dropped (modeling.py:428-521)."""
+    """Token, position and type tables, summed, normed, with dropout (modeling.py:428-521)."""
 
     config: BertConfig
     execution: Execution
@@ -150,7 +154,7 @@ class Embeddings(nn.Module):
         x_BLD = x_BLD + embed(positions_PD, positions_BL, names_P, self.execution)
         if types_BL is None:
             x_BLD = x_BLD + types_YD[0]
-        else:  # a product: the gradient of a gather would add every token into two rows, one after the other
+        else:  # a product, because the gradient of a gather would add all tokens to two rows sequentially
             one_hot_BLY = jax.nn.one_hot(types_BL, config.num_types, dtype=dtype)
             x_BLD = x_BLD + jnp.einsum("bly,yd->bld", one_hot_BLY, types_YD, precision="highest")
         x_BLD = LayerNorm(config.norm_eps, name="norm")(x_BLD)
@@ -159,7 +163,7 @@ class Embeddings(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each dropped, added to its input, and normed (modeling.py:857-881)."""
+    """Attention and feed-forward, each followed by dropout, residual sum and norm (modeling.py:857-881)."""
 
     config: BertConfig
     execution: Execution
@@ -181,7 +185,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention. One kernel (D, 3, H, K) makes queries, keys and values, which the original keeps apart."""
+    """Self-attention. One kernel (D, 3, H, K) computes queries, keys and values, separate in the original."""
 
     config: BertConfig
     execution: Execution
@@ -250,16 +254,16 @@ class Pooler(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """What stands between the states of masked tokens and the tied table (run_pretraining.py:240-282).
+    """The transformation of the states of masked tokens before the tied table (run_pretraining.py:240-282).
 
-    A dense layer, the model's activation, a norm; then the logits are h table^T + bias, which the loss makes itself.
+    A dense layer, the model's activation and a norm; the logits h table^T + bias are computed within the loss.
     """
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, states_BMD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(B, M, D), gathered already, to (B, M, D) in the same dtype and the output's bias (V,)."""
+        """Map gathered states (B, M, D) to (B, M, D) in the same dtype and the output's bias (V,)."""
         config, names = self.config, ("width", "transform")
         init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
         kernel = self.param("kernel", with_axes(init, names), (config.width, config.width))
@@ -270,7 +274,7 @@ class MaskedLMHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """Whether B follows A, from pooled states (…, D): float32 scores (…, 2), 0 IsNext (run_pretraining.py:285-305)."""
+    """Next-sentence scores of pooled states (…, D): float32 (…, 2), 0 is IsNext (run_pretraining.py:285-305)."""
 
     init_std: float
 
@@ -290,7 +294,7 @@ class MaskedLMOutput:
         return {"masked_lm": self.head.init(key, jnp.zeros((1, 1, self.width)))["params"]}
 
     def available(self, params: Mapping[str, Any]) -> bool:
-        """Return whether the head is there: fine-tuned models have another one."""
+        """Return True if the head is there; fine-tuned models have a different one."""
         return "masked_lm" in params.get("head", {})
 
     def logits(self, params: Any, states: jax.Array, output: jax.Array) -> jax.Array:
@@ -301,7 +305,7 @@ class MaskedLMOutput:
     def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
         """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions.
 
-        Where `chunks` does not divide the number of positions M, positions of weight 0 are added.
+        If `chunks` does not divide the number of positions M, positions of weight 0 are added.
         """
         h_BMD, bias_V = self._transformed(params, states)
         rows, places, _ = h_BMD.shape
@@ -328,6 +332,6 @@ FAMILY = Family(
     max_length=lambda config: config.num_positions,
     sizes={"bert-base": BERT_BASE, "bert-large": BERT_LARGE},
     vocab_size=BERT_BASE.vocab_size,
-    finetuning_rate=2e-5,  # the example of google-research/bert's README
+    finetuning_rate=2e-5,  # from the example of google-research/bert's README
     next_sentence_head=lambda config: NextSentenceHead(config.init_std),
 )

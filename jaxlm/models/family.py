@@ -1,7 +1,7 @@
-"""The interface between model families and the rest of the program: what goes in, what comes out, and a family's row.
+"""The interface between model families and the rest of the program: inputs, outputs, and the row of a family.
 
-A family is one file: its config, its module, and a `Family` that says what the rest of the program needs to know of
-it. `jaxlm/models/__init__.py` lists the families and builds models; nothing else asks which family a model is of.
+A family is one file: its config, its module, and a `Family` that describes it to the rest of the program.
+`jaxlm/models/__init__.py` lists the families and builds models; no other code asks for the family of a model.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,9 +34,9 @@ class Inputs(NamedTuple):
 class Outputs(NamedTuple):
     """Results of one pass over `Inputs`.
 
-    states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, where
-    they were asked for. carry: what the model remembers of these tokens, None where it was given none. output: what the
-    output layer needs of this pass, for example the token table that it is tied to.
+    states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, if
+    requested. carry: the state that the model keeps of these tokens, None if no carry was given. output: the arrays of
+    this pass that the output layer needs, for example the token table that it is tied to.
     """
 
     states: jax.Array
@@ -52,7 +52,7 @@ class OutputLayer(Protocol):
         """Return fresh parameters of its own, boxed with their logical axes; they are stored in `params["head"]`."""
 
     def available(self, params: Mapping[str, Any]) -> bool:
-        """Return whether `params` holds what the layer needs."""
+        """Return True if `params` holds the parameters of the layer."""
 
     def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
         """Return float32 scores (…, V) of states (…, D). output: `Outputs.output`."""
@@ -62,19 +62,20 @@ class OutputLayer(Protocol):
     ) -> tuple[jax.Array, jax.Array]:
         """Return the sums of weighted negative log-likelihoods (nats) and of weighted correct predictions.
 
-        states: (B, M, D); targets, weights: (B, M). chunks: parts in which the logits are computed; 0: chosen.
+        states: (B, M, D); targets, weights: (B, M). chunks: number of chunks for the logits; 0: chosen automatically.
         """
 
 
-@dataclass(frozen=True, eq=False)  # each is one of the table's rows, so that models can be hashed
+@dataclass(frozen=True, eq=False)  # compared by identity, so that models can be hashed
 class Family:
-    """A model family: how its models are built, and what the rest of the program needs to know of them.
+    """A model family: the parts of its models, and its properties for the rest of the program.
 
     name: the config's `kind`. title: for messages. config: its dataclass. module: (config, execution) -> Flax module;
-    its call is `module(inputs, carry, train=…, layers=…) -> Outputs`. output_layer: of a config. context: what a state
-    depends on. input_format: how task examples become sequences. flops_per_token: (config, length, predicted) -> FLOPs
-    of a training step per token, forward and backward, where `predicted` is the fraction of positions that the output
-    layer scores (None: as in pretraining). max_length: the positions of a config, None: any number.
+    its call is `module(inputs, carry, train=…, layers=…) -> Outputs`. output_layer: config -> output layer. context:
+    the tokens that a state depends on. input_format: the arrangement of task examples. flops_per_token: (config,
+    length, predicted) -> FLOPs of a training step per token, forward and backward, where `predicted` is the fraction of
+    positions that the output layer scores (None: as in pretraining). max_length: the positions of a config, None: any
+    number.
     """
 
     name: str
@@ -97,11 +98,11 @@ class Family:
     decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
     """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
     next_sentence_head: Callable[[Any], nn.Module] | None = None
-    """The head that classifies pooled states of sentence pairs in pretraining, where the family has one."""
+    """The head that classifies pooled states of sentence pairs in pretraining; None without one."""
     layers: str | None = "blocks"
-    """The part of the parameters whose leaves have a leading axis of layers; None: there is no such part."""
+    """The name of the parameters whose leaves have a leading axis of layers; None: no such parameters."""
     vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
-    """The parameters with one row per id on their first axis: those that grow with new special tokens."""
+    """The parameters with one row per id on their first axis, which grow with new special tokens."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Model:
 
     @property
     def is_causal(self) -> bool:
-        """Whether a state depends on the tokens up to its own alone."""
+        """True if a state depends only on its own token and those before it."""
         return self.family.context == "causal" or getattr(self.config, "attention", None) == "causal"
 
     def init(self, key: jax.Array) -> Any:

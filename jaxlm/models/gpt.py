@@ -1,10 +1,10 @@
 """GPT-1 and GPT-2, decoders of Transformer blocks with learned positions and a tied output.
 
 Radford, Narasimhan, Salimans and Sutskever, "Improving Language Understanding by Generative Pre-Training", 2018
-(openai/finetune-transformer-lm): the norm comes after each residual sum and there is none at the end. Radford, Wu,
-Child, Luan, Amodei and Sutskever, "Language Models are Unsupervised Multitask Learners", 2019 (openai/gpt-2): the norm
-comes before each branch, and one more at the end. Unlike BERT both are causal, have no segment embedding and no norm
-after the embedding.
+(openai/finetune-transformer-lm): a norm after each residual sum, and none at the end. Radford, Wu, Child, Luan, Amodei
+and Sutskever, "Language Models are Unsupervised Multitask Learners", 2019 (openai/gpt-2): a norm before each branch,
+and one more at the end. Unlike BERT both are causal and have neither a segment embedding nor a norm after the
+embedding.
 """
 
 from dataclasses import dataclass, replace
@@ -29,49 +29,54 @@ from jaxlm.nn.tied_output import TiedOutput
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes and mathematics of a GPT."""
+    """Configuration of a GPT: sizes, dropout rates, norms and initialization."""
 
     kind: Literal["gpt"] = "gpt"
     vocab_size: int = 0
-    """Rows of the token table, special tokens included; 0: taken from the store's tokenizer."""
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
     num_positions: int = 512
-    """Rows of the position table: the longest sequence possible."""
+    """Rows of the position table, the length of the longest sequence."""
     num_layers: int = 12
     width: int = 768
     num_heads: int = 12
     feed_forward_width: int = 3072
     dropout_rate: float = 0.1
-    """Of each residual branch."""
+    """Dropout rate of each residual branch."""
     embedding_dropout_rate: float = 0.1
+    """Dropout rate of the sum of the embeddings."""
     attention_dropout_rate: float = 0.1
+    """Dropout rate of the attention weights."""
     norm: Literal["post", "pre"] = "post"
-    """Where a branch is normed: its sum with the input (GPT-1), or its input, with a norm at the end (GPT-2)."""
+    """Position of the norms. post: after each residual sum (GPT-1). pre: before each branch and at the end (GPT-2)."""
     activation: ActivationName = "gelu_tanh"
     tables: Literal["two", "one"] = "two"
-    """one: as in GPT-1's original code tokens and positions are one matrix, whose elements dropout zeroes for all uses
-    and whose rows, those of positions too, are all in the softmax (train.py:149-178). two: as in the paper."""
+    """two: separate token and position tables, as in the paper. one: a joint table, as in GPT-1's original code. Its
+    dropout is applied to the table, and the softmax includes the rows of the positions (train.py:149-178)."""
     init_std: float = 0.02
-    """Of all weights and both tables. 0.02 is the papers' for width 768; narrow models want 0.02 sqrt(768 / D)."""
+    """Standard deviation of all initial weights. 0.02 is the papers' for width 768. Use 0.02 sqrt(768 / D) for a
+    narrow model."""
     residual_init: Literal["plain", "scaled"] = "plain"
-    """scaled: what ends a branch is drawn with init_std / sqrt(2 N) (GPT-2's section 2.3); plain: as all other weights
-    (both original codes)."""
+    """Initialization of residual output projections. scaled: std init_std / sqrt(2 N) (GPT-2, section 2.3). plain:
+    std init_std, as in both original codes."""
     norm_eps: float = 1e-5
 
     def check(self) -> None:
-        """Refuse sizes that do not fit together."""
+        """Raise InputError for sizes and rates that no model can have."""
         for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
             check_rate(f"model.{name}", getattr(self, name))
         for name in ("num_positions", "num_layers", "width", "num_heads", "feed_forward_width"):
             if getattr(self, name) < 1:
-                raise InputError(f"model.{name} {getattr(self, name)}: a number above 0")
+                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
         if self.width % self.num_heads:
-            raise InputError(f"model.width {self.width} is not divisible by model.num_heads {self.num_heads}")
+            raise InputError(
+                f"model.width must be divisible by model.num_heads {self.num_heads}, got {self.width}; change one"
+            )
 
 
-# Section 4.1; the published vocabulary has 40,478 entries (40,000 merges), to which fine-tuning adds three.
+# Section 4.1. The published vocabulary has 40,478 entries (40,000 merges); fine-tuning adds three.
 GPT1 = GPTConfig(vocab_size=40_478)
 
-# GPT-2's table 2, smallest to largest (its parameter counts, 117M and 345M, are those of the models of 124M and 355M).
+# GPT-2's table 2, smallest to largest (its counts, 117M and 345M, are of the models with 124M and 355M parameters).
 GPT2 = GPTConfig(vocab_size=50_257, num_positions=1024, norm="pre", residual_init="scaled")
 GPT2_MEDIUM = replace(GPT2, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
 GPT2_LARGE = replace(GPT2, num_layers=36, width=1280, num_heads=20, feed_forward_width=5120)
@@ -86,7 +91,7 @@ def flops_per_token(config: GPTConfig, length: int, predicted: float | None = No
 
 
 class Cache(NamedTuple):
-    """Keys and values of the positions decoded so far, of all layers: (N, B, H, S, K) each."""
+    """Keys and values of the positions decoded so far, for all layers: (N, B, H, S, K) each."""
 
     k_NBHSK: jax.Array
     v_NBHSK: jax.Array
@@ -120,9 +125,9 @@ class GPT(nn.Module):
     ) -> Outputs:
         """Return states, and as `output` the float32 table (V, D) that scores the next token.
 
-        The table is that of the tokens; with config.tables `one` the positions' rows follow, (V + P, D). carry: keys
-        and values of the tokens before, for decoding: all rows have the positions inputs.positions[0], and each row is
-        one sequence, whatever the segments say.
+        The table has the tokens' rows; with config.tables `one` the positions' rows follow, (V + P, D). carry: keys and
+        values of the preceding tokens, for decoding: all rows are at position inputs.positions[0], and each row is one
+        sequence, for any segments.
         """
         x_BLD, table_VD = self.embeddings(inputs.ids, inputs.positions, train)
         segments_BL, index = (inputs.segments, 0) if carry is None else (None, inputs.positions[0, 0])
@@ -134,7 +139,7 @@ class GPT(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The two tables: tokens (V, D), special ones included, and positions (P, D); their sum, dropped."""
+    """The two tables, tokens (V, D), special ones included, and positions (P, D), summed, with dropout."""
 
     config: GPTConfig
     execution: Execution
@@ -143,7 +148,7 @@ class Embeddings(nn.Module):
     def __call__(self, ids_BL, positions_BL, train: bool) -> tuple[jax.Array, jax.Array]:
         config = self.config
         key, rate = self.make_rng("dropout") if train else None, config.embedding_dropout_rate
-        # GPT-2's code draws positions with half the deviation (model.py:152-155).
+        # GPT-2's code initializes positions with half the deviation (model.py:152-155).
         spread = config.init_std / 2 if config.norm == "pre" else config.init_std
         init, narrow = nn.initializers.normal(config.init_std), nn.initializers.normal(spread)
         names_V, names_P = ("vocabulary", "width"), ("positions", "width")
@@ -185,7 +190,7 @@ class Block(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """Attention and feed-forward of the normed states, each added to them: x + a(norm(x)), x + m(norm(x)) (GPT-2)."""
+    """Attention and feed-forward of the normed states, each with a residual sum: x + a(norm(x)), x + m(norm(x))."""
 
     config: GPTConfig
     execution: Execution
@@ -207,7 +212,7 @@ class PreNormBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention. One kernel (D, 3, H, K) makes queries, keys and values, as the original's c_attn."""
+    """Causal self-attention. One kernel (D, 3, H, K) computes queries, keys and values, as the original's c_attn."""
 
     config: GPTConfig
     execution: Execution

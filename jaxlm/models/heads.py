@@ -1,4 +1,4 @@
-"""What stands on a model's states for one task: small modules with parameters of their own."""
+"""Task heads: small modules with parameters of their own on a model's states."""
 
 from typing import Literal
 
@@ -13,21 +13,21 @@ from jaxlm.nn.lstm import BiLSTM
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:
-    """The state at one position of each sequence: (E, C, L, D) and indices (E, C) give (E, C, D)."""
+    """Gather the state at one position of each sequence: (E, C, L, D) and indices (E, C) give (E, C, D)."""
     return jnp.take_along_axis(h_ECLD, where_EC[:, :, None, None], axis=2)[:, :, 0]
 
 
 def take_places(h_BLD: jax.Array, where_BM: jax.Array) -> jax.Array:
-    """The states at M places of each row: (B, L, D) and indices (B, M) give (B, M, D)."""
+    """Gather the states at M positions of each row: (B, L, D) and indices (B, M) give (B, M, D)."""
     return jnp.take_along_axis(h_BLD, where_BM[:, :, None], axis=1)
 
 
 class SequenceHead(nn.Module):
     """Dropout and one linear layer on the state of each sequence's extract token (GPT-1, section 3.2 and 3.3).
 
-    kind `classification`: the states of an example's C sequences are added (one sequence, or both orders of a pair)
-    and give one score a class, (E, outputs). `regression`: likewise one number, (E, 1). `choice`: each sequence gives
-    one score, (E, C); `outputs` is 1. The choices share one dropout mask, as in the original (train.py:185).
+    kind `classification`: the states of an example's C sequences are summed (one sequence, or both orders of a pair)
+    and give one score per class, (E, outputs). `regression`: likewise one number, (E, 1). `choice`: one score per
+    sequence, (E, C); `outputs` is 1. The choices share one dropout mask, as in the original (train.py:185).
     """
 
     kind: Literal["classification", "regression", "choice"]
@@ -54,8 +54,8 @@ class SequenceHead(nn.Module):
 class PooledHead(nn.Module):
     """Dropout and one linear layer on the pooled state of each sequence (run_classifier.py:592-609).
 
-    kind `classification`: (E, 1, D) gives one score a class, (E, outputs); `regression`: one number, (E, 1). `choice`:
-    (E, C, D) gives one score a sequence, (E, C); `outputs` is 1 (section 4.4, SWAG).
+    kind `classification`: (E, 1, D) gives one score per class, (E, outputs); `regression`: one number, (E, 1).
+    `choice`: (E, C, D) gives one score per sequence, (E, C); `outputs` is 1 (section 4.4, SWAG).
     """
 
     kind: Literal["classification", "regression", "choice"]
@@ -72,7 +72,7 @@ class PooledHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Where an answer begins and ends: (B, L, D) gives float32 (B, L, 2), without dropout (run_squad.py:568)."""
+    """Scores of an answer's beginning and end: (B, L, D) gives float32 (B, L, 2), no dropout (run_squad.py:568)."""
 
     init_std: float
     kind: Literal["span"] = "span"
@@ -114,26 +114,26 @@ Features = Literal[
 class LSTMHead(nn.Module):
     """A BiLSTM between the encoder's layers and a head: the paper's tables 5 and 7.
 
-    Table 7: two layers of 768 units a direction over `features` of a frozen encoder. Table 5: over the `last` layer of
-    the left-to-right encoder, which goes on learning; the paper gives no size. A head for sequences takes what each
-    direction has read at its end, in place of the pooler's, as the paper says nothing else.
+    Table 7: two layers of 768 units per direction over `features` of a frozen encoder. Table 5: over the `last` layer
+    of the left-to-right encoder, which is trained too; the paper gives no size. A head for sequences takes the last
+    state of each direction instead of the pooler's, as the paper does not specify it.
     """
 
     head: EncoderHead
     features: Features = "last"
     frozen: bool = True
-    """Whether the encoder gets no gradient. What its optimizer decays is another matter: leave it out there too."""
+    """True stops the gradient to the encoder. Its optimizer may still decay it, which must be disabled separately."""
     width: int = 768
     num_layers: int = 2
 
     @property
     def kind(self) -> str:
-        """The kind of the head on top."""
+        """The kind of the inner head."""
         return self.head.kind
 
     @nn.compact
     def __call__(self, hidden_NBLD: jax.Array, lengths_EC: jax.Array, *, train: bool) -> jax.Array:
-        """All layers of E x C sequences (N + 1, E C, L, D) and their lengths; what `head` gives."""
+        """Apply the LSTM to all layers of E x C sequences (N + 1, E C, L, D), given their lengths, then `head`."""
         if self.frozen:
             hidden_NBLD = jax.lax.stop_gradient(hidden_NBLD)
         h_BLD = ChosenLayers(self.features, name="layers")(hidden_NBLD)
@@ -147,7 +147,7 @@ class LSTMHead(nn.Module):
 
 
 class ChosenLayers(nn.Module):
-    """(N + 1, B, L, D), the embeddings first, to float32 (B, L, D or 4 D): the rows of the paper's table 7.
+    """Combine (N + 1, B, L, D), the embeddings first, to float32 (B, L, D or 4 D): the rows of the paper's table 7.
 
     The weighted sums are gamma sum_j softmax(w)_j h_j with w from 0 and gamma from 1 (Peters et al., 2018, equation 1);
     `weighted_all` leaves the embeddings out.
@@ -177,14 +177,14 @@ Head = SequenceHead | EncoderHead | LSTMHead
 def task_head(
     kind: str, outputs: int, *, input_format: str, dropout_rate: float, init_std: float
 ) -> SequenceHead | EncoderHead:
-    """Return the head that a task of a kind asks for. Raise ValueError where the input format has none for it.
+    """Return the head for a task of a kind. Raise ValueError if the input format has none for it.
 
-    Heads of GPT-1's format read the state of the extract token, those of BERT's the pooled first token, every token of
-    spans and tags.
+    Heads of GPT-1's format read the state of the extract token. Those of BERT's read the pooled first token, or every
+    token for spans and tags.
     """
     if input_format == "gpt1":
         if kind in ("span", "tagging"):
-            raise ValueError(f"no head for {kind} reads the states of a causal model")
+            raise ValueError(f"kind must be one with a head for causal models, got {kind}; use an encoder")
         return SequenceHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
     if kind == "span":
         return SpanHead(init_std)

@@ -1,10 +1,10 @@
 """A plain LSTM language model: GPT-1's ablation, "a single layer 2048 unit LSTM using the same framework".
 
-Radford, Narasimhan, Salimans and Sutskever, 2018, section 5 and table 5. The paper gives no more than this sentence and
-its code has no LSTM. What is chosen here, to differ from GPT-1's model in the layers alone: the token embedding and the
-tied softmax of width 768, a linear layer from the 2,048 units to that width, dropout where GPT-1 has it, no positions.
-The state begins empty in each window (`data.layout windows`, what the same framework gives), or is carried from one
-stretch of a text to the next (`data.layout streams`).
+Radford, Narasimhan, Salimans and Sutskever, 2018, section 5 and table 5. The paper gives only this sentence, its code
+no LSTM. The choices here differ from GPT-1's model in the layers alone: the token embedding and the tied softmax of
+width 768, a linear layer from the 2,048 units to that width, dropout at the same places as in GPT-1, no positions. The
+state is zero at the beginning of each window (`data.layout windows`, as in the same framework), or is carried from one
+batch to the next (`data.layout streams`).
 """
 
 from collections.abc import Callable
@@ -27,19 +27,20 @@ from jaxlm.nn.tied_output import TiedOutput
 
 @dataclass(frozen=True)
 class LSTMConfig:
-    """Sizes and mathematics of an LSTM language model."""
+    """Configuration of an LSTM language model: sizes, dropout rates and initialization."""
 
     kind: Literal["lstm"] = "lstm"
     vocab_size: int = 0
-    """Rows of the token table, special tokens included; 0: taken from the store's tokenizer."""
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
     num_layers: int = 1
     width: int = 768
     """Width of the embedding, and of each layer's output after its linear layer."""
     units: int = 2048
     """Units of each LSTM layer."""
     dropout_rate: float = 0.1
-    """Of each layer's output."""
+    """Dropout rate of each layer's output."""
     embedding_dropout_rate: float = 0.1
+    """Dropout rate of the embedding."""
     forget_bias: float = 1.0
     """Initial bias of the forget gate (Gers et al., 2000; Jozefowicz et al., 2015)."""
     init_std: float = 0.02
@@ -71,7 +72,7 @@ def empty_state(config: LSTMConfig, rows: int) -> LSTMState:
 
 
 class LSTM(nn.Module):
-    """The language model: embedding, layers, and the table as output."""
+    """An LSTM language model: embedding, layers, and the token table as output layer."""
 
     config: LSTMConfig
     execution: Execution = Execution()
@@ -82,8 +83,8 @@ class LSTM(nn.Module):
     ) -> Outputs:
         """Return states, the carry after the last token of each row, and as `output` the token table (V, D).
 
-        The state is emptied where a new segment of a packed row begins; padding leaves it as it is. Positions are not
-        used. carry: (N, B, U); None: empty, and no carry is returned.
+        The state is set to zero where a new segment of a packed row begins; padding leaves it unchanged. Positions are
+        not used. carry: (N, B, U); None: zero, and no carry is returned.
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
@@ -134,7 +135,7 @@ class Layer(nn.Module):
         normal, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
         kernel_out = self.param("out_kernel", with_axes(normal, names_out), (u, d))
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        x_BLG = project(x_BLD, kernel_in, bias, names_in, self.execution)  # of all positions at once
+        x_BLG = project(x_BLD, kernel_in, bias, names_in, self.execution)  # for all positions at once
         kernel_UG = gathered(kernel_state, dtype, names_state)
         h_LBU, end = lstm(jnp.swapaxes(x_BLG, 0, 1), kernel_UG, start, real_LB, reset_LB)
         h_BLU = jnp.swapaxes(h_LBU, 0, 1).astype(dtype)
@@ -149,7 +150,7 @@ _STATES = ("batch", "length", "whole_width")
 
 
 def boundaries(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
-    """Return where tokens are real and where a new segment begins within a row, bool (L, B) each."""
+    """Return two bool arrays (L, B): real tokens, and beginnings of a segment within a row."""
     if inputs.segments is None:
         return jnp.ones(inputs.ids.shape[::-1], bool), jnp.zeros(inputs.ids.shape[::-1], bool)
     real_BL = inputs.segments > 0
