@@ -26,7 +26,7 @@ from jaxlm.atomic_write import write_json
 from jaxlm.text import train_sentencepiece
 
 SECONDS = 60  # that a command may take longer than the undamaged one
-SAID = ("damaged", "dropped", "passed over", "changed since", "warning", "moved to", "resumed at", "continues")
+SAID = ("damaged", "dropped", "skipped", "changed since", "warning", "moved to", "resumed at", "continues")
 RECORDS = ("metrics.jsonl", "starts.jsonl")
 HERE = Path()  # commands run in their place
 

@@ -86,7 +86,7 @@ def pretrained(tmp_path_factory, stores):
         ("--data.weights nan", ["data.weights nan"]),
         ("--data.store nowhere", ["nowhere is not a token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile 5", "START:STOP"]),
-        ("--start nowhere", ["nowhere is no run directory"]),
+        ("--start nowhere", ["nowhere is not a run directory"]),
         ("--start hf:gpt", ["hf:gpt", "gpt is not a directory"]),
     ],
 )
@@ -240,13 +240,13 @@ def test_run_directories_that_are_something_else(stores, pretrained, task, tmp_p
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "home", stores))
-    assert_one_line(ended, 2, "holds something else (letter.txt)", "choose another --run")
+    assert_one_line(ended, 2, "got other files (letter.txt)", "choose another --run")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "home" / "letter.txt", stores))
     assert_one_line(ended, 2, "letter.txt", "cannot be a run directory")
     tuned = finetune_arguments(pretrained, task, "--start", pretrained)
     assert_one_line(run_here("finetune", *tuned), 2, str(pretrained), "another config")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@7"))
-    assert_one_line(ended, 2, "has no checkpoint of step 7; there are 2")
+    assert_one_line(ended, 2, "has no checkpoint of step 7; choose one of 2")
     damaged = tmp_path / "damaged"
     shutil.copytree(pretrained, damaged)
     flip_bytes(damaged / "checkpoints" / "2")
@@ -254,7 +254,7 @@ def test_run_directories_that_are_something_else(stores, pretrained, task, tmp_p
     assert_one_line(ended, 2, f"{damaged}/checkpoints/2 is damaged in params/backbone/")
     shutil.rmtree(tmp_path / "run")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@x"))
-    assert_one_line(ended, 2, "is no step")
+    assert_one_line(ended, 2, "is not a step")
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_two_processes_save_meet_damage_and_agree(tmp_path):
         assert process.returncode == 0, errors
     lines, others = (path.read_text().splitlines() for path in told)
     assert "process 1 could not read it; moved to damaged-3" in lines[2]
-    assert "cut short; moved to damaged-3" in others[2]  # who met the damage says what it is
+    assert "truncated; moved to damaged-3" in others[2]  # who met the damage says what it is
     assert lines[:2] + lines[3:] == others[:2] + others[3:]
     assert lines[0].startswith("refused") and "width: 4 -> 5" in lines[0]
     assert lines[1] == "saved [1, 2, 3] [1, 2, 3]"

@@ -199,7 +199,7 @@ def test_twelve_flipped_bytes_in_each_data_file_name_a_leaf_or_do_not_matter(tmp
                 message = str(error)
                 assert any(name in message for name in named_leaves(state)) and "\n" not in message, message
                 named += 1
-                by_checksum += "by its checksum" in message
+                by_checksum += "the checksum does not match" in message
             flip(file, offset)
     assert named >= 12
     assert by_checksum > 0  # else Orbax notices by itself by now, and this test shows nothing
@@ -261,7 +261,7 @@ def test_a_damaged_newest_checkpoint_is_moved_aside_and_training_goes_on(tmp_pat
         checkpoints.save(150, state, config=CONFIG)  # Orbax alone answers False here
         assert checkpoints.wait() == [150]
         assert checkpoints.steps() == [100, 150]
-    with pytest.raises(InputError, match=r"no checkpoint of step 200; there are 100, 150"):
+    with pytest.raises(InputError, match=r"no checkpoint of step 200; choose one of 100, 150"):
         Checkpoints(tmp_path, read_only=True).restore(abstract(state), step=200)
 
 
@@ -271,7 +271,7 @@ def test_when_every_checkpoint_is_damaged_nothing_is_moved(tmp_path):
     flip(tmp_path / "2" / "description" / "metadata", 40)
     with Checkpoints(tmp_path) as checkpoints:
         for _ in range(2):  # the same command again does not start from scratch
-            with pytest.raises(DamagedCheckpoint, match="none of the checkpoints 2, 1 is sound"):
+            with pytest.raises(DamagedCheckpoint, match="none of the checkpoints 2, 1 is intact"):
                 checkpoints.restore(abstract(state))
             assert checkpoints.steps() == [1, 2]
 
@@ -281,7 +281,7 @@ def test_a_refused_save_is_an_error_until_newer_steps_are_moved_aside(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.restore(abstract(state), step=100)
         for refused in (150, 200):
-            with pytest.raises(RunError, match=f"step {refused} was refused, as step 200 is there"):
+            with pytest.raises(RunError, match=f"step {refused} was rejected, as step 200 exists"):
                 checkpoints.save(refused, state, config=CONFIG)
         assert checkpoints.move_aside_after(100) == [
             "checkpoint 200 is newer than step 100 resumed from; moved to superseded-200"
@@ -300,14 +300,14 @@ def test_reading_changes_nothing_in_a_directory_that_may_be_in_use(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     checkpoints = Checkpoints(tmp_path, read_only=True)
     restored = checkpoints.restore(abstract(state))
-    assert restored.step == 1 and "passed over, step 1 is used" in restored.notes[0]
+    assert restored.step == 1 and "skipped, step 1 is used" in restored.notes[0]
     assert sorted(tmp_path.rglob("*")) == before
     assert checkpoints.steps() == [1, 2]
-    with pytest.raises(ValueError, match="opened for reading"):
+    with pytest.raises(ValueError, match="opened read-only"):
         checkpoints.save(4, state, config={})
     absent = Checkpoints(tmp_path / "absent", read_only=True)
     assert absent.steps() == [] and not (tmp_path / "absent").exists()
-    with pytest.raises(InputError, match="holds no complete checkpoint"):
+    with pytest.raises(InputError, match="has no complete checkpoint"):
         absent.restore(abstract(state))
 
 
@@ -354,7 +354,7 @@ def test_a_part_is_restored_alone_and_checked(tmp_path):
         altered["sha256"] = _hash(altered["content"])
         described.write_text(json.dumps(altered))
         if is_read:
-            with pytest.raises(DamagedCheckpoint, match=f"damaged in {name}: altered, by its checksum"):
+            with pytest.raises(DamagedCheckpoint, match=f"damaged in {name}: the checksum does not match"):
                 checkpoints.restore_partial(part, step=1)
         else:
             assert same_bits(checkpoints.restore_partial(part, step=1).state, {"params": state["params"]})

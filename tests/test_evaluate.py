@@ -94,9 +94,9 @@ def test_a_fine_tuned_run_has_its_head_and_task(task_run):
 def test_what_is_no_run_is_refused(run, tmp_path, store):
     for spec, rule in (
         (tmp_path / "none", "no such run directory"),
-        (store.path, "no run directory"),
-        (f"{run}@5", "no checkpoint of step 5; there are 3, 7"),
-        (f"{run}@soon", "no step"),
+        (store.path, "not a run directory"),
+        (f"{run}@5", "no checkpoint of step 5; choose one of 3, 7"),
+        (f"{run}@soon", "is not a step"),
     ):
         with pytest.raises(InputError, match=rule):
             load_run(spec)

@@ -71,7 +71,7 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
     file.write_text(before + '{"step": 50, "lo')
     assert steps(tmp_path) == [10, 20, 30, 40]
     with MetricsLog(tmp_path, 20, process=0) as log:
-        assert log.notes == ["metrics.jsonl: dropped 2 lines beyond step 20 and 1 torn ones"]
+        assert log.notes == ["metrics.jsonl: dropped 2 lines beyond step 20 and 1 incomplete ones"]
         log.write(30, {"loss": 30 / 7})
     assert file.read_text() == "".join(before.splitlines(keepends=True)[:3])  # the bytes of a run never interrupted
     log_of(tmp_path, resume_step=30)

@@ -151,7 +151,7 @@ def test_a_start_is_pinned_and_a_run_that_goes_on_needs_it_no_more(base, stores,
     ended = begin(3)
     assert ended.code == 0 and starts(run)[-1]["started_from"] == "resumed at step 2", ended.errors
     shutil.rmtree(run / "checkpoints")
-    assert_one_line(begin(3), 2, f"{source} is no run directory", "restore it")
+    assert_one_line(begin(3), 2, f"{source} is not a run directory", "restore it")
     (tmp_path / "moved").rename(source)
     assert begin(3).code == 0
     ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEADY, "--start", f"{source}@10", "--num-steps", 3))
@@ -352,7 +352,7 @@ def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_fro
     assert ended.code == 1, ended.errors
     assert "Traceback" not in ended.errors
     said = ended.errors.splitlines()[-1]
-    assert said.startswith("failed:") and "could not be written: File too large" in said and "make room" in said
+    assert said.startswith("failed:") and "could not be written: File too large" in said and "free some space" in said
     kept = checkpoints(run)
     assert sound in kept and f"step {kept[-1]} is the newest complete one" in said
     ended = Process("pretrain", *arguments, log=tmp_path / "again").ended()

@@ -315,7 +315,7 @@ def test_killed_before_and_at_the_switch(base, stores, tmp_path):
         command = [sys.executable, "-c", KILLED, str(step), str(wait_for), *arguments]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert f"beyond step {SAVES} and 0 torn ones" in ended.stderr
+    assert f"beyond step {SAVES} and 0 incomplete ones" in ended.stderr
     train(run, stores, *TWO_LENGTHS)
     resumed = [start["started_from"] for start in starts(run)]
     assert resumed[:2] == [None, f"resumed at step {SAVES}"]

@@ -167,7 +167,7 @@ def test_a_run_that_is_killed_goes_on_from_another_machine(whole, stores, tmp_pa
     (other / "metrics.jsonl").write_text('{"step": 1, "loss": 99.0}\n')
     ended = run_process("pretrain", *arguments, log=tmp_path / "c")
     assert ended.code == 0, ended.errors
-    assert ended.errors.count("another machine is not kept from writing") == 1
+    assert ended.errors.count("not locked against other machines") == 1
     assert lines(run) == lines(whole)
     assert checksums(run) == checksums(whole)
     assert [start["started_from"] for start in starts(run)] == [None, f"resumed at step {newest}"]
@@ -291,7 +291,7 @@ def test_one_program_a_machine_and_one_config_a_run(tmp_path):
         RunDirectory(url_of(tmp_path / "run")).open({"seed": 1})
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()
-    with pytest.raises(InputError, match="something else .chapter.tex."):
+    with pytest.raises(InputError, match="got other files .chapter.tex."):
         RunDirectory(url_of(tmp_path / "thesis")).open(CONFIG)
 
 
@@ -379,9 +379,9 @@ def test_urls_keep_their_slashes_and_steps():
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("s3://bucket/run", "s3://bucket/run: a run lies in a directory or at gs://BUCKET/RUN"),
-        ("gs://bucket", "gs://bucket: a run lies in a directory or at gs://BUCKET/RUN"),
-        ("gs://bucket/run", "gs://bucket/run: gs:// needs gcsfs, which is not installed: launch/setup.sh tpu"),
+        ("s3://bucket/run", "--run must be a directory or gs://BUCKET/RUN, got s3://bucket/run"),
+        ("gs://bucket", "--run must be a directory or gs://BUCKET/RUN, got gs://bucket;"),
+        ("gs://bucket/run", "gs://bucket/run: gs:// needs gcsfs, which is not installed; run launch/setup.sh tpu"),
         ("file:///dev/null/run", "file:///dev/null/run cannot be reached: NotADirectoryError: "),
     ],
 )
@@ -389,7 +389,7 @@ def test_a_place_that_cannot_be_used_is_one_line(stores, tmp_path, monkeypatch, 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     assert_one_line(run_here("pretrain", *pretrain_arguments(place, stores, "--num-steps", 1)), 2, said)
     if "dev/null" in place:
-        said = "is no run directory: it has no config.json"
+        said = "is not a run directory: it has no config.json"
     (tmp_path / "new.jsonl").touch()
     for command in (("predict", "--run", place, "--input", tmp_path / "new.jsonl"), ("show", place)):
         assert_one_line(run_here(*command), 2, place, said)

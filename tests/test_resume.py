@@ -156,7 +156,7 @@ def test_lines_beyond_the_checkpoint_and_a_torn_one_are_dropped(base, stores, tm
         file.write('{"step": 21, "loss": 1')
     ended = again(run, stores)
     assert ended.code == 0
-    assert "dropped 11 lines beyond step 10 and 1 torn ones" in ended.errors  # ten steps and the validation
+    assert "dropped 11 lines beyond step 10 and 1 incomplete ones" in ended.errors  # ten steps and the validation
     assert metrics(run) == metrics(base) and metrics(run, "validation_loss") == metrics(base, "validation_loss")
     assert checksums(run) == checksums(base)
 
@@ -179,7 +179,7 @@ def test_a_truncated_checkpoint_is_no_checkpoint_and_none_sound_is_one_line(base
     for file in (run / "checkpoints" / "10" / "state").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:-7])
-    assert_one_line(again(run, stores), 2, "none of the checkpoints 10 is sound", "start anew in another directory")
+    assert_one_line(again(run, stores), 2, "none of the checkpoints 10 is intact", "start again in another directory")
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
 
 

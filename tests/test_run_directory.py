@@ -66,7 +66,7 @@ def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_pat
         assert run.open(now | {"log_every": 20}, run_fields=RUN_FIELDS) == ["log_every: 10 -> 20"]
         assert "kind" not in run.config and run.config["log_every"] == 20
         run.check_config(now | {"log_every": 20}, "checkpoint 3", ())  # as it was saved since: fails on 1b50e09
-        with pytest.raises(InputError, match="must say of seed what checkpoint 3 was saved with, 1, got 0"):
+        with pytest.raises(InputError, match="config.json: seed must be 1, as in checkpoint 3, got 0"):
             run.check_config(now | {"seed": 1}, "checkpoint 3", RUN_FIELDS)
     with RunDirectory(tmp_path / "new") as run:
         run.open(now)
@@ -76,7 +76,7 @@ def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_pat
 
 def test_a_directory_with_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("words")
-    with pytest.raises(InputError, match="holds something else .thesis.tex."):
+    with pytest.raises(InputError, match="got other files .thesis.tex."):
         RunDirectory(tmp_path).open(CONFIG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
     with pytest.raises(InputError, match="cannot be a run directory"):
@@ -92,7 +92,7 @@ def test_what_an_early_kill_leaves_is_no_hindrance(tmp_path):
 
 
 def test_a_missing_or_damaged_config_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="is no run directory"):
+    with pytest.raises(InputError, match="is not a run directory"):
         RunDirectory(tmp_path).config  # noqa: B018
     (tmp_path / "config.json").write_text('{"seed": ')
     with pytest.raises(InputError, match="config.json cannot be read") as caught:
@@ -186,7 +186,7 @@ def test_a_start_names_a_run_and_a_step(tmp_path):
     odd.mkdir()
     assert split_start(str(odd)) == (odd, None)
     assert split_start(f"{odd}@5") == (odd, 5)
-    with pytest.raises(InputError, match="'last' after the @ is no step"):
+    with pytest.raises(InputError, match="'last' is not a step"):
         split_start("runs/gpt1@last")
 
 

@@ -215,7 +215,7 @@ def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
     ("words", "rule"),
     [
         (["nosuch"], "nosuch is no token store, no run directory and no config"),
-        (["."], r"no run directory: it has no config\.json"),
+        (["."], r"not a run directory: it has no config\.json"),
         (["nosuch@3"], "nosuch: no such run directory"),
         ([".", "--count", "-1"], "--count -1: a number from 0 on"),
     ],

@@ -1,13 +1,13 @@
-"""The checkpoints of one run: the only file that knows Orbax.
+"""Checkpoints of one run: the only file that imports Orbax.
 
 A checkpoint is a directory `checkpoints/STEP` of plain data: the arrays as a nested dictionary (the treedef is not
-kept, so code that renames an optimizer's tuple still reads old checkpoints) and a JSON description with the config,
+saved, so code that renames an optimizer's tuple still reads old checkpoints) and a JSON description with the config,
 `extra`, each leaf's shape, dtype and 32-bit checksum, and a hash of itself. Orbax writes asynchronously and atomically,
-but returns an altered byte as if it were data, hides a full disk until somebody waits, and answers False when a newer
-step is there; here each of these is an error of one line.
+but returns corrupted bytes as data, hides a full disk until `wait_until_finished`, and returns False if a newer step
+exists; here each of these is an error of one line.
 
-Names beside the steps: `damaged-STEP` (did not prove itself), `superseded-STEP` (newer than the one resumed from).
-The directory, or URL, must be seen by every process, and every process calls every method that reads or writes.
+Other names in the directory: `damaged-STEP` (failed its checksums), `superseded-STEP` (newer than the one resumed
+from). Every process must see the directory or URL, and must call every method that reads or writes.
 """
 
 import contextlib
@@ -37,21 +37,21 @@ from jaxlm.runs.storage_errors import failure_reason, free_space, not_a_file, ra
 from jaxlm.runs.trees import listed, named_leaves, nested_leaves, shape_and_type
 
 PyTree = Any
-FORMAT = 1  # of the description; a reader refuses what is newer
-_ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items, directories below the step
-_COMMITTED = "commit_success.txt"  # what Orbax writes last where there are no renames
-_CHUNK = 2**21  # bytes on the disk that are read together: other shards than those saved read what they need of them
-_READ_AT_ONCE = 2**28  # bytes of host memory beside the arrays, or the largest leaf's if that is more
-_managers = itertools.count()  # the same number in every process, as all open their checkpoints in the same order
+FORMAT = 1  # of the description; readers reject newer formats
+_ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items: subdirectories of the step
+_COMMITTED = "commit_success.txt"  # written last by Orbax on storage without renames
+_CHUNK = 2**21  # bytes of a chunk on disk: other shards than the saved ones read only the chunks they need
+_READ_AT_ONCE = 2**28  # bytes of temporary host memory, or the size of the largest leaf if that is larger
+_managers = itertools.count()  # the same in every process, as all open checkpoints in the same order
 
 
 class DamagedCheckpoint(InputError):
-    """A checkpoint whose files are altered, cut or missing. The message names the step and the leaves."""
+    """Error for corrupted, truncated or missing files of a checkpoint. The message names the step and the leaves."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What a checkpoint says of itself. tree: nested dictionaries of jax.ShapeDtypeStruct without shardings."""
+    """Description of a checkpoint. tree: nested dictionaries of jax.ShapeDtypeStruct without shardings."""
 
     step: int
     tree: dict
@@ -62,7 +62,7 @@ class Metadata:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checked state, the step it is from, and notes: sentences for the log about what was passed over."""
+    """Restored and verified state, its step, and notes: sentences for the log about skipped checkpoints."""
 
     state: PyTree
     step: int
@@ -72,11 +72,11 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep_newest` and every step that `keep_every` divides are kept.
+    """Checkpoints of one run: the newest `keep_newest` and the multiples of `keep_every` are kept.
 
     read_only: for another run's directory, which may be in use; nothing in it is created, cleaned up or moved.
-    write_at_once: the bytes that a save compresses, in memory, and writes at a time, the largest leaf's at least; all
-    of them unless given.
+    write_at_once: number of bytes that a save compresses in memory and writes at a time, at least those of the largest
+    leaf. Default: all.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Checkpoints:
             policies = [LatestN(keep_newest)] + ([EveryNSteps(keep_every)] if keep_every else [])
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=AnyPreservationPolicy(policies),
-                cleanup_tmp_directories=True,  # a killed save leaves one, for ever
+                cleanup_tmp_directories=True,  # left by killed saves
                 enable_async_checkpointing=True,
-                # Two managers of one run may save at once: their barriers must not meet.
+                # Two managers of one run may save at the same time: their barriers need different names.
                 multiprocessing_options=ocp.options.MultiprocessingOptions(
                     barrier_sync_key_prefix=f"jaxlm{next(_managers)}"
                 ),
-                lightweight_initialize=True,  # steps by name alone: a damaged step must not keep others from opening
+                lightweight_initialize=True,  # list steps by name only, so that a damaged step does not prevent opening
             )
             handlers = None
-            if write_at_once is not None:  # Orbax refuses a leaf that takes all of it
+            if write_at_once is not None:  # + 1: Orbax rejects a leaf of exactly this size
                 arrays = ocp.BasePyTreeCheckpointHandler(save_concurrent_bytes=write_at_once + 1)
                 handlers = {
                     _ARRAYS: ocp.PyTreeCheckpointHandler(handler_impl=arrays),
@@ -115,7 +115,7 @@ class Checkpoints:
             try:
                 self._manager = _Manager(self.directory, options=options, item_handlers=handlers)
             except OSError as error:
-                raise InputError(f"{self.directory}: cannot keep checkpoints there: {error}") from error
+                raise InputError(f"{self.directory} cannot hold checkpoints: {error}; choose another --run") from error
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -126,17 +126,19 @@ class Checkpoints:
     # Saving
 
     def save(self, step: int, state: PyTree, *, config: dict, extra: dict | None = None) -> None:
-        """Start to save; returns when the arrays are copied off the devices. The save counts once `finished` says so.
+        """Start a save, and return when the arrays are copied off the devices. It counts once `finished` returns it.
 
-        config and extra: JSON values. Waits for a save that is under way. RunError when that one failed or this one
-        is refused.
+        config, extra: JSON values. Waits for a save in progress. Raises RunError if that one failed or this one is
+        rejected.
         """
         if self._manager is None:
-            raise ValueError(f"{self.directory} was opened for reading")
+            raise ValueError(f"{self.directory} was opened read-only")
         self._collect(wait=True)
         leaves = {name: jnp.asarray(leaf) for name, leaf in named_leaves(state).items()}
         if dotted := [name for name in leaves if "." in name]:
-            raise ValueError(f"{listed(dotted)}: Orbax joins names with dots, so a leaf's must not contain one")
+            raise ValueError(
+                f"names of leaves must not contain dots, which Orbax uses as separators, got {listed(dotted)}"
+            )
         content = {
             "format": FORMAT,
             "step": step,
@@ -160,27 +162,28 @@ class Checkpoints:
             raise self._failure(step, error) from error
         if not accepted:
             raise RunError(
-                f"{self.directory}: the checkpoint of step {step} was refused, as step {max(self.steps())} is there; "
+                f"{self.directory}: the checkpoint of step {step} was rejected, as step {max(self.steps())} exists; "
                 "move steps newer than the one resumed from aside first"
             )
         self._saving = _Saving(step, self._manager.wait_until_finished)
 
     def finished(self) -> list[int]:
-        """The steps whose saves completed since this was last asked; never blocks, costs about a microsecond.
+        """Return the steps whose saves completed since the last call; does not block, takes about a microsecond.
 
-        RunError (one line) when a save failed, a full disk say. Processes may see a save finish at different steps.
+        Raises RunError if a save failed, for example on a full disk. Processes may see a save finish at different
+        steps.
         """
         self._collect(wait=False)
         steps, self._finished = self._finished, []
         return steps
 
     def wait(self) -> list[int]:
-        """Wait for the save that is under way, then as `finished`."""
+        """Wait for the save in progress, then return `finished`."""
         self._collect(wait=True)
         return self.finished()
 
     def close(self) -> None:
-        """Wait for the save that is under way and free the threads. RunError when that save failed."""
+        """Wait for the save in progress and free the threads. Raises RunError if that save failed."""
         if self._manager is None:
             return
         manager, self._manager = self._manager, None
@@ -190,7 +193,7 @@ class Checkpoints:
             try:
                 manager.close()
             except (OSError, ValueError, RuntimeError):
-                # The same failed save again (Orbax raises it once per thread); it was reported by _collect.
+                # The same failure again, which Orbax raises once per thread; _collect has reported it.
                 logging.getLogger(__name__).debug("closing after a failed save", exc_info=True)
 
     def _collect(self, *, wait: bool) -> None:
@@ -202,50 +205,50 @@ class Checkpoints:
         if saving.error is not None:
             raise self._failure(saving.step, saving.error) from saving.error
         if jax.process_index() == 0 and not _is_final(self.directory / str(saving.step)):
-            raise self._failure(saving.step, FileNotFoundError("the finished checkpoint is not there"))
+            raise self._failure(saving.step, FileNotFoundError("the finished checkpoint is missing"))
         self._finished.append(saving.step)
 
     def _failure(self, step: int, error: BaseException) -> RunError:
-        if jax.process_count() == 1:  # give a full disk its space back; otherwise the next start cleans up
+        if jax.process_count() == 1:  # free space on a full disk; with several processes the next start cleans up
             for path in self.directory.glob(f"{step}.*tmp*"):
                 with contextlib.suppress(OSError):
                     path.rmtree(missing_ok=True)
         older = [known for known in self.steps() if known < step]
-        sound = f"step {older[-1]} is the newest complete one" if older else "there is no older one"
+        newest = f"step {older[-1]} is the newest complete one" if older else "there is no older one"
         return RunError(
             f"{self.directory}: the checkpoint of step {step} could not be written: {failure_reason(error)}"
-            f"{free_space(self.directory)}; {sound}; make room, then the same command continues from there"
+            f"{free_space(self.directory)}; {newest}; free some space, then the same command resumes from there"
         )
 
     # Reading
 
     def steps(self) -> list[int]:
-        """The complete checkpoints, ascending, as they are there now. RunError where that cannot be told."""
+        """Return the steps of the complete checkpoints, ascending. Raises RunError if the directory cannot be read."""
         try:
             found = [int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and _is_final(path)]
-        except FileNotFoundError:  # not there yet, or another run's that is being removed
+        except FileNotFoundError:  # not created yet, or of another run that is being removed
             return []
-        except Exception as error:  # each storage has its own; a run that seems empty would begin from scratch
+        except Exception as error:  # each storage has its own; a run taken as empty would start from scratch
             raise RunError(f"{self.directory} could not be read: {failure_reason(error)}; try again") from error
         return sorted(found)
 
     def restore(self, abstract_state: PyTree | Callable[[Metadata], PyTree], *, step: int | None = None) -> Restored:
-        """The whole state of `step`, or of the newest sound one, on the shardings of `abstract_state`, checked.
+        """Restore and verify the state of `step`, or of the newest intact checkpoint, with given shardings.
 
-        abstract_state: a tree of jax.ShapeDtypeStruct (a leaf without a sharding goes to the first device). Leaves,
-        shapes and dtypes must be those that were saved; an InputError lists what differs. A function is asked for the
-        tree of each checkpoint that is tried, by its description. Without `step`, damaged
-        checkpoints newer than the sound one are moved to `damaged-STEP` and named in `notes`.
-        DamagedCheckpoint when `step`, or every checkpoint there is, is damaged (then nothing is moved).
+        abstract_state: a tree of jax.ShapeDtypeStruct (a leaf without a sharding goes to the first device), or a
+        function from the description of a checkpoint to such a tree. Leaves, shapes and dtypes must be those that were
+        saved; otherwise an InputError lists the differences. Without `step`, damaged checkpoints newer than the intact
+        one are moved to `damaged-STEP` and named in `notes`.
+        Raises DamagedCheckpoint if `step`, or every checkpoint, is damaged (then nothing is moved).
         """
         return self._restore(abstract_state, step, partial=False)
 
     def restore_partial(self, abstract_tree: PyTree, *, step: int | None = None) -> Restored:
-        """As `restore`, for a part of the saved tree, `{"params": {…}}` alone say; the other leaves are not read."""
+        """Restore a part of the saved tree, for example `{"params": {…}}`; the other leaves are not read."""
         return self._restore(abstract_tree, step, partial=True)
 
     def metadata(self, step: int | None = None) -> Metadata:
-        """The description of `step` (the newest with a sound one), without reading arrays."""
+        """Return the description of `step` (default: the newest intact one), without reading arrays."""
         damage: DamagedCheckpoint | None = None
         for candidate in self._candidates(step):
             try:
@@ -258,7 +261,7 @@ class Checkpoints:
     def move_aside_after(self, step: int) -> list[str]:
         """Move checkpoints newer than `step` to `superseded-STEP`, so that training from `step` can save again.
 
-        Returns sentences for the log. To be called after resuming from `step`, by every process.
+        Returns sentences for the log. Every process must call this after resuming from `step`.
         """
         newer = first_process_decides(lambda: [known for known in self.steps() if known > step])
         moved = self._move_aside(newer, "superseded")
@@ -281,33 +284,33 @@ class Checkpoints:
                 continue
             moved = {} if self.read_only else self._move_aside(list(damaged), "damaged")
             notes = [
-                f"{error}; {f'moved to {moved[bad]}' if bad in moved else 'passed over'}, step {candidate} is used"
+                f"{error}; {f'moved to {moved[bad]}' if bad in moved else 'skipped'}, step {candidate} is used"
                 for bad, error in damaged.items()
             ]
             return Restored(state, candidate, description.config, description.extra, tuple(notes))
         raise DamagedCheckpoint(
-            f"{self.directory}: none of the checkpoints {_words(damaged)} is sound; put one back from a copy, or start "
-            f"anew in another directory; {next(iter(damaged.values()))}"
+            f"{self.directory}: none of the checkpoints {_words(damaged)} is intact; put one back from a copy, or "
+            f"start again in another directory; {next(iter(damaged.values()))}"
         )
 
     def _candidates(self, step: int | None) -> list[int]:
-        """Newest first, the same on every process."""
+        """Return the steps to try, newest first, the same on every process."""
         steps = first_process_decides(self.steps)
         if not steps:
-            raise InputError(f"{self.directory} holds no complete checkpoint; name a run that has saved one")
+            raise InputError(f"{self.directory} has no complete checkpoint; name a run that has saved one")
         if step is not None and step not in steps:
-            raise InputError(f"{self.directory} has no checkpoint of step {step}; there are {_words(steps)}")
+            raise InputError(f"{self.directory} has no checkpoint of step {step}; choose one of {_words(steps)}")
         return [step] if step is not None else steps[::-1]
 
     def _describe(self, step: int) -> Metadata:
-        """The description of a step: read by process 0, so that all act on the same one."""
+        """Return the description of a step, read by process 0, so that all processes use the same."""
         content = first_process_decides(lambda: self._description(step))
         if isinstance(content, str):
             raise DamagedCheckpoint(content)
         if content["format"] > FORMAT:
             raise InputError(
-                f"{self.directory / str(step)} has format {content['format']}, this version reads up to {FORMAT}; "
-                "use a newer jaxlm"
+                f"{self.directory / str(step)} must have format {FORMAT} or older, got {content['format']}; "
+                "use a newer version of jaxlm"
             )
         structs = {
             name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, (shape, dtype) in content["leaves"].items()
@@ -315,7 +318,7 @@ class Checkpoints:
         return Metadata(step, nested_leaves(structs), content["config"], content["extra"], content["checksums"])
 
     def _description(self, step: int) -> dict | str:
-        """The content of the JSON item, or a sentence about its damage."""
+        """Return the content of the JSON item, or a sentence about its damage."""
         path = self.directory / str(step) / _DESCRIPTION
         if (strange := not_a_file(path.parent)) is not None:
             return f"checkpoint {path.parent} is damaged: {strange} is not a regular file"
@@ -324,8 +327,8 @@ class Checkpoints:
             content = wrapped["content"]
             if wrapped["sha256"] == _hash(content) and content["step"] == step:
                 return content
-            reason = "its hash does not fit its content"
-        except Exception as error:  # whatever altered bytes lead a JSON reader to
+            reason = "its hash does not match its content"
+        except Exception as error:  # corrupted bytes lead to many kinds of errors
             raise_unless_damage(path, error)
             reason = failure_reason(error)
         return f"checkpoint {path.parent} is damaged in its description: {reason}"
@@ -344,14 +347,14 @@ class Checkpoints:
         checksums = leaf_checksums(leaves)
         named = [name for name in names if checksums[name] != description.checksums[name]]
         if named:
-            raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: altered, by its checksum")
+            raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: the checksum does not match")
         return jax.tree.unflatten(jax.tree.structure(abstract_tree), [leaves[name] for name in names])
 
     def _move_aside(self, steps: Sequence[int], reason: str) -> dict[int, str]:
         if not steps:
             return {}
         if self._manager is None:
-            raise ValueError(f"{self.directory} was opened for reading")
+            raise ValueError(f"{self.directory} was opened read-only")
 
         def move() -> list[str]:
             names = []
@@ -371,14 +374,14 @@ class Checkpoints:
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's manager, which would ask the preemption service about old steps from its thread; the loop asks it."""
+    """Orbax's manager without its calls of the preemption service, which the training loop calls itself."""
 
     def reached_preemption(self, step: int) -> bool:
         return False
 
 
 class _Saving:
-    """A save under way. Orbax tells of success and failure only to who waits: a thread waits."""
+    """Save in progress. Orbax reports success and failure only to a caller that waits, so a thread waits."""
 
     def __init__(self, step: int, wait: Callable[[], None]):
         self.step = step
@@ -390,7 +393,7 @@ class _Saving:
     def _watch(self) -> None:
         try:
             self._wait()
-        except Exception as error:  # handed to the loop by `finished`
+        except Exception as error:  # raised in the loop by `finished`
             self.error = error
         finally:
             self.done.set()
@@ -399,24 +402,24 @@ class _Saving:
 def _read_arrays(
     directory: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The leaves, or for those that cannot be read a reason each. No process waits for another here."""
+    """Return the leaves, and a reason for each that cannot be read. No process waits for another here."""
     try:
         return _read_leaves(directory, wanted), {}
     except Exception as error:  # Orbax raises bare Exceptions too
         raise_unless_damage(directory, error)
     failed = {}
-    for name, leaf in wanted.items():  # again one by one, to name the damaged ones
+    for name, leaf in wanted.items():  # read leaves separately to name the damaged ones
         try:
             _read_leaves(directory, {name: leaf})
         except Exception as error:
             raise_unless_damage(directory, error)
             failed[name] = failure_reason(error)
-    return {}, failed or dict.fromkeys(wanted, "read only at the second try")
+    return {}, failed or dict.fromkeys(wanted, "readable only at the second attempt")
 
 
 def _read_leaves(directory: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
-    # The handler and not the manager: Checkpointer.restore ends in a barrier, where the other processes would wait
-    # for one that met a damaged file.
+    # The handler instead of the manager: Checkpointer.restore ends in a barrier, where the other processes would wait
+    # for one that has failed on a damaged file.
     tree = nested_leaves(wanted)
     restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
     args = ocp.args.PyTreeRestore(tree, restore_args=restore_args, partial_restore=True)
@@ -440,7 +443,7 @@ def _check_fit(place: epath.Path, saved: dict[str, Any], wanted: dict[str, Any],
             lines.append(f"- {name} {shape_and_type(saved[name])} + {name} {shape_and_type(wanted[name])}")
     if lines:
         raise InputError(
-            f"checkpoint {place} does not fit this model (- saved, + asked for): {listed(lines)}; use the config it "
+            f"checkpoint {place} does not match this model (- saved, + wanted): {listed(lines)}; use the config it "
             "was saved with"
         )
 
@@ -455,7 +458,7 @@ def _hash(content: dict) -> str:
 
 
 def _is_final(path: epath.Path) -> bool:
-    if "://" in str(path):  # `exists` raises where the server is away, `is_dir` says no
+    if "://" in str(path):  # `exists` raises if the server is unreachable, `is_dir` returns False
         return (path / _COMMITTED).exists()
     return path.is_dir() and ocp.utils.is_checkpoint_finalized(path)
 

@@ -1,10 +1,10 @@
 """One 32-bit checksum for each leaf of a tree of arrays, computed where the arrays live.
 
 A checksum is the sum modulo 2**32 of mix(bits[i] + i * GOLDEN) over the elements i of the leaf, in row-major order of
-the whole (global) array. The sum does not depend on the order of its terms, so every sharding, mesh and number of
-processes gives the same value; `mix` and the odd multiplier are bijections, so one altered element always shows, and
-anything else escapes once in 2**32. Bits, not values: -0.0 differs from 0.0 and a NaN equals itself.
-`mix` is the finaliser of MurmurHash3 (Appleby, 2011).
+the global array. The sum does not depend on the order of its terms, so every sharding, mesh and number of processes
+gives the same value. `mix` and the odd multiplier are bijections: a single changed element is always detected, any
+other change with probability 1 - 2**-32. Bits are compared, not values: -0.0 differs from 0.0 and a NaN equals itself.
+`mix` is the finalizer of MurmurHash3 (Appleby, 2011).
 """
 
 import functools
@@ -21,11 +21,11 @@ GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio, odd
 
 
 def leaf_checksums(tree: PyTree) -> dict[str, int]:
-    """The checksum of each leaf by its path, the same under every sharding.
+    """Return the checksum of each leaf by its path, the same under every sharding.
 
-    Leaves: arrays of bool, integers or floats of 8 to 64 bits, of any shape. Every process must call it. They are
-    computed one after the other, of a stack layer by layer: where XLA does not fuse, on a CPU, that takes the memory of
-    a layer.
+    Leaves are arrays of bool, integers or floats of 8 to 64 bits, of any shape. Every process must call this function.
+    Leaves are processed one at a time, and stacks layer by layer: on a CPU, where XLA does not fuse the operations, the
+    temporary memory is that of one layer.
     """
     leaves = named_leaves(tree)
     checksum = _compiled(_replicated(leaves.values()))
@@ -48,15 +48,18 @@ def _compiled(out_sharding: NamedSharding | None):
 def _checksum(leaf: jax.Array) -> jax.Array:
     if leaf.ndim < 3:
         return _mixed_sum(leaf, jnp.uint32(0))
-    # The layers of a stack, one after the other: what is mixed takes the memory of one.
+    # The layers of a stack one at a time, so that the temporaries have the size of one layer.
     stride = jnp.uint32(GOLDEN * (leaf.size // max(1, leaf.shape[0])) % 2**32)
-    add = lambda total, layer: (total + _mixed_sum(layer[1], layer[0] * stride), None)  # noqa: E731
+
+    def add(total: jax.Array, layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return total + _mixed_sum(layer[1], layer[0] * stride), None
+
     total, _ = jax.lax.scan(add, jnp.uint32(0), (jnp.arange(leaf.shape[0], dtype=jnp.uint32), leaf))
     return total
 
 
 def _mixed_sum(leaf: jax.Array, start: jax.Array) -> jax.Array:
-    """The sum over a leaf, or a layer of one, whose first element has the index `start` / GOLDEN."""
+    """Return the sum over a leaf, or one layer of it, whose first element has the index `start` / GOLDEN."""
     bits = _bits(leaf)
     mixed = bits + start
     stride = GOLDEN
@@ -73,5 +76,7 @@ def _bits(leaf: jax.Array) -> jax.Array:
         return leaf.astype(jnp.uint32)
     unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}.get(leaf.dtype.itemsize)
     if unsigned is None or not (jnp.issubdtype(leaf.dtype, jnp.integer) or jnp.issubdtype(leaf.dtype, jnp.floating)):
-        raise TypeError(f"no checksum for arrays of {leaf.dtype}: keep bool, integers or floats of 8 to 64 bits")
+        raise TypeError(
+            f"dtype must be bool, an integer or a float of 8 to 64 bits, got {leaf.dtype}; convert the array"
+        )
     return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)

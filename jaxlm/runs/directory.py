@@ -1,14 +1,14 @@
-"""A run directory: whose it is, how it was started, and that only one program trains in it.
+"""A run directory: its config, its starts, and a lock, so that only one program trains in it.
 
     config.json     the resolved config; its identity fields never change
-    starts.jsonl    one line a start: command, commit, versions, devices, the checkpoint it began from
+    starts.jsonl    one line per start: command, commit, versions, devices, the checkpoint it started from
     tokenizer/      a copy, so that a run is usable on its own
-    checkpoints/ metrics.jsonl tensorboard/   (written by checkpoints.py and logs.py)
-    lock            held with flock while a program writes here; it goes when the process does, however it ends
+    checkpoints/ metrics.jsonl tensorboard/   (written by checkpoints.py and metrics_log.py)
+    lock            held with flock while a program writes here; released when the process ends, however it ends
 
-Every process calls these methods; process 0 does the work and all see its outcome. The directory must lie on a file
-system that all processes share, or at a URL (gs://BUCKET/RUN): then process 0 alone has the files beside the
-checkpoints on its machine, and `upload` brings them there.
+Every process calls these methods; process 0 does the work and all processes return or raise the same. The directory
+must be on a file system that all processes share, or at a URL (gs://BUCKET/RUN). At a URL only process 0 has the files
+other than checkpoints on its machine, and `upload` copies them there.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ from jaxlm.text import Tokenizer, load_tokenizer
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-_locks: list[TextIO] = []  # those held, so that a RunDirectory that nobody refers to any more keeps its lock
+_locks: list[TextIO] = []  # referenced here, so that the lock outlives a RunDirectory that is garbage-collected
 
 
 class RunDirectory:
-    """A run directory, for reading; `open` makes it this program's for writing. place: a directory, or a URL.
+    """A run directory for reading; `open` locks it for writing. place: a directory or a URL.
 
-    name: the place, for people. root: the place, where checkpoints are read and written.
+    name: the directory or URL as given. root: its path, where checkpoints are read and written.
     """
 
     def __init__(self, place: Path | str):
@@ -60,56 +60,58 @@ class RunDirectory:
 
     @functools.cached_property
     def path(self) -> Path:
-        """Where its other files are on this machine."""
+        """Directory of the files other than checkpoints, on this machine."""
         return Path(self.name) if self._mirror is None else self._mirror.fetched()
 
     @property
     def checkpoints(self) -> epath.Path:
-        """Where its checkpoints are."""
+        """Directory of the checkpoints."""
         return self.root / "checkpoints"
 
     @property
     def tokenizer(self) -> Path:
-        """Where its tokenizer is."""
+        """Directory of the tokenizer."""
         return self.path / "tokenizer"
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """The saved config, with the fields of today. InputError where there is no run, or config.json is damaged."""
+        """Saved config in the current format. Raises InputError if there is no run or config.json is damaged."""
         file = self.path / "config.json"
         try:
             return upgraded(read_object(file))
         except FileNotFoundError:
-            raise InputError(f"{self.name} is no run directory: it has no config.json; give the --run of one") from None
+            raise InputError(
+                f"{self.name} is not a run directory: it has no config.json; give the directory of a run"
+            ) from None
         except (OSError, ValueError) as error:
             raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 
     def check_config(self, saved: Mapping[str, Any], place: str, free: Sequence[str]) -> None:
-        """InputError where config.json is not the config that a checkpoint, which proves itself, was saved with.
+        """Raise InputError if config.json differs from the config `saved` in a checkpoint, which has a checksum.
 
-        place: of that config, for people. free: names, as in `open`, of fields that may differ. A run of an earlier
-        version that went on lacks ADDED_FIELDS, which its later checkpoints have.
+        place: name of the checkpoint in the error. free: names, as in `open`, of fields that may differ. A run of an
+        earlier version that was resumed lacks ADDED_FIELDS, which its later checkpoints have.
         """
         own, other = _fields(self.config), _fields(upgraded(saved))
         for name in sorted(other.keys() - (set(ADDED_FIELDS) - own.keys())):
             if own.get(name, other) != other[name] and not any(fnmatch.fnmatchcase(name, pattern) for pattern in free):
                 raise InputError(
-                    f"{self.name}/config.json must say of {name} what {place} was saved with, "
-                    f"{json.dumps(other[name])}, got {_shown(own, name)}; put it back from a copy, or that value in"
+                    f"{self.name}/config.json: {name} must be {json.dumps(other[name])}, as in {place}, got "
+                    f"{_shown(own, name)}; put it back from a copy, or set that value"
                 )
 
     def exists(self) -> bool:
-        """Whether there is a run."""
+        """Return whether a run exists there."""
         with contextlib.nullcontext() if self._mirror is None else self._mirror.reached():
             return (self.root / "config.json").exists()
 
     def open(self, config: Mapping[str, Any], *, run_fields: Sequence[str] = ()) -> list[str]:
-        """Create the directory, or check that it is this run's; lock it until `close` or the end of the process.
+        """Create the directory, or check that it holds this run; lock it until `close` or the end of the process.
 
-        config: JSON values, as resolved. run_fields: names in dots, `*` for any, of the fields that may change when
-        a run goes on (`mesh.*`, `log_every`); all others are its identity and must equal the saved ones.
-        Returns the run fields that changed, as `field: saved -> given`. InputError, one line and on every process,
-        for another run's directory, a directory in use, and one that holds something else.
+        config: resolved JSON values. run_fields: dotted names, with `*` as a wildcard, of the fields that may change
+        when a run resumes (`mesh.*`, `log_every`); all others are its identity and must equal the saved ones.
+        Returns the run fields that changed, as `field: saved -> given`. Raises InputError on every process for the
+        directory of another run, a directory in use, and one with other files.
         """
         given = json.loads(json.dumps(config))
         if self._mirror is not None:
@@ -118,13 +120,13 @@ class RunDirectory:
         self.__dict__.pop("config", None)
         if self._mirror is None and not (self.path / "config.json").exists():
             raise InputError(
-                f"{self.path} is not seen by process {jax.process_index()}: put --run on a file system that all "
-                "processes share"
+                f"--run must be on a file system that all processes share, got {self.path}, which process "
+                f"{jax.process_index()} does not see; choose another directory"
             )
         return changed
 
     def record_start(self, *, started_from: str | None, **more: Any) -> dict[str, Any]:
-        """Append a line about this start to starts.jsonl. started_from: `RUN@STEP`, `resumed at step 50`, or None."""
+        """Append this start to starts.jsonl and return it. started_from: `RUN@STEP`, `resumed at step 50`, or None."""
         devices = jax.devices()
         start = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -136,7 +138,7 @@ class RunDirectory:
                 "kind": devices[0].device_kind,
                 "platform": devices[0].platform,
                 "processes": jax.process_count(),
-                "cpu_cores": cpu_cores(),  # another number changes the last bits on the CPU
+                "cpu_cores": cpu_cores(),  # on a CPU the number of cores changes the last bits of a result
             },
             "started_from": started_from,
         } | more
@@ -154,7 +156,7 @@ class RunDirectory:
         return start
 
     def starts(self) -> list[dict[str, Any]]:
-        """The lines of starts.jsonl, oldest first; a torn line is left out."""
+        """Return the lines of starts.jsonl, oldest first, without incomplete lines."""
         try:
             lines = read_regular(self.path / "starts.jsonl").decode(errors="replace").splitlines()
         except FileNotFoundError:
@@ -167,20 +169,20 @@ class RunDirectory:
         for line in lines:
             try:
                 starts.append(parse_json(line))
-            except ValueError:  # a start that was killed while it wrote
+            except ValueError:  # the process was killed while it wrote the line
                 continue
         return starts
 
     def save_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Keep a copy of the tokenizer, once; it is there whole or not at all, and a damaged one is written anew."""
+        """Save a copy of the tokenizer atomically, unless there is one; a damaged copy is replaced."""
 
         def save() -> None:
-            if self.tokenizer.exists() and self._mirror is None:  # an upload of several files may have been cut short
+            if self.tokenizer.exists() and self._mirror is None:  # at a URL, an upload may be incomplete
                 try:
                     if load_tokenizer(self.tokenizer).fingerprint == tokenizer.fingerprint:
                         return
                 except InputError:
-                    log.warning("%s is damaged, and is written anew", self.tokenizer)
+                    log.warning("%s is damaged and is written again", self.tokenizer)
             fresh = self.path / "tokenizer.tmp"
             shutil.rmtree(fresh, ignore_errors=True)
             tokenizer.save(fresh)
@@ -191,13 +193,13 @@ class RunDirectory:
         first_process_decides(save)
 
     def upload(self) -> None:
-        """Bring what process 0 has written to where the run lies; nothing where that is a directory. RunError."""
+        """Upload the files that process 0 has changed to the URL of the run, if it has one. Raises RunError."""
         if self._mirror is not None and self._writes:
             with self._mirror.reached(RunError):
                 self._mirror.upload()
 
     def remove(self, part: PurePath) -> None:
-        """Remove a folder of the run, if it is there; process 0 does it."""
+        """Remove a directory of the run, if it exists, on process 0."""
         if jax.process_index() > 0:
             return
         shutil.rmtree(self.path / part, ignore_errors=True)
@@ -206,7 +208,7 @@ class RunDirectory:
                 (self.root / part).rmtree(missing_ok=True)
 
     def close(self) -> None:
-        """Upload what is new, and let another program have the directory."""
+        """Upload changed files and release the lock."""
         try:
             self.upload()
         finally:
@@ -225,7 +227,7 @@ class RunDirectory:
         except RunError as failure:
             if error is None:
                 raise
-            log.warning("%s", failure)  # why the run ended says more
+            log.warning("%s", failure)  # the error that ended the run is more informative
 
     def _open(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
         try:
@@ -236,17 +238,22 @@ class RunDirectory:
             self.close()
             raise
         except OSError as error:
-            raise InputError(f"{self.name} cannot be a run directory: {error.strerror or error}") from error
+            raise InputError(
+                f"{self.name} cannot be a run directory: {error.strerror or error}; choose another --run"
+            ) from error
 
     def _opened(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
         if self.root.is_dir() and not (self.root / "config.json").exists():
             strange = [path.name for path in entries(self.root) if not _is_ours(path.name)]
             if strange:
-                raise InputError(f"{self.name} holds something else ({min(strange)}) and no run; choose another --run")
+                raise InputError(
+                    f"{self.name} must be empty or a run directory, got other files ({min(strange)}); choose another "
+                    "--run"
+                )
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (LOCK, "config.json", "starts.jsonl", "metrics.jsonl"):
             if (self.path / name).exists() and not (self.path / name).is_file():
-                raise InputError(f"{self.path / name} must be a regular file; remove what is there")
+                raise InputError(f"{self.path / name} must be a regular file; remove it")
         self._take_lock()
         if self._mirror is not None:
             self._mirror.fetch()
@@ -262,8 +269,8 @@ class RunDirectory:
         if self._mirror is not None:
             self._mirror.upload()
             log.info(
-                "%s: its files but the checkpoints are kept in %s and uploaded at each checkpoint; another machine "
-                "is not kept from writing there",
+                "%s: files other than checkpoints are kept in %s and uploaded at each checkpoint; the run is not "
+                "locked against other machines",
                 self.name,
                 self.path,
             )
@@ -282,7 +289,7 @@ class RunDirectory:
         if identity:
             raise InputError(
                 f"{self.name} holds a run with another config (saved -> given): {'; '.join(identity)}; give the saved "
-                "values to go on with it, or choose another --run"
+                "values to resume it, or choose another --run"
             )
         return changed
 
@@ -300,13 +307,16 @@ class RunDirectory:
 
 
 def saved_config(place: Path | str) -> dict[str, Any] | None:
-    """The config.json of the run at `place`; None where there is no run yet. InputError where it is damaged."""
+    """Return the config.json of the run at `place`, or None without a run. Raises InputError if it is damaged."""
     run = RunDirectory(place)
     return run.config if run.exists() else None
 
 
 def split_start(start: str) -> tuple[Path | str, int | None]:
-    """`RUN` or `RUN@STEP` as a path, or a URL, and a step. InputError when what follows the @ of a path is no step."""
+    """Split `RUN` or `RUN@STEP` into a path or URL and a step.
+
+    Raises InputError if the text after the @ of a path is not a step.
+    """
     if is_url(start):
         run, _, step = start.rpartition("@")
         return (run.rstrip("/"), int(step)) if run and step.isdecimal() else (start.rstrip("/"), None)
@@ -314,17 +324,17 @@ def split_start(start: str) -> tuple[Path | str, int | None]:
         return Path(start), None
     run, _, step = start.rpartition("@")
     if not step.isdecimal():
-        raise InputError(f"--start {start}: {step!r} after the @ is no step; write RUN@STEP, runs/gpt1@2000 say")
+        raise InputError(f"--start {start}: {step!r} is not a step; use RUN@STEP, for example runs/gpt1@2000")
     return Path(run), int(step)
 
 
 def _is_ours(name: str) -> bool:
-    """What a start that was killed early leaves, or what people and shells put beside a run."""
+    """Return whether an early kill, a user or a shell may leave a file of this name in a run directory."""
     return name in (LOCK, "config.json.tmp", "config.json.partial") or name.startswith(".") or name.endswith(".log")
 
 
 def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as names in dots."""
+    """Flatten nested dictionaries to dotted names."""
     fields: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -335,7 +345,7 @@ def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries without the fields of these names in dots."""
+    """Remove the fields of these dotted names from nested dictionaries."""
     return {
         name: _without(value, names, f"{prefix}{name}.") if isinstance(value, Mapping) else value
         for name, value in config.items()
@@ -352,13 +362,13 @@ def _versions() -> dict[str, str]:
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from the sources
+        except importlib.metadata.PackageNotFoundError:  # not installed: run from the sources
             continue
     return versions
 
 
 def _commit() -> str | None:
-    """The commit of the sources, with a + when they were changed; None for an installed package."""
+    """Return the commit of the sources, with a + for uncommitted changes, or None for an installed package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

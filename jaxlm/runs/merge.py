@@ -1,4 +1,4 @@
-"""Merging loaded parameters into fresh ones, strictly: what is fresh or grown is named, everything else must fit."""
+"""Strict merge of loaded parameters into fresh ones: fresh and grown leaves are named, all others must match."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,14 @@ def merge_parameters(
     grow: Mapping[str, int] | None = None,
     notes: list[str] | None = None,
 ) -> PyTree:
-    """The tree of `fresh` with the values of `loaded`.
+    """Return the tree of `fresh` with the values of `loaded`.
 
-    allow_fresh: regular expressions over whole paths (`head/.*`); such leaves keep their fresh values, and loaded ones
-    of these names are left behind. grow: path, or regular expression, to an axis; along it the loaded leaf may be
-    shorter: its rows come first and the fresh ones follow (new special tokens, or the layers above the first n).
-    notes: sentences about what is fresh and what grew are appended here.
-    Every other leaf must be in both, with the same shape and dtype: InputError with a listing, - loaded, + wanted.
+    allow_fresh: regular expressions over whole paths (`head/.*`); these leaves keep their fresh values, and loaded
+    leaves of these names are ignored. grow: maps a path, or a regular expression, to an axis along which the loaded
+    leaf may be shorter; its rows come first and the fresh rows follow (new special tokens, or layers above the first
+    n). notes: sentences about fresh and grown leaves are appended to it.
+    Raises InputError, listing the differences (- loaded, + wanted), unless every other leaf is in both trees with the
+    same shape and dtype.
     """
     notes = [] if notes is None else notes
     wanted, given = named_leaves(fresh), named_leaves(loaded)
@@ -54,7 +55,7 @@ def merge_parameters(
         if name not in wanted and name not in is_fresh
     ]
     if differences:
-        raise InputError(f"the loaded parameters do not fit the model (- loaded, + wanted): {listed(differences, 8)}")
+        raise InputError(f"the loaded parameters must match the model (- loaded, + wanted): {listed(differences, 8)}")
     if kept := [name for name in wanted if name in is_fresh]:
         notes.append(f"fresh: {', '.join(kept)}")
     if grown:

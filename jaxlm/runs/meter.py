@@ -1,4 +1,4 @@
-"""The speed of training, without the time that evaluation and compilation take."""
+"""Training speed, without the time for evaluation and compilation."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reading:
-    """Speed over a stretch of training: what was done a second, the share of time waiting for data, seconds left."""
+    """Speed over an interval: tokens and FLOPs per second, the fraction of time waiting for data, seconds left."""
 
     tokens_per_second: float
     flops_per_second: float
@@ -21,16 +21,20 @@ Work = Callable[[int], tuple[float, float]]
 
 
 def even_work(tokens: float, flops_per_token: float) -> Work:
-    """The work of a run whose steps all have `tokens` tokens."""
-    return lambda step: (step * tokens, step * tokens * flops_per_token)
+    """Return the `Work` of a run with `tokens` tokens in every step."""
+
+    def work(step: int) -> tuple[float, float]:
+        return step * tokens, step * tokens * flops_per_token
+
+    return work
 
 
 class Meter:
-    """Times training, leaving out what is not: `with meter.pause("evaluation")` and `pause("compilation")`.
+    """Meter of training time: `pause("evaluation")` and `pause("compilation")` are context managers that stop it.
 
-    `with meter.waiting()` marks the time that the step waits for data, which counts as training.
-    total: the step at which training ends. work: step -> (tokens, FLOPs) of a whole run up to it; steps may differ, and
-    the time left goes by tokens. clock: seconds, for tests.
+    `with meter.waiting()` measures the time that a step waits for data, which counts as training.
+    total: the last step. work: step -> (tokens, FLOPs) from step 0 to it; steps may differ in length, so the time left
+    is estimated from tokens. clock: returns seconds, replaced in tests.
     """
 
     def __init__(self, *, start: int, total: int, work: Work, clock: Callable[[], float] = time.perf_counter):
@@ -41,13 +45,13 @@ class Meter:
         self._start = self._mark_step = self._step = start
         self._paused = 0.0  # since the mark
         self._waited = 0.0  # since the mark
-        self._compiled = 0.0  # since the beginning: it does not come again, so the time left leaves it out
+        self._compiled = 0.0  # since the start; excluded from the time left, as it does not recur
         self._is_paused = False
 
     @contextmanager
     def pause(self, what: str) -> Iterator[None]:
-        """Leave a section out of the speed; the time left counts evaluations and checkpoints, not "compilation"."""
-        assert not self._is_paused, "a pause within a pause would be left out twice"
+        """Exclude a section from the speed. The time left includes evaluations and checkpoints, not "compilation"."""
+        assert not self._is_paused, "nested pauses would be subtracted twice"
         self._is_paused = True
         began = self._clock()
         try:
@@ -61,7 +65,7 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The time that the step waits for its batch."""
+        """Measure the time that a step waits for its batch."""
         began = self._clock()
         try:
             yield
@@ -69,11 +73,11 @@ class Meter:
             self._waited += self._clock() - began
 
     def advance(self, step: int) -> None:
-        """`step` steps are done."""
+        """Record that `step` steps are done."""
         self._step = step
 
     def read(self) -> Reading:
-        """The speed since the last reading, and the time left at the pace since the beginning."""
+        """Return the speed since the last reading, and the time left at the average pace since the start."""
         now = self._clock()
         active = max(now - self._mark - self._paused, 1e-9)
         (tokens, flops), (old_tokens, old_flops) = self._work(self._step), self._work(self._mark_step)

@@ -1,6 +1,6 @@
-"""metrics.jsonl and the TensorBoard files of a run directory.
+"""Metrics of a run: metrics.jsonl and the TensorBoard files.
 
-tensorboardX and the number of this process are looked up only when a MetricsLog opens.
+tensorboardX and jax are imported only when a MetricsLog opens.
 """
 
 import json
@@ -18,19 +18,17 @@ from jaxlm.errors import InputError, RunError
 
 
 class MetricsLog:
-    """metrics.jsonl and tensorboard/ of a run directory; on processes other than 0 everything here does nothing.
+    """Writer of metrics.jsonl and tensorboard/ of a run directory; does nothing on processes other than 0.
 
-    One JSON object a line, `step` first, flushed when written. Floats are written in the shortest form that reads
-    back to the same bits (as a Python float; a float32 is widened first). JSON has no nan and no infinity: they are
+    Each line is one JSON object, `step` first, flushed when written. Floats are written in the shortest form that reads
+    back to the same bits as a Python float (a float32 is widened first). NaN and infinities, which JSON lacks, are
     written as the strings "NaN", "Infinity" and "-Infinity", which `float` and `read_metrics` understand.
 
-    resume_step: the step of the checkpoint that training goes on from; lines beyond it and a torn last line are
-    dropped (written anew, synced, renamed), and TensorBoard is told to purge from resume_step + 1. None: from
-    scratch, nothing is kept. scope: values that stand in every line ({"seed": 1}); lines of another scope are kept as
-    they are, and TensorBoard shows each scope as a run of its own. `notes` holds a sentence when lines were dropped.
-
-    scope: JSON values that name one of several trainings in the same file ({"seed": 3}): each line carries them, only
-    lines of the same scope are dropped, and TensorBoard shows each scope as a run of its own.
+    resume_step: the step of the checkpoint that training resumes from; later lines and incomplete lines are dropped,
+    and TensorBoard purges from resume_step + 1. None: training starts from scratch and all lines are dropped. scope:
+    JSON values that identify one of several trainings in the same file ({"seed": 3}); every line contains them, only
+    lines of the same scope are dropped, and TensorBoard shows each scope as a separate run. `notes` says what was
+    dropped.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class MetricsLog:
         process: int | None = None,
     ):
         if process is None:
-            import jax  # only a run logs metrics, and it has imported jax by now
+            import jax  # a program that logs metrics has imported jax already
 
             process = jax.process_index()
         self.path = Path(directory) / "metrics.jsonl"
@@ -55,18 +53,18 @@ class MetricsLog:
         with _disk_errors(self.path):
             self._trim(resume_step)
             self._file = self.path.open("a", encoding="utf-8")
-            from tensorboardX import SummaryWriter  # half a second; other programs use this file's progress lines
+            from tensorboardX import SummaryWriter  # takes half a second; readers of metrics do not need it
 
-            # From scratch it purges too: an earlier start may have been killed before its first checkpoint.
+            # Also from scratch: an earlier start may have been killed before its first checkpoint.
             purge_step = 0 if resume_step is None else resume_step + 1
             board = Path(directory) / "tensorboard" / ",".join(f"{name}={value}" for name, value in self._scope.items())
-            suffix = f".{time.time_ns()}"  # two starts within a second would write over each other's file
+            suffix = f".{time.time_ns()}"  # two starts in the same second would otherwise share a file
             self._board = SummaryWriter(str(board), purge_step=purge_step, flush_secs=30, filename_suffix=suffix)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line. Values: numbers (0-d arrays too), strings, booleans, None, lists and dictionaries of them.
+        """Append a line. Values are numbers, 0-d arrays, strings, booleans, None, and lists and dictionaries of them.
 
-        TensorBoard gets the finite numbers. RunError when the disk is full.
+        TensorBoard gets the finite numbers. Raises RunError if the disk is full.
         """
         if self._file is None:
             return
@@ -80,7 +78,7 @@ class MetricsLog:
                     self._board.add_scalar(name, value, step)
 
     def sync(self) -> None:
-        """Bring every line to the disk itself; to be called before the save of a step counts."""
+        """Sync every line to disk; call this before the checkpoint of a step counts."""
         if self._file is not None:
             with _disk_errors(self.path):
                 self._file.flush()
@@ -120,11 +118,11 @@ class MetricsLog:
             return
         write_file(self.path, b"".join(kept))
         start = "from the start" if resume_step is None else f"beyond step {resume_step}"
-        self.notes.append(f"{self.path.name}: dropped {beyond} lines {start} and {torn} torn ones")
+        self.notes.append(f"{self.path.name}: dropped {beyond} lines {start} and {torn} incomplete ones")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics.jsonl, floats to the bit; a torn last line (a run that is writing) is left out."""
+    """Yield the lines of a metrics.jsonl, floats to the bit, without incomplete lines (a run that is writing)."""
     try:
         with open_regular(Path(path)) as file:
             for line in file:
@@ -139,11 +137,13 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path} could not be written: {error.strerror or error}; make room and run it again") from error
+        raise RunError(
+            f"{path} could not be written: {error.strerror or error}; free some space and run the same command again"
+        ) from error
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a whole line; None for a torn or damaged one."""
+    """Return the step of a complete line, or None for an incomplete or damaged one."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -154,7 +154,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and NumPy numbers as Python's; containers throughout."""
+    """Convert arrays and NumPy numbers to Python values, recursively."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a run says while it trains: metrics lines, the live line, notes, warnings."""
+"""Output of a run while it trains: metrics, the live line, notes and warnings."""
 
 import logging
 import math
@@ -14,15 +14,15 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import Meter, Work
 from jaxlm.runs.metrics_log import MetricsLog
 
-GATE_SHARE = 0.25  # of the run, after which the loss should have left the unigram entropy
-GATE_STEPS = 2000  # and after which it should have at the latest
-GATE_WINDOW = 0.1  # of the steps up to there, the last, whose losses are averaged
-SHORTEST_RUN = 1000  # steps; a shorter run is a trial, from which nothing is expected
-GATE_MARGIN = 0.05  # nats that count as having left it
+GATE_SHARE = 0.25  # of the run, after which the loss should be below the unigram entropy
+GATE_STEPS = 2000  # the latest step at which this is checked
+GATE_WINDOW = 0.1  # fraction of the steps up to the check, the last ones, whose losses are averaged
+SHORTEST_RUN = 1000  # steps; shorter runs are not checked
+GATE_MARGIN = 0.05  # nats below the unigram entropy
 
 
 class NotFinite(Exception):
-    """The loss or its gradient was not finite in `step`."""
+    """Error for a loss or gradient that is not finite in `step`."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -30,7 +30,10 @@ class NotFinite(Exception):
 
 
 class Diverged(RunError):
-    """Training ended with a loss or gradient that is not finite; the same steps come to it again. reason: which."""
+    """Error that ends training: a loss or gradient is not finite, as it would be again after resuming.
+
+    reason: the message without the remedy.
+    """
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -38,11 +41,11 @@ class Diverged(RunError):
 
 
 class Recorder:
-    """Writes the metrics of steps and evaluations, and looks at them.
+    """Recorder of the metrics of steps and evaluations.
 
-    start, total: the steps at which training begins and ends. work: step -> (tokens, FLOPs) of a whole run up to it.
-    unigram_entropy: nats a token of the store; a language model's loss, the metric `gate_metric`, that is still there
-    after a quarter of the run is warned about, in runs of SHORTEST_RUN steps or more.
+    start, total: the first and the last step. work: step -> (tokens, FLOPs) from step 0 to it. unigram_entropy: nats
+    per token of the store. In runs of SHORTEST_RUN steps or more it warns if a language model's loss, the metric
+    `gate_metric`, is not below the unigram entropy after a quarter of the run.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Recorder:
             self.note(note)
 
     def training(self, step: int, metrics: dict[str, Any]) -> None:
-        """Take in the metrics of a step (device arrays; this waits for them). Raises NotFinite."""
+        """Record the metrics of a step, device arrays that this waits for. Raises NotFinite."""
         self.meter.advance(step)
         if bool(metrics["halted"]):
             raise NotFinite(step)
@@ -87,7 +90,7 @@ class Recorder:
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
         line: dict[str, Any] = {name: float(value) for name, value in values.items()}
         line |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
-        if step % self.log_every == 0:  # the steps that make them, of which the last need not be one
+        if step % self.log_every == 0:  # only these steps compute the norms, and the last step may be another
             line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
         self.metrics.write(step, line)
         self.live.update(
@@ -101,56 +104,56 @@ class Recorder:
             eta=reading.eta,
         )
         if self.unigram_entropy is not None:
-            self._look_at_gate(step, line[self.gate_metric], self.unigram_entropy)
+            self._check_unigram_entropy(step, line[self.gate_metric], self.unigram_entropy)
 
     def validation(self, step: int, figures: dict[str, float], said: str) -> None:
-        """Write the figures of an evaluation and say them."""
+        """Write the metrics of an evaluation, and print a line about them."""
         self.metrics.write(step, figures)
         self.note(f"step {step}: {said}")
 
     def saved(self, steps: list[int]) -> None:
-        """Say which checkpoints count now."""
+        """Print the steps of completed checkpoints."""
         for step in steps:
             self.note(f"checkpoint of step {step} is saved")
 
     def sync(self) -> None:
-        """Bring all lines to where the run lies; before a checkpoint counts."""
+        """Sync and upload all lines; call this before a checkpoint counts."""
         self.metrics.sync()
         self.run.upload()
 
     def note(self, text: str) -> None:
-        """A line for people."""
+        """Print a line."""
         self.live.note(text)
 
     def warn(self, text: str) -> None:
-        """A warning for people."""
+        """Print a warning."""
         self.live.warn(text)
 
     def close(self) -> None:
-        """Close the metrics, end the live line, and give logging back."""
+        """Close the metrics, end the live line, and restore the logging handlers."""
         for name, handlers in self.before.items():
             logging.getLogger(name).handlers = handlers
         self.live.close()
         self.metrics.close()
 
-    def _look_at_gate(self, step: int, loss: float, unigram_entropy: float) -> None:
+    def _check_unigram_entropy(self, step: int, loss: float, unigram_entropy: float) -> None:
         if step > (1 - GATE_WINDOW) * self.gate:
             self.recent.append(loss)
         if step < self.gate:
             return
-        self.gate = math.inf  # it is looked at once
+        self.gate = math.inf  # it is checked once
         average = sum(self.recent) / len(self.recent)
         if average > unigram_entropy - GATE_MARGIN:
             loss_name = "loss" if self.gate_metric in ("loss", "nll") else self.gate_metric
             self.warn(
-                f"step {step}: the {loss_name} ({average:.3f}) has not left the unigram entropy of the store "
-                f"({unigram_entropy:.3f}): nothing but word frequencies is learnt so far; narrow models need a "
+                f"step {step}: the {loss_name} ({average:.3f}) is not below the unigram entropy of the store "
+                f"({unigram_entropy:.3f}): the model has learned only token frequencies; narrow models need a "
                 "larger --model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
             )
 
 
 class _LiveHandler(logging.Handler):
-    """The program's log as lines above the live line."""
+    """Logging handler that prints records above the live line."""
 
     def __init__(self, live: LiveLine) -> None:
         super().__init__(logging.INFO)

@@ -1,8 +1,8 @@
-"""A run at a URL, gs://BUCKET/RUN: its checkpoints are read and written there, its small files on this machine.
+"""A run at a URL, gs://BUCKET/RUN: checkpoints are read and written there, small files are mirrored on this machine.
 
-A program that writes has the small files in a folder of the user's cache: fetched when the run is opened, so that what
-an earlier program left there never counts, and uploaded whole when they have changed. A program that reads fetches what
-it needs into a folder of its own, which goes when it ends. file:///DIRECTORY is reached in the same way.
+A program that writes keeps the small files in a directory of the user's cache. They are downloaded when the run is
+opened, which replaces what an earlier program left there, and uploaded when they have changed. A program that reads
+downloads what it needs into a temporary directory. file:///DIRECTORY works in the same way.
 """
 
 import atexit
@@ -23,26 +23,26 @@ from jaxlm.distributed.devices import user_cache
 from jaxlm.errors import InputError, RunError
 from jaxlm.runs.storage_errors import failure_reason
 
-LARGE = ("checkpoints", "kept")  # folders that Orbax alone reads and writes, where they lie
-LOCK = "lock"  # of the folder on this machine
+LARGE = ("checkpoints", "kept")  # directories that Orbax reads and writes at the URL
+LOCK = "lock"  # of the directory on this machine
 
 
 def is_url(place: Path | str) -> bool:
-    """Whether a run lies elsewhere."""
+    """Return whether a run is at a URL."""
     return isinstance(place, str) and "://" in place
 
 
 def entries(folder: epath.Path) -> Iterator[epath.Path]:
-    """What is in a folder; the object that makes an empty one visible in a bucket is listed by the folder's name."""
+    """Yield the entries of a directory, without the object that makes an empty directory visible in a bucket."""
     for entry in folder.iterdir():
         if entry.name != folder.name or entry.exists():
             yield entry
 
 
 class Mirror:
-    """The small files of the run at `url`. root: the run there; path: the folder here of a program that writes.
+    """Mirror of the small files of the run at `url`. root: the run there. path: the local directory for writing.
 
-    InputError for a URL that this machine cannot read.
+    Raises InputError for a URL that this machine cannot read.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,17 +53,17 @@ class Mirror:
         self._sent: dict[Path, tuple[int, int]] = {}
 
     def fetched(self) -> Path:
-        """A folder with what a program needs that reads the run: the files at the top and the tokenizer."""
+        """Download the top-level files and the tokenizer for reading, and return their temporary directory."""
         folder = Path(tempfile.mkdtemp(prefix="jaxlm-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         with self.reached():
             if not (self.root / "config.json").exists():
-                raise InputError(f"{self.url} is no run directory: it has no config.json; give the --run of one")
+                raise InputError(f"{self.url} is not a run directory: it has no config.json; give the URL of a run")
             _download(self.root, folder, lambda name: name == "tokenizer")
         return folder
 
     def fetch(self) -> None:
-        """Put what is there in the place of all that is here."""
+        """Replace the local files by those at the URL."""
         for old in self.path.iterdir():
             if old.name != LOCK:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -72,7 +72,7 @@ class Mirror:
         self._sent = {file: _version(file) for file in self._files()}
 
     def upload(self) -> None:
-        """Upload what has changed, in the order in which it was written."""
+        """Upload changed files, in the order in which they were written."""
         for file in self._files():
             version = _version(file)
             if self._sent.get(file) != version:
@@ -81,15 +81,15 @@ class Mirror:
 
     @contextlib.contextmanager
     def reached(self, kind: type[Exception] = InputError) -> Iterator[None]:
-        """Errors of the storage, whose kinds are many, as one line; a RunError where another try may do."""
+        """Convert errors of the storage to `kind`, or to RunError if a retry may succeed."""
         try:
             yield
         except (InputError, RunError):
             raise
         except Exception as error:
             raise (RunError if _is_away(error) else kind)(
-                f"{self.url} cannot be reached: {type(error).__name__}: {failure_reason(error)}; look at its name and "
-                "at your access to it, then give the same command again"
+                f"{self.url} cannot be reached: {type(error).__name__}: {failure_reason(error)}; check its name and "
+                "your access to it, then run the same command again"
             ) from error
 
     def _files(self) -> list[Path]:
@@ -98,7 +98,7 @@ class Mirror:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether the storage, or the way there, is down: its name and the access to it may well be right."""
+    """Return whether an error means that the storage or the network is down, not a wrong name or missing access."""
     client = type(error).__module__.partition(".")[0]
     code = getattr(error, "code", None)  # of gcsfs's errors
     down = isinstance(code, int) and (code == 429 or code >= 500)
@@ -110,20 +110,22 @@ def _root(url: str) -> epath.Path:
     if scheme == "file" and place.startswith("/") and place.strip("/"):
         return epath.Path(place)
     if scheme != "gs" or not all(place.partition("/")):
-        raise InputError(f"{url}: a run lies in a directory or at gs://BUCKET/RUN; give one of these")
+        raise InputError(f"--run must be a directory or gs://BUCKET/RUN, got {url}; give one of these")
     if importlib.util.find_spec("gcsfs") is None:
-        raise InputError(f"{url}: gs:// needs gcsfs, which is not installed: launch/setup.sh tpu, or pip install gcsfs")
+        raise InputError(
+            f"{url}: gs:// needs gcsfs, which is not installed; run launch/setup.sh tpu, or pip install gcsfs"
+        )
     import fsspec
 
-    os.environ.setdefault("EPATH_USE_TF", "false")  # one client for gs://, whatever else is installed
-    # What was listed once may have changed: TensorStore and the other processes write there too.
+    os.environ.setdefault("EPATH_USE_TF", "false")  # one client for gs://, also if TensorFlow is installed
+    # No cache of listings: TensorStore and the other processes write there too.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # failures reach the user as our line, not as a traceback
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # failures are reported as one line, without a traceback
     return epath.Path(url)
 
 
 def _download(source: epath.Path, target: Path, wanted: Callable[[str], bool]) -> None:
-    """Copy the files of a folder, and the folders in it that are wanted."""
+    """Copy the files of a directory, and its subdirectories for which `wanted` is true."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in entries(source):
         if not entry.is_dir():
@@ -133,7 +135,7 @@ def _download(source: epath.Path, target: Path, wanted: Callable[[str], bool]) -
 
 
 def _upload(file: Path, target: epath.Path) -> None:
-    """Copy a file; it is there whole or not at all, as objects of a store always are."""
+    """Copy a file atomically, as object storage always does."""
     if is_url(str(target)):
         epath.Path(file).copy(target, overwrite=True)
         return

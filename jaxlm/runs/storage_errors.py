@@ -1,4 +1,4 @@
-"""What storage says when a read or a write fails, in one line; TensorStore fills pages."""
+"""Errors of storage in one line; those of TensorStore fill pages."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ import jax
 
 from jaxlm.errors import RunError
 
-_WORDS = {"DATA_LOSS": "altered", "OUT_OF_RANGE": "cut short", "NOT_FOUND": "missing"}  # TensorStore's codes
+_WORDS = {"DATA_LOSS": "corrupted", "OUT_OF_RANGE": "truncated", "NOT_FOUND": "missing"}  # TensorStore's codes
 _NOT_DAMAGE = (
     "PERMISSION_DENIED",
     "UNAVAILABLE",
@@ -23,18 +23,18 @@ _NOT_DAMAGE = (
     "CANCELLED",
     "Forbidden",
 )
-_CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # of gs://: their errors say nothing of what lies there
+_CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # of gs://: their errors do not mean damaged files
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain."""
+    """Return the first error of a chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def failure_reason(error: BaseException) -> str:
-    """The telling part of an error's text, which TensorStore fills with its specifications."""
+    """Return the informative part of an error's text, without TensorStore's specifications."""
     text = " ".join(str(root_cause(error)).split()) or type(error).__name__
     for known in ("No space left on device", "Disk quota exceeded", "File too large"):
         if known in text:
@@ -47,7 +47,7 @@ def failure_reason(error: BaseException) -> str:
 
 
 def raise_unless_damage(place: PathLike, error: Exception) -> None:
-    """Pass on errors that do not say that the files at `place` are damaged: memory, rights, a server that is away."""
+    """Re-raise errors that do not mean damaged files at `place`: out of memory, permissions, an unreachable server."""
     if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
         raise error
     cause = root_cause(error)
@@ -57,7 +57,7 @@ def raise_unless_damage(place: PathLike, error: Exception) -> None:
 
 
 def not_a_file(directory: PathLike) -> str | None:
-    """The first thing below a local directory that is neither a file nor a directory: whoever reads a pipe waits."""
+    """Return the first path below a local directory that is not a file or directory; reading a pipe would block."""
     if "://" in str(directory):
         return None
     for folder, _, names in os.walk(str(directory)):
@@ -69,7 +69,7 @@ def not_a_file(directory: PathLike) -> str | None:
 
 
 def free_space(directory: PathLike) -> str:
-    """Room on the file system of `directory`, in brackets after a blank; nothing when that is unknown."""
+    """Return the free space of the file system of `directory` in parentheses, or an empty string if unknown."""
     try:
         return f" ({shutil.disk_usage(directory).free / 2**30:.3g} GiB free)"
     except OSError:
@@ -77,22 +77,22 @@ def free_space(directory: PathLike) -> str:
 
 
 def _keep_quiet_beside_failures() -> None:
-    """Keep what asyncio and TensorStore say about the reads and writes beside a failed one off the terminal.
+    """Silence asyncio and TensorStore about the other reads and writes after one has failed.
 
-    For as long as the process lives: it is said when the tasks are collected, at the interpreter's end even. The
-    failure itself reaches the user as our one line.
+    They report when the tasks are garbage-collected, possibly at interpreter exit, so this holds for the lifetime of
+    the process. The failure itself is raised as an error of one line.
     """
 
     def hook(unraisable: Any) -> None:
         coroutine_file = getattr(getattr(unraisable.object, "cr_code", None), "co_filename", "")
-        # The second is what TensorStore's threads meet after a failure.
+        # The second comes from TensorStore's threads after a failure.
         if "orbax" not in coroutine_file and str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
     before, sys.unraisablehook = sys.unraisablehook, hook
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # jaxlm has none of its own
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # jaxlm has no coroutines
 
 
 _keep_quiet_beside_failures()

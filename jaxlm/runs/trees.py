@@ -1,4 +1,4 @@
-"""Names for the leaves of a tree, and sentences about them."""
+"""Names of the leaves of a tree, and text about them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,18 +9,18 @@ PyTree = Any
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their path, written `params/backbone/blocks/0`; in the order of jax.tree.leaves."""
+    """Return the leaves of a tree by their path, as `params/backbone/blocks/0`, in the order of jax.tree.leaves."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name in leaves or not name:
-            raise ValueError(f"the leaf at {path} has no name of its own in its tree")
+            raise ValueError(f"the leaf at {path} must have a unique name in its tree")
         leaves[name] = leaf
     return leaves
 
 
 def nested_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `named_leaves`, as nested dictionaries whatever the tree was made of."""
+    """Return the inverse of `named_leaves`, always as nested dictionaries."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *parents, last = name.split("/")
@@ -32,11 +32,11 @@ def nested_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shape_and_type(leaf: Any) -> str:
-    """`float32[16, 4]`."""
+    """Return the dtype and shape of a leaf as `float32[16, 4]`."""
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """The first names, and how many there are beside them."""
+    """Return the first `most` names, followed by the number of the others."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
