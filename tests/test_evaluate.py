@@ -209,7 +209,7 @@ def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypa
     short = one_score(loaded, "The cat").log_probability
     said, within = command(evaluate.main, monkeypatch, capsys, *words)
     assert within["log_probability"] == pytest.approx(one_score(loaded, text).log_probability + short, rel=1e-5)
-    assert f"1 texts in pieces: {run}@7 was trained on 16 of its 48 positions; --beyond-length uses" in said
+    assert f"1 texts scored in chunks: {run}@7 was trained on 16 of its 48 positions; --beyond-length uses" in said
     said, beyond = command(evaluate.main, monkeypatch, capsys, *words, "--beyond-length")
     whole = one_score(loaded, text, positions=48).log_probability + short
     assert beyond["log_probability"] == pytest.approx(whole, rel=1e-5) and "pieces" not in said
@@ -300,18 +300,20 @@ def test_lists_of_choices_and_labels_spelt_otherwise(run, tmp_path, monkeypatch,
         "right",
     )
     assert found["accuracy"] == same["accuracy"] and found["rows"] == 3
-    with pytest.raises(InputError, match=r"line 2: the label '2' is none of the 2 choices, 0, 1; .*--label-names"):
+    with pytest.raises(
+        InputError, match=r"line 2: the label must be one of the 2 choices, 0, 1, got '2'; .*--label-names"
+    ):
         command(evaluate.main, monkeypatch, capsys, *words)
 
 
 def test_score_refuses_what_it_cannot_read(run, tmp_path, monkeypatch, capsys):
     file = write_rows(tmp_path / "in.jsonl", CHOICES)
     for words, rule in (
-        ([], "name the one to score with --fields"),
+        ([], "--fields must be given for .*name the field to score"),
         (["--fields", "a", "c"], "line 1 has no field 'c'"),
-        (["--fields", "a", "--label", "right"], "two --fields or more"),
-        (["--fields", "a", "a"], "named twice"),
-        (["--fields", "a", "b", "--choice-list", "l"], "give one of them"),
+        (["--fields", "a", "--label", "right"], "--label needs several choices"),
+        (["--fields", "a", "a"], "--fields must be distinct, got a a"),
+        (["--fields", "a", "b", "--choice-list", "l"], "must not both be given"),
     ):
         with pytest.raises(InputError, match=rule):
             command(evaluate.main, monkeypatch, capsys, "score", "--run", run, "--input", file, *words)

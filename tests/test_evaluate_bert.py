@@ -295,9 +295,9 @@ def test_what_an_encoder_cannot_do_is_one_line(tmp_path, vocabulary, run, comman
         command(evaluate.main, "score", "--run", causal, "--input", text)
     with pytest.raises(InputError, match=r"put \[MASK\] into the prompt"):
         command(generate.main, "--run", run, "--prompt", "ba")
-    with pytest.raises(InputError, match="an ensemble has two runs or more"):
+    with pytest.raises(InputError, match="an ensemble must have at least two runs"):
         command(evaluate.main, "ensemble", tuned)
-    with pytest.raises(InputError, match="was not trained on the rows|is not of the same task"):
+    with pytest.raises(InputError, match="was not trained on the rows|must be of the same task"):
         command(evaluate.main, "ensemble", tuned, other)
-    with pytest.raises(InputError, match=r"--layers 3: from -2 to 1"):
+    with pytest.raises(InputError, match="--layers must be from -2 to 1, got 3"):
         command(evaluate.main, "features", "--run", run, "--input", text, "--output", tmp_path / "o", "--layers", 3)

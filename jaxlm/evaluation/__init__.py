@@ -1,1 +1,1 @@
-"""What `jaxlm.evaluate` does: a module for each of its commands, and what they share."""
+"""Commands of `jaxlm.evaluate`: one module each, and what they share."""

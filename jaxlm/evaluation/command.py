@@ -1,4 +1,4 @@
-"""What the evaluations share: their arguments, where figures go, progress."""
+"""Arguments, output and progress that the evaluations share."""
 
 import contextlib
 import json
@@ -23,19 +23,21 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What every evaluation has."""
+    """Arguments of every evaluation."""
 
     run: str
     """A run, RUN or RUN@STEP."""
     batch_size: int | None = None
-    """Sequences that run together; it does not change the figures."""
+    """Sequences in a batch; the results do not depend on it."""
     output: Path | None = None
-    """A file for the results: a JSON object, or JSONL with a line a row."""
+    """A file for the results: a JSON object, or JSONL with one line per row."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def batch_size_for(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:
+    """Return the batch size of the arguments, or the default of the run, rounded for the mesh."""
+    """Return the batch size of the arguments, or the default of the run, rounded for the mesh."""
     if arguments.batch_size is not None:
         check_batch(arguments.batch_size, 1, mesh)
         return arguments.batch_size
@@ -44,11 +46,13 @@ def batch_size_for(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> i
 
 
 class Counted(Progress):
-    """Progress that counts by itself."""
+    """Progress with a counter."""
 
     done = 0
 
     def count(self, value: Any) -> Any:
+        """Count one item and return it."""
+        """Count one item and return it."""
         self.done += 1
         self.update(self.done)
         return value
@@ -56,6 +60,8 @@ class Counted(Progress):
 
 @contextlib.contextmanager
 def progress_of(what: str, total: int | None = None, *, active: bool = True) -> Iterator[Counted]:
+    """Show a progress line on process 0 while the block runs."""
+    """Show a progress line on process 0 while the block runs."""
     progress = Counted(what, total, active=active and jax.process_index() == 0)
     yield progress
     if progress.done and active:
@@ -64,25 +70,31 @@ def progress_of(what: str, total: int | None = None, *, active: bool = True) -> 
 
 @contextlib.contextmanager
 def output_file(path: Path | None) -> Iterator[TextIO]:
-    """A file that has its name once it is whole; nowhere without a path, and on processes other than the first."""
+    """Open `path` for an atomic write, or the null device without a path or on processes other than 0."""
     if path is None or jax.process_index() > 0:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            yield nowhere
+        with open(os.devnull, "w", encoding="utf-8") as null:
+            yield null
         return
     with atomic_output(path) as file:
         yield file
 
 
 def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write metrics as JSON to `path`, if there is one."""
+    """Write metrics as JSON to `path`, if there is one."""
     if path is not None:
         with output_file(path) as file:
             file.write(figures_json(figures) + "\n")
 
 
 def figures_json(figures: dict[str, Any]) -> str:
+    """Return metrics as one line of JSON, with NaN and infinities as strings."""
+    """Return metrics as one line of JSON, with NaN and infinities as strings."""
     return json.dumps(finite(figures), ensure_ascii=False, allow_nan=False)
 
 
 def say(*lines: str) -> None:
+    """Print lines on process 0."""
+    """Print lines on process 0."""
     if jax.process_index() == 0:
         print(*lines, sep="\n", flush=True)

@@ -1,8 +1,8 @@
-"""Several fine-tuned runs as one: their outputs on the same rows, averaged (Devlin et al. 2019, table 2's ensembles).
+"""Ensemble of fine-tuned runs: the average of their outputs on the same rows (Devlin et al. 2019, table 2).
 
-Probabilities are averaged for classes, choices and tags, numbers for scores, and logits for spans, whose windows are
-compared by them. Spans and tags belong to tokens, so such runs must have read the same ones. The score that an answer
-needs above that of none is the ensemble's own, tuned on the runs' dev split; elsewhere each run alone has its own.
+Probabilities are averaged for classes, choices and tags, numbers for scores, and logits for spans, as windows are
+compared by logits. Outputs for spans and tags are per token, so such runs must share the tokenizer and the length. The
+threshold of the score for unanswerable questions is tuned for the ensemble on the dev split of the runs.
 """
 
 import json
@@ -44,36 +44,36 @@ from jaxlm.training.compiled import CompiledStep
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """Fine-tuned runs of one task as one, by averaged probabilities (numbers for scores, logits for spans)."""
+    """Average of fine-tuned runs of one task: of probabilities, of numbers for scores, of logits for spans."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Runs, RUN or RUN@STEP."""
     input: Path | None = None
-    """A labelled file of the task; unless given the parts that the runs themselves were evaluated on."""
+    """A labelled file of the task. Default: the splits that the runs were evaluated on."""
     batch_size: int | None = None
-    """Sequences that run together; it does not change the figures."""
+    """Sequences in a batch; the results do not depend on it."""
     output: Path | None = None
-    """A directory for predictions.jsonl and what else the task writes."""
+    """A directory for predictions.jsonl and the other files of the task."""
     errors: Errors = "strict"
-    """Bytes that are not UTF-8 in --input: stop and name them, or put U+FFFD in their place."""
+    """Bytes in --input that are not UTF-8: fail and name them, or replace them by U+FFFD."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one run says of each part: the rows as it read them, and its outputs."""
+    """Outputs of one run: the encoded rows of each split, and its predictions."""
 
     run: str
     task: Task
     encoded: dict[str, Encoded]
     labelled: dict[str, SplitPredictions]
     reads: tuple[Any, ...]
-    """What its rows depend on, where they are windows or pieces."""
+    """Everything that the tokens of its rows depend on."""
 
 
 def opinion(run: LoadedRun, parts: dict[str, Split], *, mesh: Mesh, batch_size: int) -> Opinion:
-    """Label every part with one run."""
+    """Predict every split with one run."""
     task, config, network = run.tuned("evaluate ensemble")
     limit = config.length or run.model.max_length
     lengths = standard_lengths(limit)
@@ -90,23 +90,27 @@ def opinion(run: LoadedRun, parts: dict[str, Split], *, mesh: Mesh, batch_size: 
 
 
 def check_agreement(opinions: Sequence[Opinion]) -> None:
-    """Refuse runs of other tasks, and of spans or tags those that read other tokens."""
+    """Raise InputError for runs of other tasks and, for spans and tags, runs with other tokens."""
     first = opinions[0]
-    what = lambda task: (task.name, task.kind, task.labels, task.mean, task.deviation, task.no_answer)  # noqa: E731
+
+    def identity(task: Task) -> tuple[Any, ...]:
+        return task.name, task.kind, task.labels, task.mean, task.deviation, task.no_answer
+
     for other in opinions[1:]:
-        if what(other.task) != what(first.task):
+        if identity(other.task) != identity(first.task):
             raise InputError(
-                f"{other.run} is not of the same task and labels as {first.run}: an ensemble is of one task"
+                f"all runs must be of the same task, with the same labels, got {other.run} beside {first.run}; leave "
+                "one out"
             )
         if first.task.kind in ("span", "tagging") and other.reads != first.reads:
             raise InputError(
-                f"{other.run} reads with another tokenizer, length or options than {first.run}: outputs of a "
-                f"{first.task.kind} task are averaged token by token, so these must be the same"
+                f"all runs of a {first.task.kind} task must have the same tokenizer, length and options, got "
+                f"{other.run} beside {first.run}; leave one out"
             )
 
 
 def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
-    """The outputs of all runs as those of one: for each row the mean, or the logarithm of the mean probabilities."""
+    """Return the averaged outputs: for each row the mean, or the logarithm of the mean probabilities."""
     rows = [np.stack([np.asarray(row, np.float64) for row in of_runs]) for of_runs in zip(*outputs, strict=True)]
     if kind in ("regression", "span"):
         return [row.mean(axis=0) for row in rows]
@@ -114,13 +118,13 @@ def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]
 
 
 def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
-    """The parts that runs were evaluated on, read again from the files of the first.
+    """Read again the splits that runs were evaluated on, from the files of the first run.
 
-    InputError where these have changed, where a run was trained on other rows (the others' dev may be among them) or
-    imported.
+    Raises InputError if the files have changed, if a run was imported, or if it was trained on other rows, which may
+    include the dev split of the other runs.
     """
     if imported := [run for run in runs if "published" in run.config]:
-        raise InputError(f"{imported[0].name} was imported and has no rows of its own; name a file with --input")
+        raise InputError(f"{imported[0].name} was imported and has no splits of its own; name a file with --input")
     if others := [run for run in runs if "task" not in run.config]:
         raise InputError(f"{others[0].name} must be a fine-tuned run; name another run")
     saved = runs[0].config
@@ -134,14 +138,14 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     for run in runs:
         if run.config["fingerprints"].get("task_data") != data.fingerprint():
             raise InputError(
-                f"{run.name} was not trained on the rows that the files of {runs[0].name} hold now; name a file to "
-                "label with --input"
+                f"{run.name} was not trained on the rows that the files of {runs[0].name} contain now; name a file "
+                "with --input"
             )
     return {part: split for part, split in data.splits.items() if part != "train"}
 
 
 def with_dev(parts: dict[str, Split], runs: Sequence[RunDirectory], task: Task) -> tuple[dict[str, Split], str]:
-    """`parts` and the part that a threshold is tuned on, from the first run whose files still hold it; or why none."""
+    """Return `parts` with the split for tuning a threshold, from the first run that still has it, or a reason."""
     why = ""
     for run in runs:
         try:
@@ -158,10 +162,10 @@ def together(task: Task, opinions: Sequence[Opinion], part: str, threshold: floa
 
 
 def shared_threshold(task: Task, opinions: Sequence[Opinion], why_no_dev: str) -> float:
-    """The score that an answer of the ensemble needs above that of none, whatever the order of the runs.
+    """Return the threshold for unanswerable questions, independent of the order of the runs.
 
-    It is tuned on the part that the runs' own were tuned on; where that is not at hand it is their mean, as an averaged
-    score is offset by the mean of the runs' offsets.
+    It is tuned on the split that the runs' own thresholds were tuned on. Without that split it is their mean, as the
+    offset of an averaged score is the mean of the runs' offsets.
     """
     if task.selects in opinions[0].encoded:
         return together(task, opinions, task.selects, None).metrics["threshold"]
@@ -173,20 +177,22 @@ def shared_threshold(task: Task, opinions: Sequence[Opinion], why_no_dev: str) -
 
 
 def figures_alone(one: Opinion, part: str) -> dict[str, float]:
-    """A single run's figures: on the part that selects its threshold is tuned there, elsewhere it is its own."""
+    """Return the metrics of a single run, with its threshold tuned on the selection split, else its saved one."""
     own = one.task.threshold or 0.0 if one.task.no_answer and part != one.task.selects else None
     return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].metrics
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
-    shares = np.exp(x - x.max(axis=-1, keepdims=True))
-    return shares / shares.sum(axis=-1, keepdims=True)
+    unnormalized = np.exp(x - x.max(axis=-1, keepdims=True))
+    return unnormalized / unnormalized.sum(axis=-1, keepdims=True)
 
 
 def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
-    """Figures of the averaged outputs, beside those of each run."""
+    """Return the metrics of the averaged outputs and of each run."""
     if len(arguments.runs) < 2:
-        raise InputError(f"{' '.join(arguments.runs) or 'no runs'}: an ensemble has two runs or more")
+        raise InputError(
+            f"an ensemble must have at least two runs, got {' '.join(arguments.runs) or 'none'}; name more"
+        )
     mesh = make_mesh(arguments.mesh)
     first = load_run(arguments.runs[0], mesh=mesh)
     task, _, _ = first.tuned("evaluate ensemble")
@@ -199,7 +205,9 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             tuned_on, why_no_dev = with_dev(parts, directories, task)
     opinions = []
     with use_mesh(mesh):
-        for number, name in enumerate(arguments.runs):  # one after the other: their parameters need not fit together
+        for number, name in enumerate(
+            arguments.runs
+        ):  # one at a time: their parameters need not fit in memory together
             run = first if number == 0 else load_run(name, mesh=mesh)
             opinions.append(opinion(run, tuned_on, mesh=mesh, batch_size=batch_size_for(arguments, run, mesh)))
     check_agreement(opinions)

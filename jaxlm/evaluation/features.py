@@ -1,8 +1,8 @@
-"""Features: what chosen layers of an encoder give for each token (google-research/bert, `extract_features.py`).
+"""Features of each token from chosen layers of an encoder (google-research/bert, `extract_features.py`).
 
-A line of the output is the original's: {"linex_index": n, "features": [{"token": PIECE, "layers": [{"index": LAYER,
-"values": [...]}, ...]}, ...]}, values rounded to six decimals. Layer -1 is the last, 0 are the embeddings after their
-norm (the original counts its layers from 0 and has no embeddings).
+One line per text, in the original's format: {"linex_index": n, "features": [{"token": PIECE, "layers": [{"index":
+LAYER, "values": [...]}, ...]}, ...]}, values rounded to six decimals. Layer -1 is the last, 0 are the embeddings after
+their norm (the original numbers its layers from 0 and has no embeddings).
 """
 
 import json
@@ -30,35 +30,35 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained
 
-PARTED = " ||| "  # between the two texts of a line; its last one, as the original's greedy pattern has it
+SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern
 DECIMALS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesOf(Evaluation):
-    """What chosen layers of an encoder give for each token, as JSON lines like google-research/bert's."""
+    """Features of each token from chosen layers of an encoder, as JSON lines in the format of google-research/bert."""
 
     input: str
-    """A text file with a sentence, or two parted by ` ||| `, a line; - is standard input."""
+    """A text file with one sentence, or two separated by ` ||| `, per line. - is standard input."""
     layers: tuple[int, ...] = (-1, -2, -3, -4)
-    """Which: -1 is the last, 0 are the embeddings."""
+    """Layers: -1 is the last, 0 are the embeddings."""
     length: int | None = None
-    """Longest sequence; longer ones are cut and counted. The trained length unless given."""
+    """Longest sequence; longer ones are truncated and counted. Default: the trained length."""
     beyond_length: bool = False
-    """Let --length use positions of the model's table that were never trained."""
+    """Allow a --length with untrained position embeddings."""
     errors: Errors = "strict"
-    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 class TokenFeatures(NamedTuple):
-    """A text's pieces, CLS and SEP among them, and float32 (pieces, layers, D). cut: whether it was too long."""
+    """Tokens of a text with CLS and SEP, and values, float32 (tokens, layers, D). cut: whether it was truncated."""
 
     pieces: list[str]
     values: np.ndarray
     cut: bool
 
     def to_json(self, index: int, layers: Sequence[int]) -> dict[str, Any]:
-        """The original's line."""
+        """Return the line of the output."""
         rounded = np.round(self.values.astype(np.float64), DECIMALS).tolist()
         features = [
             {
@@ -81,12 +81,12 @@ class _Rows:
 
 
 def check_layers(model: Model, layers: Sequence[int]) -> None:
-    """Refuse layers that the model has not."""
+    """Raise InputError for a layer that the model does not have."""
     most = model.config.num_layers
     for layer in layers:
         if not -most - 1 <= layer <= most:
             raise InputError(
-                f"--layers {layer}: from {-most - 1} to {most}; 0 are the embeddings, -1 is the last layer"
+                f"--layers must be from {-most - 1} to {most}, got {layer}; 0 are the embeddings, -1 is the last layer"
             )
 
 
@@ -101,9 +101,9 @@ def token_features(
     batch_size: int,
     length: int,
 ) -> Iterator[TokenFeatures]:
-    """The features of each text (two where ` ||| ` parts them), in order, a batch at a time.
+    """Yield the features of each text, or pair of texts separated by ` ||| `, in order.
 
-    Every process must call this with the same texts. InputError for a layer that is not there.
+    Every process must call this with the same texts. Raises InputError for a layer that does not exist.
     """
     check_batch(batch_size, 1, mesh)
     check_layers(model, layers)
@@ -128,7 +128,7 @@ def token_features(
 
 
 def _arranged(tokenizer: Tokenizer, text: str, length: int) -> tuple[list[int], int, bool]:
-    parts = [tokenizer.encode(part) for part in text.rsplit(PARTED, 1)]
+    parts = [tokenizer.encode(part) for part in text.rsplit(SEPARATOR, 1)]
     form: Any = "single" if len(parts) == 1 else "entailment"
     (ids,), (second,), cut = arrange_segments(parts, [], form, tokenizer.specials, length)
     return list(ids), int(second), cut
@@ -145,13 +145,13 @@ def _padded(sequences: Sequence[list[int]], seconds: Sequence[int], batch_size: 
 
 
 def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
-    """The states of chosen layers, a line of JSON a sentence."""
+    """Write the features of each line of the input, and return counts."""
     if arguments.output is None:
-        raise InputError("--output is not given: features are many numbers; name a file for them")
+        raise InputError("--output must be given for features; name a file")
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     if run.model.family.context == "causal":
-        raise InputError(f"{run.path} is a decoder (gpt): evaluate features needs an encoder (bert)")
+        raise InputError(f"--run must be an encoder (bert) for evaluate features, got the decoder {run.path}")
     length = arguments.length or run.positions(beyond=arguments.beyond_length)
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
@@ -173,6 +173,6 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
             file.write(json.dumps(found.to_json(count, arguments.layers), ensure_ascii=False) + "\n")
             count, tokens, cut = count + 1, tokens + len(found.pieces), cut + found.cut
             progress.count(None)
-    say(f"{run.name} on {name}: {count:,} lines, {tokens:,} tokens, {cut} lines cut to {length} tokens")
+    say(f"{run.name} on {name}: {count:,} lines, {tokens:,} tokens, {cut} lines truncated to {length} tokens")
     figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(arguments.layers)}
     return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures

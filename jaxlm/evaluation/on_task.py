@@ -1,4 +1,4 @@
-"""`evaluate task`: how well a fine-tuned run labels another labelled file."""
+"""`evaluate task`: metrics of a fine-tuned run on another labelled file."""
 
 import json
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ from jaxlm.training.compiled import CompiledStep
 
 @dataclass(frozen=True, kw_only=True)
 class OnTask(Evaluation):
-    """How well a fine-tuned run labels another labelled file of its task."""
+    """Metrics of a fine-tuned run on another labelled file of its task."""
 
     input: Path
     """TSV with a header, CSV or JSONL with the task's columns and labels, or a file in the task's own format."""
     errors: Errors = "strict"
-    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 def evaluate_task(arguments: OnTask) -> dict[str, Any]:
-    """The task's metrics on another labelled file."""
+    """Return the task's metrics on another labelled file."""
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     task, config, network = run.tuned("evaluate task")
     split = read_labelled(arguments.input, task, errors=arguments.errors)
     if not split.labelled:
-        raise InputError(f"{arguments.input} has no labels: python -m jaxlm.predict labels new rows")
+        raise InputError(f"--input must have labels, got {arguments.input}; use python -m jaxlm.predict for new rows")
     limit = config.length or run.model.max_length
     encoded = encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format)
     lengths = standard_lengths(limit)
@@ -53,9 +53,9 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
     say(
         f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
-        f"read, {len(split.dropped)} dropped, {encoded.truncated} cut to {limit} tokens",
+        f"read, {len(split.dropped)} dropped, {encoded.truncated} truncated to {limit} tokens",
         *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
-        *([] if task.positive is None else [f"  f1 is that of the label {task.positive!r}"]),
+        *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
     )
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
     positive = {} if task.positive is None else {"positive": task.positive}
@@ -63,7 +63,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
 
 
 def label_of(example: Any) -> Any:
-    """What an example's file says is right: a label or score, the texts of the answers, the tags."""
+    """Return the gold label of an example: a label or score, the texts of the answers, or the tags."""
     if isinstance(example, SpanExample):
         return [text for text, _ in example.answers or ()]
     return list(example.tags or ()) if isinstance(example, TaggedSentence) else example.label

@@ -1,4 +1,4 @@
-"""`evaluate perplexity`: how well a text that was prepared as a token store is predicted."""
+"""`evaluate perplexity`: perplexity of a language model on token stores."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from jaxlm.training.trained_length import check_trained
 
 @dataclass(frozen=True)
 class Stores:
-    """The text to evaluate on."""
+    """Text to evaluate on."""
 
     store: tuple[str, ...]
     """Token stores, made with the run's tokenizer; they count as one text."""
@@ -33,23 +33,23 @@ class Stores:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(Evaluation):
-    """How well a text is predicted: every token of the stores once."""
+    """Perplexity on token stores, every token predicted once."""
 
     data: Stores
     length: int | None = None
-    """Tokens in a row, which see nothing of the row before; the run's own unless given."""
+    """Tokens in a row. Default: the length of the run."""
     layout: Literal["windows", "packed", "streams"] | None = None
-    """Layout of the text in rows. windows: every row by itself. packed: every document by itself. streams: a model with
-    a state carries it from row to row. Default: the layout of the run."""
+    """Layout of the text in rows. windows: each row is independent. packed: each document is independent. streams: a
+    model with a state carries it from row to row. Default: the layout of the run."""
     beyond_length: bool = False
-    """Let --length use positions of the model's table that were never trained."""
+    """Allow a --length with untrained position embeddings."""
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
-    """Perplexity and its kin over whole stores."""
+    """Return perplexity, bits per byte and accuracy on whole stores."""
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation figures in its metrics.jsonl"
+    remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
     model = run.decoder("evaluate perplexity", remedy)
     stores = tuple(open_store(path) for path in arguments.data.store)
     for store in stores:
@@ -78,10 +78,10 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     say(
         f"{run.name} on {', '.join(str(store.path) for store in stores)}: {figures['tokens']:,} tokens, {words:,} "
         f"words, {size:,} bytes, in {LAYOUTS[layout]} of {length}",
-        f"  loss            {figures['validation_loss']:.4f} nats a token (from frequencies alone: {entropy:.4f})",
-        f"  perplexity      {figures['perplexity']:.3f} a token, {figures['word_perplexity']:.3f} a word",
+        f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
+        f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
-        f"  accuracy        {figures['accuracy']:.4f} of the next tokens",
+        f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
         *(f"  note: {note}" for note in text_notes(run.tokenizer.kind)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
@@ -91,12 +91,12 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
 
 
 def check_store(store: Store, run: LoadedRun) -> None:
-    """Refuse a store made with another tokenizer; a fine-tuned run's may have grown special tokens at its end."""
+    """Raise InputError for a store of another tokenizer, apart from special tokens that fine-tuning added."""
     tokenizer = store.tokenizer()
     specials = run.tokenizer.specials
     grown = tokenizer.with_specials(sorted(specials, key=lambda role: specials[role]))
     if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
         raise InputError(
             f"{store.path} was made with another tokenizer ({tokenizer.fingerprint[:12]}) than {run.path} "
-            f"({run.tokenizer.fingerprint[:12]}): prepare the text again with the run's, --tokenizer store:{run.path}"
+            f"({run.tokenizer.fingerprint[:12]}); prepare the text again with --tokenizer store:{run.path}"
         )

@@ -1,4 +1,4 @@
-"""`evaluate score`: log-probabilities of sentences and choices, fillings of [MASK]."""
+"""`evaluate score`: log-probabilities of sentences and choices, and predictions for [MASK]."""
 
 import collections
 import math
@@ -27,22 +27,22 @@ from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Evaluation, RowsToScore):
-    """The log-probability of each sentence or choice of a file, in nats, from the language model alone.
+    """Log-probability of each sentence or choice of a file under the language model, in nats.
 
-    An encoder gives pseudo-log-likelihoods, each token being masked in turn; a sentence with [MASK] gets fillings.
+    An encoder gives pseudo-log-likelihoods, masking one token at a time, and predictions for [MASK] in a sentence.
     """
 
     top: int = 5
-    """Fillings of each [MASK]."""
+    """Predictions for each [MASK]."""
     beyond_length: bool = False
-    """Use positions of the model's table that were never trained, where a text is longer than what was."""
+    """Use untrained position embeddings for texts longer than the trained length."""
 
 
 def evaluate_score(arguments: Scoring) -> dict[str, Any]:
-    """Log-probabilities of sentences or choices, row by row."""
+    """Return the sum of log-probabilities and the accuracies, writing one line per row."""
     check_rows(arguments)
     if arguments.top < 1:
-        raise InputError(f"--top {arguments.top}: a number above 0")
+        raise InputError(f"--top must be positive, got {arguments.top}")
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     batch_size = batch_size_for(arguments, run, mesh)
@@ -88,9 +88,9 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     given = "their context" if arguments.context and run.model.family.context == "causal" else given
     say(
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
-        f"  log-probability {mean:.4f} nats a token, {total:.2f} in all",
+        f"  log-probability {mean:.4f} nats per token, {total:.2f} in total",
         *([] if not tally.rows else [f"  accuracy        {tally.by_sum:.4f} by sum, {tally.by_mean:.4f} per token"]),
-        *([f"  {longer:,} texts in pieces: {run.limit}"] if longer and positions < run.model.max_length else []),
+        *([f"  {longer:,} texts scored in chunks: {run.limit}"] if longer and positions < run.model.max_length else []),
     )
     figures: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
     if tally.rows:
@@ -100,14 +100,14 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
 
 
 def _positions(one: Scored | MaskedText) -> int:
-    """The positions that a sequence takes at once: of a decoder's all but the last token, of an encoder's CLS and SEP
-    too.
+    """Return the number of positions of a sequence: all but the last token in a decoder, with CLS and SEP in an
+    encoder.
     """
     return len(one.ids) - 1 if isinstance(one, Scored) else len(one.ids) + 2
 
 
 def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, positions: int) -> tuple[Any, Any, str]:
-    """How a text becomes what is scored, how many of these are answered in order, and what each token is given."""
+    """Return a function that encodes a text, one that scores encoded texts in order, and the context of each token."""
     if run.model.family.context == "bidirectional":
         model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
         return (
@@ -122,7 +122,7 @@ def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, 
                 top=top,
                 positions=positions,
             ),
-            "all others of their sentence",
+            "all other tokens of their sentence",
         )
     left = run.left
     decoder = run.model

@@ -1,4 +1,4 @@
-"""Rows of a file whose sentences or choices a language model scores, and how often it likes the right choice best."""
+"""Rows of a file with sentences or choices to score, and the accuracy of the most likely choice."""
 
 import dataclasses
 import math
@@ -19,33 +19,33 @@ from jaxlm.tasks.task import Quoting
 
 @dataclass(frozen=True, kw_only=True)
 class RowsToScore:
-    """Which of a file's fields are scored, and what stands before them."""
+    """Fields of a file to score, and their context."""
 
     input: str
-    """A text file with a sentence a line; or a JSONL, CSV or TSV file with --fields. - is standard input."""
+    """A text file with one sentence per line, or a JSONL, CSV or TSV file with --fields. - is standard input."""
     fields: tuple[str, ...] = ()
-    """The field or column to score. Several are choices, of which the most likely is named."""
+    """The field or column to score. Several are choices; the most likely is reported."""
     choice_list: str | None = None
-    """Of JSONL, a field that holds the choices as a list, in place of --fields; they are called 0, 1, …"""
+    """A JSONL field with the choices as a list, instead of --fields; their names are 0, 1, …"""
     context: str | None = None
-    """A field that stands before each, and is not scored itself."""
+    """A field that precedes each text and is not scored."""
     separator: str = " "
-    """What parts the context from what follows."""
+    """Separator between the context and the text."""
     label: str | None = None
-    """A field that says which choice is right; then accuracies are reported."""
+    """A field with the correct choice. Accuracies are then reported."""
     label_names: tuple[str, ...] = ()
-    """How the label spells each choice, in their order; the names of the fields unless given."""
+    """The label of each choice, in order. Default: the names of the fields."""
     by: Literal["sum", "per-token"] = "sum"
-    """Which choice is the most likely: by the sum over its tokens, or by their mean."""
+    """Score of a choice. sum: log-probability of its tokens. per-token: their mean."""
     quoting: Quoting = "none"
-    """Of a TSV: fields are taken as they are, or may be wrapped in double quotes (csv)."""
+    """Quoting in a TSV. none: fields are read literally. csv: fields may be in double quotes."""
     errors: Errors = "strict"
-    """Bytes that are not UTF-8: stop and name them, or put U+FFFD in their place."""
+    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A row of a file: its sentence or its choices by name, what is to be scored of each, and the right one's name."""
+    """Row of a file: its sentence or named choices, the encoded sequences, and the name of the correct choice."""
 
     line: int
     texts: tuple[str, ...]
@@ -55,9 +55,9 @@ class ScoredRow:
 
 
 def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]) -> Iterator[ScoredRow]:
-    """The rows of the input, as they come. Blank lines of a text file are left out.
+    """Yield the rows of the input, without blank lines of a text file.
 
-    encode: (text, context, separator) -> what is to be scored, as the model takes it.
+    encode: (text, context, separator) -> encoded sequence.
     """
     if not arguments.fields and arguments.choice_list is None:
         name = "standard input" if arguments.input == "-" else arguments.input
@@ -84,8 +84,8 @@ def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]
         label = None if example.label is None else str(example.label)
         if len(names) != len(texts) or (label is not None and label not in names):
             raise InputError(
-                f"{reader.name} line {number}: the label {label!r} is none of the {len(texts)} choices, "
-                f"{', '.join(names)}; say how the label spells them, in their order, with --label-names"
+                f"{reader.name} line {number}: the label must be one of the {len(texts)} choices, {', '.join(names)}, "
+                f"got {label!r}; give the label of each choice, in order, with --label-names"
             )
         before = example.texts[0] if arguments.context else ""
         sequences = tuple(encode(text, before, arguments.separator) for text in texts)
@@ -94,7 +94,7 @@ def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]
 
 
 def row_result(index: int, row: ScoredRow, found: Sequence[Score], by: str, several: bool) -> dict[str, Any]:
-    """A line of the output: log-probability and tokens of the sentence, or of each choice by its name."""
+    """Return a line of the output: log-probability and tokens of the sentence, or of each choice by name."""
     if not several:
         return {"index": index, "log_probability": found[0].log_probability, "tokens": found[0].tokens}
     best = int(np.argmax([_merit(score, by) for score in found]))
@@ -109,7 +109,7 @@ def row_result(index: int, row: ScoredRow, found: Sequence[Score], by: str, seve
 
 @dataclass
 class Tally:
-    """How often the right choice was the most likely; where n are equally likely it counts 1/n."""
+    """Accuracy of the most likely choice; n equally likely choices count 1/n each."""
 
     rows: int = 0
     right: dict[str, float] = dataclasses.field(default_factory=lambda: {"sum": 0.0, "per-token": 0.0})
@@ -139,24 +139,26 @@ def _merit(score: Score, by: str) -> float:
 
 
 def row_text(line: dict[str, Any], row: ScoredRow, found: Sequence[Score], several: bool) -> str:
-    """The same for people."""
+    """Return the line of a row as text."""
     if not several:
-        return f"{found[0].log_probability:12.4f} {found[0].per_token:9.4f} a token  {row.texts[0]}"
+        return f"{found[0].log_probability:12.4f} {found[0].per_token:9.4f} per token  {row.texts[0]}"
     parts = (f"{name} {score.log_probability:.4f}" for name, score in zip(row.names, found, strict=True))
     return f"{line['index']:6d}  {line['most_likely']}  ({', '.join(parts)})"
 
 
 def check_rows(arguments: RowsToScore) -> None:
-    """Refuse settings that do not go together."""
+    """Raise InputError for conflicting arguments."""
     suffix = Path(arguments.input).suffix.lower()
     if arguments.fields and arguments.choice_list:
-        raise InputError("--fields and --choice-list: give one of them")
+        raise InputError("--fields and --choice-list must not both be given; leave one out")
     rows = bool(arguments.fields or arguments.choice_list)
     if not rows and suffix in (*JSON_SUFFIXES, ".csv", ".tsv"):
-        raise InputError(f"{arguments.input} has fields: name the one to score with --fields, or several as choices")
+        raise InputError(
+            f"--fields must be given for {arguments.input}; name the field to score, or several as choices"
+        )
     if not rows and (arguments.label or arguments.context):
-        raise InputError("--label and --context name fields: give --fields too, the field or fields to score")
+        raise InputError("--label and --context need --fields; give the field or fields to score")
     if arguments.label and len(arguments.fields) == 1:
-        raise InputError("--label says which of several choices is right: give two --fields or more")
+        raise InputError("--label needs several choices, got one of --fields; give two or more")
     if len(set(arguments.fields)) < len(arguments.fields):
-        raise InputError(f"--fields {' '.join(arguments.fields)}: a field is named twice")
+        raise InputError(f"--fields must be distinct, got {' '.join(arguments.fields)}; leave out the duplicate")
