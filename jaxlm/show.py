@@ -1,8 +1,8 @@
-"""Show what a program sees: `python -m jaxlm.show STORE|RUN|CONFIG`.
+"""Show a token store, a run or the batch of a step: `python -m jaxlm.show STORE|RUN|CONFIG`.
 
-A token store: its counts and some of its documents, decoded. A run: how far it is, how good, how it was started; with
---step N the batch of that step. A config: the decoded batch of a step, which needs the store (`--data.store`) or, for
-fine-tuning, the task (`--task`, and `--tokenizer` or `--start`), with any of its fields changed as for training.
+A token store: its counts and some of its documents, decoded. A run: its progress, results and starts, or with --step N
+the batch of that step. A config: the decoded batch of a step. Pretraining configs need the store (`--data.store`),
+fine-tuning configs the task (`--task`, and `--tokenizer` or `--start`). Any field can be given, as for training.
 """
 
 import dataclasses
@@ -38,14 +38,14 @@ class Arguments:
     target: tyro.conf.Positional[str]
     """A token store, a run directory (or RUN@STEP), or a config file or its name."""
     step: int | None = None
-    """Of a run: show the batch of this step, counted from 0."""
+    """Show the batch of this step of a run, counted from 0."""
     count: int = 3
     """Documents or rows to show."""
 
 
 @dataclass(frozen=True)
 class PretrainArguments:
-    """Show the batch that a pretraining config makes of its stores."""
+    """Show a batch of a pretraining config."""
 
     config: tyro.conf.Positional[str]
     """A config file, or its name."""
@@ -58,7 +58,7 @@ class PretrainArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneArguments(TaskArguments):
-    """Show the batch that a fine-tuning config makes of a task."""
+    """Show a batch of a fine-tuning config."""
 
     step: int = 0
     """The step, counted from 0."""
@@ -67,11 +67,11 @@ class FinetuneArguments(TaskArguments):
 
 
 def show_config(name: str) -> Iterator[str]:
-    """What the batch of a config looks like; its fields are flags, as for training."""
+    """Return the lines for the batch of a config; its fields are flags, as for training."""
     try:
         loaded = load_config(name, object)
     except InputError as error:
-        raise InputError(f"{name} is no token store, no run directory and no config that works: {error}") from error
+        raise InputError(f"{name} must be a token store, a run directory or a working config: {error}") from error
     if isinstance(loaded, PretrainConfig):
         arguments, given = command_line(
             PretrainArguments, PretrainConfig, program="show", description=__doc__, loaded=loaded
@@ -82,7 +82,7 @@ def show_config(name: str) -> Iterator[str]:
         return pretrain_lines(settings, arguments.step, arguments.count)
     if not isinstance(loaded, FinetuneConfig):
         raise InputError(
-            f"config {name}: config() returns {type(loaded).__name__}, neither pretraining nor fine-tuning"
+            f"config {name}: config() must return PretrainConfig or FinetuneConfig, got {type(loaded).__name__}"
         )
     arguments, given = command_line(
         FinetuneArguments, FinetuneConfig, program="show", description=__doc__, loaded=loaded
@@ -98,7 +98,7 @@ def show_config(name: str) -> Iterator[str]:
     elif arguments.tokenizer is not None:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
     else:
-        raise InputError("which tokenizer? give --tokenizer, or --start a run")
+        raise InputError("--tokenizer or --start must be given, got neither; name a tokenizer or a run")
     config.check()
     arguments.options.check()
     task, data = read_task(
@@ -116,11 +116,11 @@ def _check_counts(arguments: Any) -> None:
     for name in ("step", "count"):
         value = getattr(arguments, name)
         if value is not None and value < 0:
-            raise InputError(f"--{name} {value}: a number from 0 on")
+            raise InputError(f"--{name} must not be negative, got {value}")
 
 
 def main() -> None:
-    """The command."""
+    """Print a view of the target."""
     target = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
     path = Path(target)
     if target and not is_url(target) and not path.is_dir() and ("@" not in target or path.is_file()):

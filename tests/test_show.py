@@ -68,7 +68,7 @@ def test_the_batch_of_a_step_is_the_loaders(tokenizer, store, layout, tmp_path):
     config = run_config(RunDirectory(path))
     text = "\n".join(run_batch_lines(RunDirectory(path), 2, count=4))
     batch = batch_at(training_rows([store], config.data, length=16, seed=0), 2, 4)
-    assert f"{int(batch.weights.sum())} of 64 slots are predicted" in text
+    assert f"{int(batch.weights.sum())} of 64 positions are predicted" in text
     slots = 0
     for block, row in zip(text.split("\nrow ")[1:], range(4), strict=True):
         ids = batch.ids[row][batch.segments[row] > 0]
@@ -145,7 +145,7 @@ def test_a_config_shows_its_batch_with_fields_changed(store, monkeypatch, capsys
     text = shown(monkeypatch, capsys, *words)
     assert "step 3: 2 rows of 12, layout windows, seed 0" in text and "\nrow 1\n" in text and "\nrow 2\n" not in text
     assert shown(monkeypatch, capsys, *words, "--seed", 1) != text
-    with pytest.raises(InputError, match=r"data\.store is not given"):
+    with pytest.raises(InputError, match=r"data\.store must be given"):
         shown(monkeypatch, capsys, "debug/gpt")
 
 
@@ -171,7 +171,7 @@ def test_a_fine_tuning_batch_shows_sequences_labels_and_what_was_cut(tokenizer, 
     for block in blocks:
         example = data.splits["train"].examples[int(block.split()[0])]
         assert example.texts[0] in block and f"label {example.label!r}" in block
-        assert (", cut" in block) == (example.label == "second")  # 60 words do not fit 40 positions
+        assert (", truncated" in block) == (example.label == "second")  # 60 words do not fit 40 positions
     run_text = "\n".join(run_lines(RunDirectory(path)))
     assert "fine-tuning on custom" in run_text and "start: runs/x@7" in run_text
 
@@ -214,10 +214,10 @@ def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (["nosuch"], "nosuch is no token store, no run directory and no config"),
+        (["nosuch"], "nosuch must be a token store, a run directory or a working config"),
         (["."], r"not a run directory: it has no config\.json"),
         (["nosuch@3"], "nosuch: no such run directory"),
-        ([".", "--count", "-1"], "--count -1: a number from 0 on"),
+        ([".", "--count", "-1"], "--count must not be negative, got -1"),
     ],
 )
 def test_bad_input(words, rule, monkeypatch, capsys, tmp_path):

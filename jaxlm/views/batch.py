@@ -1,4 +1,4 @@
-"""What a model reads in a step, decoded: rows of text, sentence pairs, examples of a task; of a config or a run."""
+"""View of the batch of a step, decoded: rows of text, sentence pairs, or examples of a task."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,9 +37,9 @@ from jaxlm.views.text import cut, ends, indented
 
 
 def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: DataVersions = CURRENT) -> Iterator[str]:
-    """The batch of a pretraining step: where each row came from, its text, and its slots. versions: the run's."""
+    """Yield the batch of a pretraining step: the origin, text and positions of each row. versions: of the run."""
     if not config.data.store:
-        raise InputError("data.store is not given: name the token store with --data.store")
+        raise InputError("data.store must be given, got none; name a token store with --data.store")
     stores = [open_store(path) for path in config.data.store]
     by_path = {str(store.path): store for store in stores}
     tokenizer = stores[0].tokenizer()
@@ -62,9 +62,11 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
         yield f"  {said}"
     if isinstance(batch, PairBatch):
         pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
-        yield f"  {pairs} pairs, {pairs - random} true; {padding:,} of {batch.ids.size:,} slots are padding"
+        yield f"  {pairs} pairs, {pairs - random} true; {padding:,} of {batch.ids.size:,} positions are padding"
     else:
-        yield (f"  {int(batch.weights.sum()):,} of {batch.weights.size:,} slots are predicted, {padding:,} are padding")
+        yield (
+            f"  {int(batch.weights.sum()):,} of {batch.weights.size:,} positions are predicted, {padding:,} are padding"
+        )
     origins = row_origins(rows, step, config.batch_size)
     for row in range(min(count, config.batch_size)):
         yield ""
@@ -76,7 +78,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
             assert isinstance(origin, RowOrigin)
             whole = int(np.diff(by_path[origin.store].document_starts[origin.document : origin.document + 2])[0])
             part = "" if origin.tokens >= whole else f" of {whole:,}"
-            part += ", cut" if part and config.data.layout == "packed" else ""
+            part += ", truncated" if part and config.data.layout == "packed" else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
 
@@ -87,7 +89,7 @@ def _begins(batch: Batch | PairBatch, row: int) -> bool:
 
 
 def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versions: DataVersions) -> int:
-    """The steps of the run, which decide where its rows change their length; rows of one length need none."""
+    """Return the steps of the run, which determine where its rows change their length."""
     if config.num_steps is not None:
         return config.num_steps
     if config.num_epochs is not None:
@@ -95,22 +97,22 @@ def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versi
         return steps_of_passes(stores, config.data, num_epochs=config.num_epochs, versions=versions, **sizes)
     if isinstance(config.data, SentencePairs) and config.data.short_length:
         raise InputError(
-            f"num_steps must be given with data.short_length {config.data.short_length}, as it decides which steps are "
-            "short, got none; give --num-steps or --num-epochs"
+            f"num_steps must be given with data.short_length {config.data.short_length}, got none; give --num-steps or "
+            "--num-epochs"
         )
     return step + 1
 
 
 def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Sequence[Any]) -> Iterator[str]:
-    """The pairs of a row: where they came from, their text, and their first and last slots. Masks are made later."""
+    """Yield the pairs of a row, before masking: their origin, text, and first and last positions."""
     segments, types = np.asarray(batch.segments[row]), np.asarray(batch.types[row])
-    yield f"  masks are drawn from {batch.mask_seeds[row].tolist()}"
+    yield f"  seed of the masks: {batch.mask_seeds[row].tolist()}"
     for segment, origin in enumerate(origins, start=1):
         yield f"  pair {segment}: {'true' if origin.is_next else 'random'}, label {batch.next_labels[row, segment - 1]}"
         yield f"    A: {origin.first}, {origin.first.tokens:,} tokens"
         yield f"    B: {origin.second}, {origin.second.tokens:,} tokens"
         chunk = origin.chunk
-        yield f"    of {chunk.tokens:,} tokens from token {chunk.token} on, {origin.dropped:,} are dropped"
+        yield f"    {origin.dropped:,} of {chunk.tokens:,} tokens from token {chunk.token} are dropped"
         for kind, name in enumerate("AB"):
             slots = np.flatnonzero((segments == segment) & (types == kind))
             text = tokenizer.decode(np.asarray(batch.ids[row, slots]).tolist())
@@ -120,11 +122,11 @@ def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Se
         i = int(batch.ids[row, slot])
         return f"{int(types[slot]):>4} {int(batch.positions[row, slot]):>8} {i:>6}  {tokenizer.pieces([i])[0]!r}"
 
-    yield from _slot_lines(f"{'type':>4} {'position':>8} {'id':>6}  piece", segments, line)
+    yield from _slot_lines(f"{'type':>4} {'position':>8} {'id':>6}  token", segments, line)
 
 
 def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of a row, and of each segment its first and last slots: piece, position, target, weight."""
+    """Yield the text of a row, and the first and last positions of each segment: token, target and weight."""
     segments = np.asarray(batch.segments[row])
     yield from indented(cut(tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist())))
 
@@ -134,11 +136,11 @@ def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
         piece = repr(tokenizer.pieces([i])[0])
         return f"{int(batch.positions[row, slot]):>8} {i:>6}  {piece:<16} {wanted:<16} {weight:g}"
 
-    yield from _slot_lines(f"{'position':>8} {'id':>6}  {'piece':<16} {'target':<16} weight", segments, line)
+    yield from _slot_lines(f"{'position':>8} {'id':>6}  {'token':<16} {'target':<16} weight", segments, line)
 
 
 def _slot_lines(title: str, segments: np.ndarray, line: Callable[[int], str]) -> Iterator[str]:
-    """A table of the first and last slots of each segment of a row; `line` is what it says of a slot."""
+    """Yield a table of the first and last slots of each segment of a row, with `line(slot)` for each."""
     yield f"    {'slot':>5} {'segment':>7} {title}"
     for segment in dict.fromkeys(segments.tolist()):
         slots = np.flatnonzero(segments == segment).tolist()
@@ -158,9 +160,9 @@ def finetune_lines(
     count: int,
     longest: int | None = None,
 ) -> Iterator[str]:
-    """The batch of a fine-tuning step: each example's texts, label and token sequences, and what was cut.
+    """Yield the batch of a fine-tuning step: the texts, label and token sequences of each example.
 
-    longest: positions of the model that may be used; all unless given.
+    longest: number of positions of the model that may be used. Default: all.
     """
     kind = family_of(config.model).input_format
     tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt1" else tokenizer
@@ -171,30 +173,31 @@ def finetune_lines(
     )
     batches = train_batches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
     if step >= len(batches):
-        raise InputError(f"--step {step}: the run has {len(batches)} steps, counted from 0")
+        raise InputError(f"--step must be below {len(batches)}, the number of steps, got {step}")
     batch = batches[step]
     yield f"task {task.name}: {task.kind}, input form {task.form}, labels {', '.join(task.labels) or 'none'}"
     for line in data.report():
         yield f"  {line}"
     buckets = ", ".join(map(str, batches.lengths))
-    yield f"  cut to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
+    yield f"  truncated to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
     yield (
         f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "
-        f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} slots are tokens, seed {config.seed}"
+        f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} positions are tokens, seed "
+        f"{config.seed}"
     )
     for row in range(min(count, int(batch.weights.sum()))):
         number = int(batch.index[row])
         if isinstance(encoded, SpanSplit):  # a row is a window of a question
             number = int(encoded.question_of[number])
         example = data.splits["train"].examples[number]
-        cut = ", cut" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
+        truncated = ", truncated" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
         yield ""
-        yield f"example {number} of train, {label_of(batch, row, example)}{cut}"
+        yield f"example {number} of train, {label_of(batch, row, example)}{truncated}"
         yield from example_lines(batch, row, example, tokenizer)
 
 
 def label_of(batch: ExampleBatch, row: int, example: Any) -> str:
-    """A row's label as the file has it, and as the loss sees it."""
+    """Return the label of a row as text, as in the file and as in the loss."""
     labels = np.asarray(batch.labels[row])
     if isinstance(example, SpanExample):
         answers = ", ".join(repr(text) for text, _ in example.answers or ()) or "none"
@@ -205,7 +208,7 @@ def label_of(batch: ExampleBatch, row: int, example: Any) -> str:
 
 
 def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
-    """An example as the file has it, and as the model reads it; tags stand behind the pieces that have one."""
+    """Yield an example as in the file and as token sequences; tags follow their tokens after a slash."""
     texts = (" ".join(example.tokens),) if isinstance(example, TaggedSentence) else example.parts
     for text in texts:
         yield from indented(cut(text))
@@ -214,9 +217,9 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
         pieces = [repr(piece) for piece in tokenizer.pieces(batch.ids[row, number, :tokens].tolist())]
         reads = f"the head reads position {extract}"
         if isinstance(example, SpanExample):
-            reads = "the head reads all of them"
+            reads = "the head reads all positions"
         if isinstance(example, TaggedSentence):
-            reads = "the head reads those with a number, their tag"
+            reads = "the head reads the tagged positions"
             pieces = [
                 piece if tag < 0 else f"{piece}/{tag}"
                 for piece, tag in zip(pieces, batch.labels[row, :tokens], strict=True)
@@ -226,15 +229,17 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
 
 
 def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
-    """The batch of a step of a run, from its own config. InputError where its data is not the same any more."""
+    """Yield the batch of a step of a run, from its config. Raises InputError if its data has changed."""
     config, saved = run_config(run), run.config
     if "published" in saved:
-        raise InputError(f"{run.name} was imported: no step was trained there, so it has no batch to show")
+        raise InputError(f"{run.name} was imported, so it has no steps to show; name a trained run")
     prints = saved.get("fingerprints", {})
     if isinstance(config, PretrainConfig):
         found = [open_store(path).fingerprint for path in config.data.store]
         if found != prints.get("stores", found):
-            raise InputError(f"{run.name}: the stores {', '.join(config.data.store)} are not those it was trained on")
+            raise InputError(
+                f"{run.name}: the stores {', '.join(config.data.store)} are not those it was trained on; put them back"
+            )
         yield from pretrain_lines(config, step, count, saved_versions(saved, run.name))
         return
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
@@ -242,7 +247,5 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     seed = saved.get("held_out_seed", 0)
     task, data = read_task(saved["task"], saved.get("task_dir"), custom, seed=seed, options=options)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
-        raise InputError(
-            f"{run.name}: the files of {saved['task']} are not those it was trained on, or split otherwise"
-        )
+        raise InputError(f"{run.name}: the files of {saved['task']} are not those it was trained on; put them back")
     yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)

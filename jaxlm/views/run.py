@@ -1,4 +1,4 @@
-"""A run: how far it is, how good, how it was started."""
+"""View of a run: its progress, its results, and its starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,14 +25,14 @@ CURVE = 10  # lines of a run's metrics that are shown
 
 
 def run_lines(run: RunDirectory) -> Iterator[str]:
-    """How far a run is, how good, what it learns from, and its starts."""
+    """Yield the model, data, progress, results and starts of a run."""
     config, saved = run_config(run), run.config
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     steps = checkpoints.steps()
     published = saved.get("published")
     kind = "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {saved.get('task')}"
     if published is not None:
-        kind = f"{published.get('architecture')}, imported and not trained here"
+        kind = f"{published.get('architecture')}, imported"
     model = config.model
     yield f"run {run.name}: {kind}"
     sizes = f"{model.num_layers} layers x {model.width}"
@@ -64,8 +64,8 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
 def _training_lines(config: PretrainConfig | FinetuneConfig, saved: Mapping[str, Any]) -> Iterator[str]:
     optimizer = config.optimizer
     yield (
-        f"  training: batch {config.batch_size} x {config.length}, {optimizer.kind}, rate {optimizer.peak_lr:g}, "
-        f"warmup {optimizer.warmup:g}, decay {optimizer.decay}, seed {config.seed}"
+        f"  training: batch {config.batch_size} x {config.length}, {optimizer.kind}, learning rate "
+        f"{optimizer.peak_lr:g}, warmup {optimizer.warmup:g}, decay {optimizer.decay}, seed {config.seed}"
     )
     if isinstance(config, PretrainConfig):
         yield f"  data: {', '.join(config.data.store)}; validation: {', '.join(config.data.validation) or 'none'}"
@@ -76,7 +76,7 @@ def _training_lines(config: PretrainConfig | FinetuneConfig, saved: Mapping[str,
 def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> Iterator[str]:
     training = [line for line in lines if "loss" in line]
     if not training:
-        yield "  no step is logged yet"
+        yield "  no logged steps"
         return
     last = training[-1]
     total = f" of {num_steps:,}" if num_steps else ""
@@ -84,7 +84,8 @@ def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> It
     yield f"  step {last['step']:,}{total}: loss {last['loss']:.4f}{speed}"
     for line in (training[k] for k in np.unique(np.linspace(0, len(training) - 1, CURVE).astype(int))):
         seed = f" seed {line['seed']}" if "seed" in line else ""
-        yield f"    step {line['step']:>8,}{seed}  loss {line['loss']:8.4f}  rate {line.get('learning_rate', 0):.3g}"
+        rate = line.get("learning_rate", 0)
+        yield f"    step {line['step']:>8,}{seed}  loss {line['loss']:8.4f}  learning rate {rate:.3g}"
     validation = [line for line in lines if "validation_loss" in line]
     if validation:
         best = min(validation, key=lambda line: line["validation_loss"])
@@ -100,8 +101,7 @@ def _results_lines(path: Path) -> Iterator[str]:
         return
     results = from_file(path)
     yield f"  results: {len(results['runs'])} runs, {results['metric']} first"
-    is_split = lambda figures: isinstance(figures, dict) and all(isinstance(v, dict) for v in figures.values())  # noqa: E731
-    splits = {name: figures for name, figures in results.items() if is_split(figures) and figures}
+    splits = {name: figures for name, figures in results.items() if _is_split(figures)}
     width = max(map(len, splits), default=0) + 1
     for split, figures in splits.items():
         names = sorted(figures, key=lambda name: (name != results["metric"], name))
@@ -112,8 +112,13 @@ def _results_lines(path: Path) -> Iterator[str]:
             yield f"    failed: seed {run['seed']} at learning rate {run['learning_rate']:g}: {run['failed']}"
 
 
+def _is_split(value: Any) -> bool:
+    """Return whether a value of results.json holds the metrics of a split."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(item, dict) for item in value.values())
+
+
 def from_file(path: Path) -> Any:
-    """A JSON file of a run. InputError where it is damaged."""
+    """Return the content of a JSON file of a run. Raises InputError if it is damaged."""
     try:
         return read_signed(path)
     except (OSError, ValueError) as error:

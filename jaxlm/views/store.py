@@ -1,4 +1,4 @@
-"""A token store: its counts and some of its documents, decoded."""
+"""View of a token store: its counts and some of its documents, decoded."""
 
 from collections.abc import Iterator
 
@@ -12,20 +12,20 @@ SENTENCES = 8  # sentences of a document that are shown
 
 
 def store_lines(store: Store, count: int) -> Iterator[str]:
-    """Counts by section, the tokenizer, and `count` documents spread over the store."""
+    """Yield counts per section, the tokenizer, and `count` documents spread over the store."""
     tokenizer = store.tokenizer()
     yield f"token store {store.path}"
     yield f"  {store.documents:,} documents, {store.num_tokens:,} tokens, {store.words:,} words, {store.bytes:,} bytes"
     yield (
-        f"  {ratio(store.bytes, store.num_tokens)} bytes a token, {ratio(store.num_tokens, store.words)} tokens a "
-        f"word, unigram entropy {store.unigram_entropy():.4f} nats a token"
+        f"  {ratio(store.bytes, store.num_tokens)} bytes per token, {ratio(store.num_tokens, store.words)} tokens per "
+        f"word, unigram entropy {store.unigram_entropy():.4f} nats per token"
     )
     if store.sentences is not None:
-        yield f"  {store.sentences:,} sentences, {ratio(store.num_tokens, store.sentences)} tokens a sentence"
+        yield f"  {store.sentences:,} sentences, {ratio(store.num_tokens, store.sentences)} tokens per sentence"
     yield f"  fingerprint {store.fingerprint[:16]}"
     for section in store.sections:
-        share = "" if section.weight is None else f", weight {section.weight:g}"
-        yield f"  {section.source}: {section.documents:,} documents, {section.tokens:,} tokens{share}"
+        weight = "" if section.weight is None else f", weight {section.weight:g}"
+        yield f"  {section.source}: {section.documents:,} documents, {section.tokens:,} tokens{weight}"
     yield from tokenizer_lines(tokenizer)
     counts = np.asarray(store.token_counts)
     most = np.argsort(-counts, kind="stable")[:12]
@@ -40,11 +40,11 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
             yield from indented(cut(tokenizer.decode(ids), end - first > len(ids)))
         else:
             yield from _sentence_lines(store, tokenizer, first, end)
-        yield f"    pieces: {' '.join(map(repr, tokenizer.pieces(ids[:HEAD])))}{' …' if end - first > HEAD else ''}"
+        yield f"    tokens: {' '.join(map(repr, tokenizer.pieces(ids[:HEAD])))}{' …' if end - first > HEAD else ''}"
 
 
 def _sentence_lines(store: Store, tokenizer: Tokenizer, first: int, end: int) -> Iterator[str]:
-    """The first sentences of the document in tokens first … end, a line each."""
+    """Yield the first sentences of the document in tokens first … end, one line each."""
     starts = np.asarray(store.sentence_starts)
     begin, stop = np.searchsorted(starts, (first, end)).tolist()
     yield f"    {stop - begin:,} sentences"
@@ -56,7 +56,7 @@ def _sentence_lines(store: Store, tokenizer: Tokenizer, first: int, end: int) ->
 
 
 def tokenizer_lines(tokenizer: Tokenizer) -> Iterator[str]:
-    """Kind, size and special tokens."""
+    """Yield the kind, size and special tokens of a tokenizer."""
     specials = ", ".join(f"{role} {i}" for role, i in sorted(tokenizer.specials.items(), key=lambda item: item[1]))
     yield f"  tokenizer {tokenizer.kind}, {tokenizer.size:,} ids, fingerprint {tokenizer.fingerprint[:16]}"
     yield f"  special tokens: {specials or 'none'}"

@@ -1,26 +1,26 @@
-"""Long things made short."""
+"""Shortened text."""
 
 from collections.abc import Iterable
 
 TEXT = 600  # characters of a document that are shown
-HEAD, TAIL = 12, 3  # slots of a segment that are shown, from its beginning and its end
+HEAD, TAIL = 12, 3  # positions of a segment that are shown, from its start and its end
 
 
 def ends(slots: list[int], *, head: int = HEAD, tail: int = TAIL) -> list[int | None]:
-    """The first and the last of `slots`, None between them for what is left out."""
+    """Return the first and the last of `slots`, with None between them for the omitted ones."""
     return [*slots] if len(slots) <= head + tail + 1 else [*slots[:head], None, *slots[-tail:]]
 
 
 def indented(text: str) -> Iterable[str]:
-    """Its lines behind a bar."""
+    """Return the lines of a text, indented behind a bar."""
     return (f"    | {line}" for line in text.split("\n"))
 
 
 def cut(text: str, more: bool = False) -> str:
-    """Its first TEXT characters; more: whether it goes on after its own end."""
+    """Return the first TEXT characters of a text. more: whether it is itself only the start of one."""
     return text[:TEXT] + (" …" if more or len(text) > TEXT else "")
 
 
 def ratio(count: float, by: float) -> str:
-    """`count / by` with two places, a dash where there is nothing to divide by."""
+    """Return `count / by` with two decimals, or a dash if `by` is zero."""
     return f"{count / by:.2f}" if by else "-"
