@@ -14,19 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import jax
-
 from jaxlm.atomic_write import atomic_output
 from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError, run_command
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.prediction import default_batch_size, in_chunks, make_predict_step, predict_split
+from jaxlm.inference.prediction import default_batch_size, in_chunks
+from jaxlm.inference.predictor import Predictor
 from jaxlm.progress import Progress
-from jaxlm.tasks import encode_examples, read_rows
-from jaxlm.tasks.batching.batches import standard_lengths
-from jaxlm.training.compiled import CompiledStep
+from jaxlm.tasks import read_rows
 
 log = logging.getLogger("jaxlm.predict")
 
@@ -62,20 +59,17 @@ def predict(arguments: Arguments) -> int:
         )
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    task, config, network = run.tuned("predict")
-    limit = config.length or run.model.max_length
-    lengths = standard_lengths(limit)
-    step = CompiledStep("labelling", jax.jit(make_predict_step(network)), expected_shapes=len(lengths))
     batch_size = default_batch_size(arguments.batch_size, mesh)
+    predictor = Predictor(run, "predict", batch_size=batch_size)
+    task = predictor.task
     at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
     rows, done, cut = read_rows(arguments.input, task, errors=arguments.errors), 0, 0
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
         for examples in in_chunks(rows, at_a_time):
-            encoded = encode_examples(task, examples, run.tokenizer, limit, run.model.family.input_format)
-            labelled = predict_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
-            predicted, _ = labelled.predicted(task, encoded)
+            encoded = predictor.encode(examples)
+            predicted, _ = predictor.predict(encoded).predicted(task, encoded)
             for number, (example, (prediction, scores)) in enumerate(zip(examples, predicted.lines, strict=True)):
                 line = {"index": done + number, "prediction": prediction, "scores": scores}
                 if task.kind == "tagging":
@@ -87,7 +81,7 @@ def predict(arguments: Arguments) -> int:
     if arguments.output is not None:
         progress.close()
     if cut:
-        log.warning("%d of %d rows were truncated to %d tokens", cut, done, limit)
+        log.warning("%d of %d rows were truncated to %d tokens", cut, done, predictor.limit)
     return done
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 import tyro
-from jax.sharding import Mesh
 
 from jaxlm.config import from_json
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
@@ -23,7 +22,8 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.command import batch_size_for, output_file, say
 from jaxlm.finetuning.trial import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
-from jaxlm.inference.prediction import SplitPredictions, make_predict_step, predict_split
+from jaxlm.inference.prediction import SplitPredictions
+from jaxlm.inference.predictor import Predictor
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import (
     CustomConfig,
@@ -32,14 +32,11 @@ from jaxlm.tasks import (
     Split,
     Task,
     TaskOptions,
-    encode_examples,
     predictions,
     read_labelled,
     read_task,
 )
-from jaxlm.tasks.batching.batches import standard_lengths
 from jaxlm.tasks.reading.files import Errors
-from jaxlm.training.compiled import CompiledStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +69,13 @@ class Opinion:
     """Everything that the tokens of its rows depend on."""
 
 
-def opinion(run: LoadedRun, parts: dict[str, Split], *, mesh: Mesh, batch_size: int) -> Opinion:
+def opinion(run: LoadedRun, parts: dict[str, Split], *, batch_size: int) -> Opinion:
     """Predict every split with one run."""
-    task, config, network = run.tuned("evaluate ensemble")
-    limit = config.length or run.model.max_length
-    lengths = standard_lengths(limit)
-    step = CompiledStep("evaluation", jax.jit(make_predict_step(network)), expected_shapes=len(lengths))
-    encoded = {
-        part: encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format, part=part)
-        for part, split in parts.items()
-    }
-    labelled = {
-        part: predict_split(step, run.params, rows, mesh, batch_size=batch_size, lengths=lengths)
-        for part, rows in encoded.items()
-    }
-    return Opinion(run.name, task, encoded, labelled, (run.tokenizer.fingerprint, limit, task.options))
+    predictor = Predictor(run, "evaluate ensemble", batch_size=batch_size)
+    encoded = {part: predictor.encode(split.examples, part=part) for part, split in parts.items()}
+    labelled = {part: predictor.predict(rows) for part, rows in encoded.items()}
+    reads = (run.tokenizer.fingerprint, predictor.limit, predictor.task.options)
+    return Opinion(run.name, predictor.task, encoded, labelled, reads)
 
 
 def check_agreement(opinions: Sequence[Opinion]) -> None:
@@ -209,7 +198,7 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             arguments.runs
         ):  # one at a time: their parameters need not fit in memory together
             run = first if number == 0 else load_run(name, mesh=mesh)
-            opinions.append(opinion(run, tuned_on, mesh=mesh, batch_size=batch_size_for(arguments, run, mesh)))
+            opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments, run, mesh)))
     check_agreement(opinions)
     said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
     threshold = shared_threshold(task, opinions, why_no_dev) if task.no_answer else None

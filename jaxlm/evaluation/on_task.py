@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.prediction import make_predict_step, predict_split
-from jaxlm.tasks import SpanExample, TaggedSentence, encode_examples, read_labelled
-from jaxlm.tasks.batching.batches import standard_lengths
+from jaxlm.inference.predictor import Predictor
+from jaxlm.tasks import SpanExample, TaggedSentence, read_labelled
 from jaxlm.tasks.reading.files import Errors
-from jaxlm.training.compiled import CompiledStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +28,14 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     """Return the task's metrics on another labelled file."""
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
-    task, config, network = run.tuned("evaluate task")
+    predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments, run, mesh))
+    task = predictor.task
     split = read_labelled(arguments.input, task, errors=arguments.errors)
     if not split.labelled:
         raise InputError(f"--input must have labels, got {arguments.input}; use python -m jaxlm.predict for new rows")
-    limit = config.length or run.model.max_length
-    encoded = encode_examples(task, split.examples, run.tokenizer, limit, run.model.family.input_format)
-    lengths = standard_lengths(limit)
-    step = CompiledStep("evaluation", jax.jit(make_predict_step(network)), expected_shapes=len(lengths))
+    encoded = predictor.encode(split.examples)
     with use_mesh(mesh):
-        batch_size = batch_size_for(arguments, run, mesh)
-        labelled = predict_split(step, run.params, encoded, mesh, batch_size=batch_size, lengths=lengths)
+        labelled = predictor.predict(encoded)
     threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
     predicted, figures = labelled.predicted(task, encoded, threshold)
     if arguments.output is not None:
@@ -53,7 +46,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
     say(
         f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
-        f"read, {len(split.dropped)} dropped, {encoded.truncated} truncated to {limit} tokens",
+        f"read, {len(split.dropped)} dropped, {encoded.truncated} truncated to {predictor.limit} tokens",
         *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
         *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
     )
