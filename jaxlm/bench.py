@@ -6,8 +6,8 @@ Without `--data.store` the rows are full rows of random ids (one pair per row fo
 a run on that store reads, and the tokens that are not padding are reported too.
 
 `--model NAME` in place of a config measures a published model without dropout, in batches of 8 x 512 tokens: gpt1
-(the default), gpt2, bert-base or bert-large. Short spellings: `--batch`, `--layers`, `--width`, `--heads`, `--dropout`,
-`--dtype f32|bf16`, `--remat`, `--unroll`, `--loss-chunks`, `--store`, `--pairs-per-row`.
+(the default), gpt2, bert-base, bert-large or lstm. Short spellings: `--batch`, `--layers`, `--width`, `--heads`,
+`--dropout`, `--dtype f32|bf16`, `--remat`, `--unroll`, `--loss-chunks`, `--store`, `--pairs-per-row`.
 
 FLOPs are 6 x (non-embedding and output-projection parameters used per token) + 12 x layers x width x length per
 position of a row, the second term halved for causal attention. The last line of standard output is one JSON object.
@@ -26,7 +26,7 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
-from jaxlm.config import command_line
+from jaxlm.config import command_line, load_config
 from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     """Return the arguments of a command line: CONFIG or `--model NAME`, and its fields, short spellings replaced."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if words and not words[0].startswith("-"):
-        arguments, _ = _parsed(words)
+        arguments, _ = _parsed(words, load_config(words[0], PretrainConfig))
         return arguments
     name = "gpt1"
     if "--model" in words[:-1]:
@@ -108,10 +108,10 @@ def parse(argv: Sequence[str]) -> Arguments:
     return replace(arguments, settings=replace(settings, model=model))
 
 
-def _parsed(words: Sequence[str], loaded: PretrainConfig | None = None) -> tuple[Arguments, set[str]]:
+def _parsed(words: Sequence[str], loaded: PretrainConfig) -> tuple[Arguments, set[str]]:
     spelled: list[str] = []
     rest = iter(words)
-    rates = dropout_rates(loaded.model) if loaded is not None else {}
+    rates = dropout_rates(loaded.model)
     spellings = SHORT_SPELLINGS | {"--dropout": [f"model.{name.replace('_', '-')}" for name in rates]}
     for word in rest:
         fields = spellings.get(word.replace("_", "-")) or None
