@@ -26,14 +26,10 @@ PATTERNS = {
 EXEMPT = (
     "config.py",
     "data",
-    "evaluation",
     "models",
     "objectives",
     "pretrain.py",
-    "runs",
-    "show.py",
     "training",
-    "views",
 )
 
 

@@ -1,1 +1,1 @@
-"""The files of a run: its directory, checkpoints, metrics and what it prints."""
+"""Files of a run: its directory, checkpoints and metrics, and its console output."""

@@ -1,4 +1,4 @@
-"""The config.json of runs made by earlier versions, read as today's."""
+"""Conversion of the config.json of earlier versions to the current format."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxlm.data.config import MEMBERS
 
-# Fields of config.json that runs made by earlier versions lack, with what these runs did (None: see `kind_of_run` and
-# `source_of`); such a run goes on without them.
+# Fields that config.json lacks in runs of earlier versions, with the values that these runs used (None: see
+# `kind_of_run` and `source_of`). Such a run resumes without them.
 ADDED_FIELDS = {
     "kind": None,
     "start": None,
@@ -21,7 +21,7 @@ ADDED_FIELDS = {
 
 
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's saved config in today's fields.
+    """Return a saved config in the current format.
 
     Earlier versions wrote the fields of all layouts into `data`; those of another layout had no effect. They wrote the
     fields of the masked language model beside the others, for every model, and chose the objective by the layout.
@@ -49,7 +49,7 @@ def with_objective(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's saved config with the fields that it lacks: they say what such a run did."""
+    """Return a saved config with missing fields filled in with the values that the run used."""
     values = dict(config)
     for name, before in ADDED_FIELDS.items():
         part, _, field = name.partition(".")

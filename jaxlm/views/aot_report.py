@@ -1,4 +1,4 @@
-"""A pretraining run on TPUs that are not here: what its steps cost, and what to change if they do not fit."""
+"""Estimated cost of a pretraining step on a TPU topology, and changes to try if it does not fit."""
 
 import dataclasses
 import functools
@@ -18,13 +18,13 @@ from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.memory_fit import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.training.pretraining import make_pretraining
 
-STEPS = 1_000_000  # of a run that is given in epochs, whose number only its store knows
+STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store
 
 log = logging.getLogger(__name__)
 
 
 def check(config: PretrainConfig, where: Topology) -> Mesh:
-    """Refuse, before anything is compiled, what cannot run there; the mesh."""
+    """Return the mesh. Raises InputError, before compiling, for a config that cannot run on the topology."""
     config.check()
     mesh = make_mesh(config.mesh, where.devices())
     check_batches(config, mesh)
@@ -33,10 +33,10 @@ def check(config: PretrainConfig, where: Topology) -> Mesh:
 
 
 def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
-    """The figures of each phase's step, that of the full length first. `micro_batches auto` is resolved.
+    """Return the estimates for the step of each phase, the full length first. `micro_batches auto` is resolved.
 
-    Where no number of micro-batches fits, the figures are those of the largest. Milliseconds, and what follows from
-    them, are None for a step that the compiler refuses for want of memory.
+    If no number of micro-batches fits, the estimates are for the largest. Milliseconds, and values derived from them,
+    are None for a step that the compiler rejects because it exceeds the memory.
     """
     mesh = check(config, where)
     if config.micro_batches == "auto":
@@ -58,9 +58,9 @@ def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
 
 
 def advice(config: PretrainConfig, where: Topology) -> dict[str, Any]:
-    """Changes to a config that does not fit, compiled one after the other until one does.
+    """Compile changes to a config that does not fit, one at a time, until one fits.
 
-    `tried`: each with its peak; `choice`: the fields of the one that fits and `report` its report, or None.
+    tried: the changes, each with its peak memory. choice: the fields of the one that fits, or None. report: its report.
     """
     tried: list[dict[str, Any]] = []
     for change in _changes(config, make_mesh(config.mesh, where.devices()), where.slices):
@@ -74,7 +74,7 @@ def advice(config: PretrainConfig, where: Topology) -> dict[str, Any]:
 
 
 def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[str, Any]]:
-    """Fields and values, what costs least first: micro-batches, recomputing, both, the model in more pieces."""
+    """Yield changes of fields, the cheapest first: micro-batches, remat, both, more shards of the model."""
     counts, remats = micro_batch_counts(config.batch_size, mesh), ["none", "dots", "full"]
     assert config.micro_batches != "auto"
     micro = [{"micro-batches": count} for count in counts if count > config.micro_batches]
@@ -89,10 +89,10 @@ def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[s
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     for factor in range(2, data + 1):
         if data % factor == 0 and data // factor % slices == 0:
-            pieces = {"mesh.data": data // factor, "mesh.fsdp": fsdp * factor}
-            yield pieces
+            shards = {"mesh.data": data // factor, "mesh.fsdp": fsdp * factor}
+            yield shards
             if both:
-                yield pieces | both
+                yield shards | both
 
 
 def _changed(config: PretrainConfig, change: dict[str, Any]) -> PretrainConfig:
@@ -118,7 +118,7 @@ def _phases(config: PretrainConfig) -> tuple[Phase, ...]:
     return phases(config.data, length=config.length, num_steps=config.num_steps or STEPS)
 
 
-@functools.cache  # of a choice that was tried, the report is made of what was found then
+@functools.cache  # the report of a choice reuses the compilation that tried it
 def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any]:
     pretraining, mesh = make_pretraining(config, None), make_mesh(config.mesh, where.devices())
     compiled = compile_training(pretraining, config, length, mesh)
