@@ -26,8 +26,13 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
+<<<<<<< HEAD
 from jaxlm.config import command_line, load_config
 from jaxlm.data.batch import Batch, PairBatch
+=======
+from jaxlm.config import command_line
+from jaxlm.data.batch import Batch, PairBatch, mask_seeds
+>>>>>>> d5edefc (objectives: train masked language models on plain and packed text)
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
@@ -215,6 +220,7 @@ def _with_rows(arguments: Arguments) -> tuple[PretrainConfig, Tokenizer | None, 
         seed=config.seed,
         num_steps=steps,
         batch_size=config.batch_size,
+        masked=config.objective.kind == "masked_lm",
     )
     batches = [batch_at(rows, step, config.batch_size) for step in range(steps)]
     return config, stores[0].tokenizer(), batches
@@ -229,7 +235,10 @@ def _random_batch(config: PretrainConfig) -> Batch | PairBatch:
         ids = rng.integers(config.model.vocab_size, size=(rows, length + 1)).astype(np.int32)
         weights = np.ones(positions_BL.shape, np.float32)
         begins = np.zeros(rows, bool) if config.data.layout == "streams" else None
-        return Batch(ids[:, :-1], ids[:, 1:], positions_BL, segments=None, weights=weights, begins=begins)
+        batch = Batch(ids[:, :-1], ids[:, 1:], positions_BL, segments=None, weights=weights, begins=begins)
+        if config.objective.kind != "masked_lm":
+            return batch
+        return replace(batch, segments=np.ones_like(batch.ids), mask_seeds=mask_seeds(0, range(rows)))
     ids = rng.integers(3, config.model.vocab_size, size=(rows, length)).astype(np.int32)
     ids[:, 0], ids[:, [length // 2, -1]] = 0, 1  # CLS and SEP, as make_pretraining numbers them without a tokenizer
     return PairBatch(

@@ -188,9 +188,9 @@ class _Prepared:
         Compiling all phases at once keeps a run from failing when a phase begins. InputError if one does not fit.
         """
         with use_mesh(self.mesh):
-            for phase, part in zip(self.rows.phases, self.rows.rows, strict=True):
+            for number, phase in enumerate(self.rows.phases):
                 if phase.end_step > first_step:
-                    batch = abstract_rows(part.empty(1), self.rows.batch_size, self.mesh)
+                    batch = abstract_rows(self.rows.empty(number, 1), self.rows.batch_size, self.mesh)
                     try:
                         self.step.prepare(self.program.abstract, batch, self.settings)
                     except jax.errors.JaxRuntimeError as error:
@@ -223,6 +223,7 @@ def prepared(planned: Plan) -> _Prepared:
         num_steps=planned.num_steps,
         batch_size=config.batch_size,
         versions=planned.versions,
+        masked=config.objective.kind == "masked_lm",
     )
     with use_mesh(mesh):
         program = make_program(pretraining, config, mesh)

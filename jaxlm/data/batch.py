@@ -4,8 +4,10 @@ The loaders fill these with NumPy arrays; the loop turns them into global device
 Letters: B rows or examples, C sequences of one example (choices, or both orders of a pair), L length, P pairs in a row.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from flax import struct
 
 Array = Any  # a NumPy array on the host, a jax.Array in the step
@@ -20,6 +22,7 @@ class Batch:
     weights: float32 (B, L), 1 where the target counts and 0 elsewhere (padding, the border between two segments).
     begins: of streams, bool (B,), True where the row is the first of its stream, so that a state carried from the
     batch before must be empty. None in other layouts.
+    mask_seeds: uint32 (B, 2), from which a row's masks are drawn; None where the objective masks nothing.
     """
 
     ids: Array
@@ -28,6 +31,15 @@ class Batch:
     segments: Array
     weights: Array
     begins: Array = None
+    mask_seeds: Array = None
+
+
+def mask_seeds(seed: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the seeds of the masks of rows, uint32 (B, 2): a function of the run's seed and the index of the row.
+
+    An index names a row of an epoch, so that other masks are drawn in every epoch.
+    """
+    return np.stack([np.random.SeedSequence((seed % 2**64, int(i))).generate_state(2) for i in indices])
 
 
 @struct.dataclass

@@ -7,12 +7,13 @@ loader is the number of the step.
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import grain
 import numpy as np
 
-from jaxlm.data.batch import Batch, PairBatch
+from jaxlm.data.batch import Batch, PairBatch, mask_seeds
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.pairs import Pairs, empty_pairs
@@ -78,7 +79,12 @@ def describe_rows(rows: Rows, step: int, batch_size: int, most: int = 8) -> str:
 
 
 class _Validation(Sequence[B]):
-    """Sources in rows, one after the other and in order; rows after the last stay empty."""
+    """Sources in rows, one after the other and in order; rows after the last stay empty.
+
+    masked: rows of text get seeds for the masks of a masked language model, always the same.
+    """
+
+    masked = False
 
     def __init__(self, source_rows: Sequence[int], batch_size: int, host_rows: np.ndarray | None):
         self._row_ends = np.cumsum(source_rows, dtype=np.int64)
@@ -101,6 +107,9 @@ class _Validation(Sequence[B]):
             if source < len(self._row_ends):
                 first = int(self._row_ends[source - 1]) if source else 0
                 self._fill(source, row - first, batch, b)
+        if self.masked:
+            numbers = index * self._batch_size + self._within
+            batch = replace(batch, mask_seeds=mask_seeds(_VALIDATION_SEED, numbers))
         return batch
 
     @abstractmethod
@@ -259,14 +268,19 @@ def validation_batches(
     host_rows: np.ndarray | None = None,
     layout: Literal["windows", "packed", "streams"] = "windows",
     versions: DataVersions = CURRENT,
+    masked: bool = False,
 ) -> ValidationWindows | ValidationPacked | ValidationStreams:
     """Every token of the stores predicted once, in batches of which this process takes `host_rows`.
 
     layout: windows, across documents and in order; packed, each document by itself; or streams, each row of a batch
-    going on from that of the batch before.
+    going on from that of the batch before. masked: give rows the seeds of masks.
     """
+    found: ValidationWindows | ValidationPacked | ValidationStreams
     if layout == "streams":
-        return ValidationStreams(stores, length, batch_size, host_rows)
-    if layout == "packed":
-        return ValidationPacked(stores, length, batch_size, host_rows, versions)
-    return ValidationWindows(stores, length, batch_size, host_rows)
+        found = ValidationStreams(stores, length, batch_size, host_rows)
+    elif layout == "packed":
+        found = ValidationPacked(stores, length, batch_size, host_rows, versions)
+    else:
+        found = ValidationWindows(stores, length, batch_size, host_rows)
+    found.masked = masked
+    return found

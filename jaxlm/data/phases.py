@@ -7,11 +7,12 @@ orders of its own, from its own epoch 0 on.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from jaxlm.data.batch import Batch, PairBatch
+from jaxlm.data.batch import Batch, PairBatch, mask_seeds
 from jaxlm.data.config import DataConfig, SentencePairs, Streams
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows, rows_per_epoch, training_rows
@@ -87,21 +88,36 @@ def rows_per_pass(
 class PhasedRows:
     """The rows of all phases of a run, for the loader: row r belongs to step r // batch_size.
 
-    phases: one or two. rows: of each.
+    phases: one or two. rows: of each. mask_seed: the seed of the masks of rows of text; None: they have none.
     """
 
-    def __init__(self, all_phases: Sequence[Phase], rows: Sequence[TrainingRows | StreamRows], batch_size: int):
+    def __init__(
+        self,
+        all_phases: Sequence[Phase],
+        rows: Sequence[TrainingRows | StreamRows],
+        batch_size: int,
+        mask_seed: int | None = None,
+    ):
         self.phases, self.rows, self.batch_size = tuple(all_phases), tuple(rows), batch_size
+        self._mask_seed = mask_seed
+
+    def empty(self, number: int, rows: int) -> Batch | PairBatch:
+        """Return a batch of padding as phase `number` has them."""
+        return self._with_seeds(self.rows[number].empty(rows), range(rows))
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
-        """The rows of these indices, all of one step, as one batch."""
+        """Return the rows of these indices, all of one step, as one batch."""
         number, first = self._phase(int(indices[0]))
-        return self.rows[number].read([int(index) - first for index in indices])
+        batch = self.rows[number].read([int(index) - first for index in indices])
+        return self._with_seeds(batch, indices)
 
     def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
         """Where the pieces of a row came from, in their order."""
         number, first = self._phase(index)
         return self.rows[number].origin(index - first)
+
+    def _with_seeds(self, batch: Any, indices: Sequence[int] | np.ndarray) -> Any:
+        return batch if self._mask_seed is None else replace(batch, mask_seeds=mask_seeds(self._mask_seed, indices))
 
     def _phase(self, index: int) -> tuple[int, int]:
         """Which phase row `index` is in, and its first row."""
@@ -118,10 +134,16 @@ def phased_rows(
     num_steps: int,
     batch_size: int,
     versions: DataVersions = CURRENT,
+    masked: bool = False,
 ) -> PhasedRows:
-    """The rows of a run whose length may change on the way. versions: those of the run."""
+    """Return the rows of a run whose length may change on the way.
+
+    versions: those of the run. masked: rows of text get the seeds that a masked language model draws its masks from.
+    """
+    mask_seed = seed if masked and data.layout != "pairs" else None  # rows of pairs have seeds of their own
     found = phases(data, length=length, num_steps=num_steps)
     if isinstance(data, Streams):
-        return PhasedRows(found, [StreamRows(stores, phase.length, batch_size) for phase in found], batch_size)
+        streams = [StreamRows(stores, phase.length, batch_size) for phase in found]
+        return PhasedRows(found, streams, batch_size, mask_seed)
     rows = [training_rows(stores, data, length=phase.length, seed=seed, versions=versions) for phase in found]
-    return PhasedRows(found, rows, batch_size)
+    return PhasedRows(found, rows, batch_size, mask_seed)

@@ -1,6 +1,7 @@
 """BERT's pretraining objectives: masked tokens, the next sentence, and the left-to-right ablation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxlm.data.batch import PairBatch
+from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.models.family import Inputs, Model
 from jaxlm.models.heads import take_places
 from jaxlm.objectives.masking import Masked, MaskingConfig, Specials, mask_tokens
@@ -16,9 +17,9 @@ from jaxlm.objectives.objective import Objective, Sums, apply, cross_entropy
 
 
 class MaskedRows(NamedTuple):
-    """A batch of pairs and its masks."""
+    """A batch of text or of pairs, and its masks."""
 
-    batch: PairBatch
+    batch: Batch | PairBatch
     masked: Masked
 
 
@@ -29,11 +30,14 @@ def masked_language_model(
     masking: MaskingConfig,
     specials: Specials,
     continues: np.ndarray | None,
-    slots: Callable[[PairBatch], int],
+    slots: Callable[[Batch | PairBatch], int],
     next_sentence_coefficient: float = 1.0,
     loss_chunks: int = 0,
 ) -> Objective:
     """Return BERT's objective (section 3.1): masked tokens and, unless `next_sentence` is None, whether B follows A.
+
+    Rows of text have no second part: the loss is that of the masked tokens alone (Liu et al., 2019, "RoBERTa", section
+    4.2: windows are its FULL-SENTENCES, packed rows its DOC-SENTENCES).
 
     Each term is a mean over its own weight, the masked tokens and the pairs of the whole batch. Parameters:
     {"backbone", "head": {"masked_lm", "next_sentence"}}. Masks are drawn from the batch's own seeds, so evaluations of
@@ -41,24 +45,27 @@ def masked_language_model(
     """
     vocab_size = model.config.vocab_size
 
-    def prepare(batch: PairBatch) -> MaskedRows:
+    def prepare(batch: Batch | PairBatch) -> MaskedRows:
+        if isinstance(batch, Batch):
+            batch = with_cls(batch, specials.cls)
         return MaskedRows(batch, mask_tokens(batch, masking, specials, vocab_size, continues, slots(batch)))
 
     def weights(rows: MaskedRows) -> Sums:
-        predicted, pairs = jnp.sum(rows.masked.weights_BM), jnp.sum(rows.batch.pair_weights)
+        predicted = jnp.sum(rows.masked.weights_BM)
         found = {"masked_lm_loss": predicted, "masked_lm_accuracy": predicted}
-        if next_sentence is not None:
+        if next_sentence is not None and isinstance(rows.batch, PairBatch):
+            pairs = jnp.sum(rows.batch.pair_weights)
             found |= {"next_sentence_loss": pairs, "next_sentence_accuracy": pairs}
         return found
 
     def sums(params: Any, rows: MaskedRows, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         batch, masked = rows
-        inputs = Inputs(masked.ids_BL, batch.positions, batch.segments, batch.types)
-        outputs = model(params, inputs, key=key)
+        types = batch.types if isinstance(batch, PairBatch) else None
+        outputs = model(params, Inputs(masked.ids_BL, batch.positions, batch.segments, types), key=key)
         states_BMD = take_places(outputs.states, masked.where_BM)
         nll, correct = model.loss(params, states_BMD, outputs.output, masked.targets_BM, masked.weights_BM, loss_chunks)
         found: Sums = {"masked_lm_loss": nll, "masked_lm_accuracy": correct}
-        if next_sentence is None:
+        if next_sentence is None or isinstance(batch, Batch):
             return found, carry
         pooled_BPD = model.pool(params, take_places(outputs.states, batch.firsts))
         scores_BP2 = apply(next_sentence, params["head"]["next_sentence"], pooled_BPD)
@@ -71,6 +78,12 @@ def masked_language_model(
     if next_sentence is not None:
         coefficients["next_sentence_loss"] = next_sentence_coefficient
     return Objective(dict(coefficients), weights, sums, prepare)
+
+
+def with_cls(batch: Batch, cls: int) -> Batch:
+    """Return rows of text in which CLS replaces the first token of each segment, as RoBERTa's begin with its <s>."""
+    first_BL = (batch.segments > 0) & (batch.positions == 0)
+    return replace(batch, ids=jnp.where(first_BL, cls, batch.ids))
 
 
 def left_to_right_language_model(model: Model, *, loss_chunks: int = 0) -> Objective:

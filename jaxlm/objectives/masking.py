@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.batch import PairBatch
+from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.errors import InputError
 
 
@@ -77,7 +77,7 @@ def predictions_of(num_tokens: int, rate: float) -> int:
 
 
 def mask_tokens(
-    batch: PairBatch,
+    batch: Batch | PairBatch,
     masking: MaskingConfig,
     specials: Specials,
     vocab_size: int,

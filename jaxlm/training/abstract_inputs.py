@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxlm.data.batch import mask_seeds
 from jaxlm.data.pairs import chunk_options, empty_pairs
 from jaxlm.data.rows import empty_batch
 from jaxlm.data.streams import empty_streams
@@ -33,6 +34,8 @@ def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
         row = empty_pairs(1, length, chunk_options(config.data, length).pairs_per_row)
     elif config.data.layout == "streams":
         row = empty_streams(1, length)
+    if config.objective.kind == "masked_lm" and config.data.layout != "pairs":
+        row = replace(row, mask_seeds=mask_seeds(config.seed, [0]))
     return abstract_rows(row, config.batch_size, mesh)
 
 

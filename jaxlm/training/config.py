@@ -100,9 +100,10 @@ class PretrainConfig:
                 f"objective.kind must be {wanted} for a {kind} model, got {self.objective.kind}; give that objective"
             )
         encoder = family_of(self.model).context == "bidirectional"
-        if encoder and self.data.layout != "pairs":
+        if encoder and self.data.layout == "streams":
             raise InputError(
-                f"data.layout must be pairs for {family_of(self.model).title}, got {self.data.layout}; give that layout"
+                f"data.layout must be pairs, windows or packed for {family_of(self.model).title}, got streams; give "
+                "one of these"
             )
         if not encoder and self.data.layout == "pairs":
             raise InputError(

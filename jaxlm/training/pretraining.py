@@ -121,6 +121,7 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
     if masking.whole_word:
         continues = np.zeros(config.model.vocab_size, bool) if tokenizer is None else tokenizer.continues
     next_sentence, of_pairs = None, config.data.layout == "pairs"
+    most_segments = 1 if config.data.layout == "windows" else config.length
     if of_pairs and objective.next_sentence_coefficient and model.family.next_sentence_head is not None:
         next_sentence = model.family.next_sentence_head(config.model)
 
@@ -132,7 +133,7 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
         return {"backbone": model.init(body), "head": head}
 
     def slots(batch: Batch | PairBatch) -> int:
-        pairs = batch.firsts.shape[1] if isinstance(batch, PairBatch) else batch.ids.shape[1]
+        pairs = batch.firsts.shape[1] if isinstance(batch, PairBatch) else most_segments
         return mask_slots(batch.ids.shape[1], pairs, masking.rate)
 
     def flops(length: int) -> float:

@@ -43,7 +43,13 @@ def held_out_rows(
             stores, data, length=length, batch_size=batch_size, host_rows=host_rows, versions=versions
         )
     return validation_batches(
-        stores, layout=data.layout, length=length, batch_size=batch_size, host_rows=host_rows, versions=versions
+        stores,
+        layout=data.layout,
+        length=length,
+        batch_size=batch_size,
+        host_rows=host_rows,
+        versions=versions,
+        masked=config.objective.kind == "masked_lm",
     )
 
 
