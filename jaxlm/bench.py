@@ -26,13 +26,8 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
-<<<<<<< HEAD
 from jaxlm.config import command_line, load_config
-from jaxlm.data.batch import Batch, PairBatch
-=======
-from jaxlm.config import command_line
 from jaxlm.data.batch import Batch, PairBatch, mask_seeds
->>>>>>> d5edefc (objectives: train masked language models on plain and packed text)
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows

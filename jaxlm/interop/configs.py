@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.errors import InputError
+from jaxlm.models import family_of
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.activation import ActivationName
@@ -80,10 +81,12 @@ def model_from_config(values: Mapping[str, Any], name: str) -> GPTConfig | BertC
     return model
 
 
-def model_type_of(model: GPTConfig | BertConfig) -> str:
-    """Return Hugging Face's name for the architecture."""
+def model_type_of(model: Any) -> str:
+    """Return Hugging Face's name for the architecture. InputError where it has none."""
     if isinstance(model, BertConfig):
         return "bert"
+    if not isinstance(model, GPTConfig):
+        raise InputError(f"Hugging Face has no counterpart of {family_of(model).title}; it cannot be exported")
     return "gpt2" if model.norm == "pre" else "openai-gpt"
 
 

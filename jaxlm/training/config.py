@@ -14,6 +14,7 @@ from jaxlm.data.config import DataConfig, Windows
 from jaxlm.distributed.mesh import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
+from jaxlm.models.family import UNLIMITED
 from jaxlm.models.heads import Features
 from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
@@ -249,13 +250,15 @@ def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
     """Refuse a length over the position table, or one that its loss chunks do not divide."""
     longest = build(model).max_length
     if not 1 <= length <= longest:
-        raise InputError(f"length must be from 1 to model.num_positions, {longest}, got {length}; give another")
+        most = "at least 1" if longest == UNLIMITED else f"from 1 to model.num_positions, {longest}"
+        raise InputError(f"length must be {most}, got {length}; give another")
     if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
         raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it (0: chosen)")
 
 
 # Section 4.1 of both GPT-1's and BERT's paper.
 DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
+DEFAULT_LENGTH = 512  # of tasks without a published one, where the model has no shorter limit
 
 
 def filled(
@@ -272,7 +275,7 @@ def filled(
         config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))
     if config.num_steps is None and config.num_epochs is None:
         config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
-    length = config.length or min(int(paper.get("length", longest)), longest)
+    length = config.length or min(int(paper.get("length", min(longest, DEFAULT_LENGTH))), longest)
     batch_size = config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE))
     return replace(config, length=length, batch_size=batch_size), length, batch_size
 

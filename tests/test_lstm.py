@@ -1,0 +1,269 @@
+"""The LSTM language model: the backward pass of its recurrence, what its state remembers, and whole runs over streams.
+
+Parity with torch.nn.LSTM is in test_lstm_parity.
+"""
+
+import dataclasses
+import json
+import math
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from toy_runs import (
+    Process,
+    checksums,
+    finetune_arguments,
+    make_stores,
+    make_task,
+    metrics,
+    newest_step,
+    run_here,
+)
+
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
+from jaxlm.inference.decoding import Decoder, Sampling
+from jaxlm.inference.scoring import Scored, sequence_log_probs
+from jaxlm.models import build
+from jaxlm.models.family import Inputs, Model
+from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig, empty_state
+from jaxlm.nn.recurrence import LSTMState, lstm
+from jaxlm.runs.trees import named_leaves
+
+TOY = LSTMConfig(vocab_size=31, num_layers=2, width=8, units=12, dropout_rate=0.0, embedding_dropout_rate=0.0)
+SMALL = ("--model.width", 16, "--model.units", 24, "--length", 32, "--log-every", 1)
+STILL = ("--model.dropout-rate", 0, "--model.embedding-dropout-rate", 0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return build(TOY)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return {"backbone": nn.unbox(model.init(jax.random.key(3)))}
+
+
+def ids_of(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(rows + length).integers(TOY.vocab_size, size=(rows, length)).astype(np.int32)
+
+
+def plain_lstm(x_LBG, kernel_UG, start, real_LB, reset_LB):
+    """The same equations, differentiated by JAX through the scan."""
+
+    def step(state, inputs):
+        x, real, reset = inputs
+        h, c = (jnp.where(reset[:, None], 0.0, part) for part in state)
+        i, f, g, o = jnp.split(x + h @ kernel_UG, 4, axis=-1)
+        new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        new_h = jax.nn.sigmoid(o) * jnp.tanh(new_c)
+        after = LSTMState(jnp.where(real[:, None], new_h, h), jnp.where(real[:, None], new_c, c))
+        return after, jnp.where(real[:, None], new_h, 0.0)
+
+    end, h_LBU = jax.lax.scan(step, start, (x_LBG, real_LB, reset_LB))
+    return h_LBU, end
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_written_backward_pass_is_the_derivative(seed):
+    """Fails when a gate's derivative, padding or a reset is wrong in the backward pass."""
+    rng = np.random.default_rng(seed)
+    length, rows, units = 6, 3, 4
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in [(length, rows, 16), (units, 16)])
+    start = LSTMState(*jnp.asarray(rng.normal(size=(2, rows, units)), jnp.float32))
+    real = jnp.asarray(rng.random((length, rows)) > 0.3)
+    reset = jnp.asarray(rng.random((length, rows)) > 0.7) & real
+    mix = [jnp.asarray(rng.normal(size=(length, rows, units)), jnp.float32) for _ in range(2)]
+
+    def loss_by(function):
+        def loss(x, kernel, start):
+            h, end = function(x, kernel, start, real, reset)
+            return jnp.sum(mix[0] * h) + jnp.sum(mix[1][0] * end.h) + jnp.sum(mix[1][1] * end.c)
+
+        return jax.value_and_grad(loss, (0, 1, 2))(x, kernel, start)
+
+    found, wanted = loss_by(lstm), loss_by(plain_lstm)
+    for name, leaf in named_leaves(jax.tree.map(np.asarray, dict(enumerate(jax.tree.leaves(wanted))))).items():
+        np.testing.assert_allclose(jax.tree.leaves(found)[int(name)], leaf, rtol=2e-5, atol=2e-6)
+
+
+def test_two_halves_with_a_carried_state_are_the_whole(model, params):
+    """Fails when the state of any layer is lost, or taken from another position than the last."""
+    ids = ids_of(3, 10)
+    whole = model(params, Inputs(ids, ids), empty_state(TOY, 3))
+    first = model(params, Inputs(ids[:, :4], ids[:, :4]), empty_state(TOY, 3))
+    second = model(params, Inputs(ids[:, 4:], ids[:, 4:]), first.carry)
+    np.testing.assert_allclose(np.concatenate([first.states, second.states], 1), whole.states, atol=1e-6)
+    for found, wanted in zip(second.carry, whole.carry, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert model(params, Inputs(ids, ids)).carry is None
+
+
+def test_padding_keeps_the_state_and_documents_of_a_row_are_apart(model, params):
+    """Fails when padding changes the state, or a packed document depends on the one before it."""
+    ids = ids_of(2, 9)
+    segments = np.array([[1] * 4 + [2] * 3 + [0] * 2, [1] * 9], np.int32)
+    packed = model(params, Inputs(ids, ids, segments), empty_state(TOY, 2))
+    for first, end in ((0, 4), (4, 7)):
+        alone = model(params, Inputs(ids[:1, first:end], ids[:1, first:end]), empty_state(TOY, 1))
+        np.testing.assert_allclose(packed.states[0, first:end], alone.states[0], atol=1e-6)
+    np.testing.assert_allclose(packed.carry.c[:, 0], alone.carry.c[:, 0], atol=1e-6)
+
+
+def test_a_state_depends_on_earlier_tokens_alone(model, params):
+    """Fails when the future leaks into a state: the gradient of state t by embedding s is 0 for s > t alone."""
+    ids = ids_of(1, 6)
+
+    def state_sum(table, t):
+        changed = {"backbone": params["backbone"] | {"embeddings": {"tokens": table}}}
+        return jnp.sum(model(changed, Inputs(np.arange(6, dtype=np.int32)[None], ids)).states[0, t])
+
+    for t in range(6):
+        by_token = np.abs(jax.grad(state_sum)(params["backbone"]["embeddings"]["tokens"], t)).sum(axis=1)[:6]
+        assert (by_token[: t + 1] > 0).all() and (by_token[t + 1 :] == 0).all()
+
+
+def test_sizes_and_initial_values(params):
+    """Fails when GPT-1's ablation has other sizes, the forget bias is not 1, or a kernel another range."""
+    boxed = jax.eval_shape(build(GPT1_LSTM).init, jax.random.key(0))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nn.unbox(boxed)))
+    assert count == 40_478 * 768 + (768 + 2048) * 8192 + 8192 + 2048 * 768 + 768
+    layer = params["backbone"]["layer_0"]
+    gates = np.split(np.asarray(layer["bias"]), 4)
+    assert (gates[1] == 1).all() and all((gate == 0).all() for gate in (gates[0], gates[2], gates[3]))
+    for name in ("in_kernel", "state_kernel"):
+        assert 0.9 * 12**-0.5 < np.abs(layer[name]).max() <= 12**-0.5
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
+def test_any_mesh_gives_the_same_states(model, params, sizes):
+    """Fails when the state, or a product with a sharded kernel, depends on how rows and kernels are laid out."""
+    mesh, ids = make_mesh(MeshConfig(*sizes)), ids_of(8, 5)
+    wanted = model(params, Inputs(ids, ids), empty_state(TOY, 8))
+    with use_mesh(mesh):
+        inputs = to_devices(Inputs(ids, ids), mesh, 8)
+        found = jax.jit(lambda params, inputs: model(params, inputs, empty_state(TOY, 8)))(params, inputs)
+    np.testing.assert_allclose(found.states, wanted.states, atol=1e-6)
+    np.testing.assert_allclose(found.carry.h, wanted.carry.h, atol=1e-6)
+
+
+def test_decoding_and_scoring_are_those_of_a_whole_pass(model, params):
+    """Fails when the prompt's padding reaches the state, or a step of the decoder carries another row's state."""
+    prompt = ids_of(1, 5)[0].tolist()
+    decoder = Decoder(model, params, sampling=Sampling(temperature=0.0))
+    made = [row.tolist() for row in decoder(prompt, length=6, samples=2)]
+    ids = prompt + [row[0] for row in made]
+    assert all(row[0] == row[1] for row in made)
+    states = model(params, Inputs(np.array([ids]), np.array([ids]))).states
+    logits = np.asarray(states[0] @ params["backbone"]["embeddings"]["tokens"].T)
+    assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    (score,) = sequence_log_probs(model, params, [Scored(ids)], mesh=mesh, batch_size=2)
+    rows = jax.nn.log_softmax(logits[:-1], axis=-1)[np.arange(len(ids) - 1), ids[1:]]
+    assert score.log_probability == pytest.approx(float(rows.sum()), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def arguments(run, stores, *more):
+    steps = ("--num-steps", 12, "--checkpoint-every", 3, "--eval-every", 6)
+    return (
+        "debug/lstm",
+        "--run",
+        run,
+        "--data.store",
+        stores[0],
+        "--data.validation",
+        stores[1],
+        *SMALL,
+        *steps,
+        *more,
+    )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, stores):
+    run = tmp_path_factory.mktemp("base") / "run"
+    ended = run_here("pretrain", *arguments(run, stores))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+def test_a_killed_run_goes_on_with_its_state_to_the_bit(base, stores, tmp_path):
+    """Fails when the carry is not in the checkpoint, is another row's, or is emptied by a resume."""
+    assert any(name.startswith("carry/") for name in checksums(base))
+    run = tmp_path / "run"
+    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
+    process.until(lambda: newest_step(run) >= 5, "step 5")
+    process.kill(signal.SIGKILL)
+    ended = run_here("pretrain", *arguments(run, stores))
+    assert ended.code == 0, ended.errors
+    assert metrics(run) == metrics(base) and metrics(run, "validation_loss") == metrics(base, "validation_loss")
+    assert checksums(run) == checksums(base)
+
+
+def test_meshes_and_micro_batches_carry_the_same_state(stores, tmp_path):
+    """Fails when the rows of the carry are dealt to other rows of the batch by a mesh or by micro-batches.
+
+    By SGD: Adam blows up the rounding of gradients that are almost 0.
+    """
+    sgd = ("--optimizer.kind", "sgd", "--optimizer.peak-lr", 0.5, *STILL)
+    layouts = {
+        "plain": (),
+        "mesh": ("--mesh.data", 2, "--mesh.fsdp", 4),
+        "micro": ("--micro-batches", 2, "--mesh.data", 4, "--mesh.tensor", 2),
+    }
+    losses = {}
+    for name, flags in layouts.items():
+        ended = run_here("pretrain", *arguments(tmp_path / name, stores, *sgd, *flags))
+        assert ended.code == 0, ended.errors
+        losses[name] = list(metrics(tmp_path / name).values())
+    assert len(losses["plain"]) == 12
+    assert losses["mesh"] == pytest.approx(losses["plain"], rel=1e-5)
+    assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-5)
+
+
+def test_the_state_is_used(base, stores, tmp_path):
+    """Fails when streams are trained or evaluated as windows are: figures with and without a carry differ."""
+    figures = {}
+    for layout in ("streams", "windows"):
+        ended = run_here("evaluate", "perplexity", "--run", base, "--data.store", stores[1], "--layout", layout)
+        assert ended.code == 0, ended.errors
+        figures[layout] = json.loads(ended.output.splitlines()[-1])
+    streams, windows = figures["streams"], figures["windows"]
+    assert (streams["layout"], streams["carry"]) == ("streams", True)
+    assert (windows["layout"], windows["carry"]) == ("windows", False)
+    assert streams["tokens"] == windows["tokens"] and streams["validation_loss"] != windows["validation_loss"]
+    assert streams["validation_loss"] == metrics(base, "validation_loss")[12]
+
+
+def test_it_is_shown_continued_and_fine_tuned(base, tmp_path):
+    """Fails when a command assumes heads, positions or a table of positions."""
+    shown = run_here("show", base)
+    assert shown.code == 0 and "2 layers x 16, 24 units" in shown.output, shown.errors
+    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
+    assert made.code == 0, made.errors
+    run = tmp_path / "tuned"
+    make_task(tmp_path / "task")
+    _, *words = finetune_arguments(run, tmp_path / "task", "--start", base)
+    tuned = run_here("finetune", "finetune/lstm", *words)
+    assert tuned.code == 0, tuned.errors
+    assert "accuracy" in json.loads((run / "results.json").read_text())["dev"]
+    exported = run_here("convert", "export", base, "--to", f"hf:{tmp_path / 'out'}")
+    assert exported.code == 2 and len(exported.errors.splitlines()) == 1, exported.errors
+
+
+def test_a_config_refuses_what_no_model_has():
+    """Fails when a size below 1 or a rate of 1 reaches the model."""
+    from jaxlm.errors import InputError
+
+    for field, value in (("units", 0), ("num_layers", 0), ("dropout_rate", 1.0)):
+        with pytest.raises(InputError, match=f"model.{field} must be .*got {value}"):
+            dataclasses.replace(TOY, **{field: value}).check()
