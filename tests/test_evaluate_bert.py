@@ -291,7 +291,7 @@ def test_what_an_encoder_cannot_do_is_one_line(tmp_path, vocabulary, run, comman
         command(evaluate.main, "score", "--run", tuned, "--input", text)
     with pytest.raises(InputError, match="evaluate perplexity needs a decoder"):
         command(evaluate.main, "perplexity", "--run", run, "--data.store", tmp_path)
-    with pytest.raises(InputError, match="from left to right"):
+    with pytest.raises(InputError, match="got a causal one"):
         command(evaluate.main, "score", "--run", causal, "--input", text)
     with pytest.raises(InputError, match=r"put \[MASK\] into the prompt"):
         command(generate.main, "--run", run, "--prompt", "ba")
