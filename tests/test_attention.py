@@ -193,7 +193,7 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
 )
 def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, platform, options, why, caplog):
     """Fails when a kernel is asked for what it cannot do, or xla takes its place without a word."""
-    attention._say.cache_clear()
+    attention._log_once.cache_clear()
     with compiling_for(platform), caplog.at_level("INFO"):
         found = attend(*qkv, causal=True, backend=backend, **options)
     np.testing.assert_array_equal(found, attend(*qkv, causal=True, backend="xla", **options))
@@ -202,7 +202,7 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
 
 def test_heads_that_splash_has_no_room_for(caplog):
     """Fails when a chip's compiler is given heads of 1024, whose blocks its vector memory does not hold."""
-    attention._say.cache_clear()
+    attention._log_once.cache_clear()
     wide = jnp.zeros((1, 1, 128, 1024))
     with compiling_for("tpu"), caplog.at_level("INFO"):
         attend(wide, wide, wide, causal=True)
@@ -211,7 +211,7 @@ def test_heads_that_splash_has_no_room_for(caplog):
 
 def test_a_model_that_is_made_says_nothing_of_attention(caplog):
     """Parameters are made with one position: fails when a log tells of that what a user reads as the step's."""
-    attention._say.cache_clear()
+    attention._log_once.cache_clear()
     one = jnp.zeros((1, 1, 1, 8))
     with compiling_for("tpu"), caplog.at_level("INFO"):
         attend(one, one, one, causal=True)
@@ -219,7 +219,7 @@ def test_a_model_that_is_made_says_nothing_of_attention(caplog):
 
 
 def test_an_unknown_backend_is_refused(qkv):
-    with pytest.raises(ValueError, match="backend 'flash'"):
+    with pytest.raises(ValueError, match="got 'flash'"):
         attend(*qkv, causal=True, backend="flash")
 
 

@@ -186,7 +186,9 @@ def test_blank_lines(tmp_path):
     split = read_labelled(path, PAIR)
     assert split.dropped == ((3, "empty line"),)
     assert (split.rows_read, len(split.examples)) == (3, 2)  # those at the end are not rows
-    with pytest.raises(InputError, match="line 3: an empty line between rows"):  # a prediction a line must stay in step
+    with pytest.raises(
+        InputError, match="line 3: there is an empty line between rows"
+    ):  # a prediction a line must stay in step
         list(read_rows(path, PAIR))
 
 

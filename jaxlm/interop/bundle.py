@@ -154,7 +154,7 @@ def _message(content: bytes) -> dict[int, list]:
             width = 8 if kind == 1 else 4
             value, at = content[at : at + width], at + width
         else:
-            raise ValueError(f"wire type {kind}")
+            raise ValueError(f"a wire type must be 0, 1, 2 or 5, got {kind}")
         fields.setdefault(number, []).append(value)
     return fields
 

@@ -1,4 +1,4 @@
-"""The shapes of our leaves: what a converted checkpoint must fill."""
+"""The shapes of our leaves, which a converted checkpoint must fill."""
 
 import math
 import re
@@ -20,14 +20,14 @@ _LAYER = re.compile(r"\.(?:layer|h)\.(\d+)\.")  # in the names of all three kind
 
 
 def backbone_shapes(model: GPTConfig | BertConfig) -> dict[str, Shape]:
-    """`backbone/…` -> shape, without a BERT's pooler."""
+    """Return `backbone/…` -> shape, without a BERT's pooler."""
     params = nn.unbox(jax.eval_shape(build(model).init, jax.random.key(0)))
     params.pop("pooler", None)
     return _shapes("backbone", params)
 
 
 def part_shapes(model: GPTConfig | BertConfig, parts: Sequence[str], outputs: int) -> dict[str, Shape]:
-    """Path -> shape of what there is beside the backbone; `outputs` is the width of a fine-tuned head."""
+    """Return path -> shape of the parts beside the backbone; `outputs` is the output size of a fine-tuned head."""
     d = model.width
     found: dict[str, Shape] = {}
     for part in parts:
@@ -36,18 +36,18 @@ def part_shapes(model: GPTConfig | BertConfig, parts: Sequence[str], outputs: in
         elif part in ("masked_lm", "next_sentence"):
             assert isinstance(model, BertConfig)
             head = MaskedLMHead(model) if part == "masked_lm" else NextSentenceHead(model.init_std)
-            init = lambda key, head=head: head.init(key, jnp.zeros((1, 1, d)))["params"]  # noqa: E731
-            found |= _shapes(f"head/{part}", nn.unbox(jax.eval_shape(init, jax.random.key(0))))
+            params = jax.eval_shape(head.init, jax.random.key(0), jnp.zeros((1, 1, d)))["params"]
+            found |= _shapes(f"head/{part}", nn.unbox(params))
         else:
             found |= {"head/kernel": (d, outputs), "head/bias": (outputs,)}
     return found
 
 
 def check_sizes(model: GPTConfig | BertConfig, infos: Mapping[str, Info], names: Mapping[str, str], what: str) -> None:
-    """Raise InputError where `model`, as `what` describes it, cannot be that of the tensors: before anything is built.
+    """Raise InputError, before anything is built, if the `model` that the file `what` describes does not fit.
 
-    names: today's name -> stored name, as for `read_leaves`. A model of a million layers, or of a size larger than any
-    axis of a tensor, would take minutes or all memory before the listing of its differences.
+    names: current spelling -> stored name, as for `read_leaves`. A model of a million layers, or of a size larger than
+    any axis of a tensor, would take minutes or all memory before the listing of its differences.
     """
     numbers = {found[1] for name in names if (found := _LAYER.search(name))}
     if len(numbers) != model.num_layers:

@@ -56,24 +56,24 @@ def attend(
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         dropped = dropout_rate if dropout_key is not None else 0.0
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
-        if (reason := _not_by(backend, q_BHLK, decoding, dropped, plain)) is not None:
-            _say(f"attention by xla, not {backend}: {reason}")
+        if (reason := _unsupported(backend, q_BHLK, decoding, dropped, plain)) is not None:
+            _log_once(f"attention by xla, not {backend}: {reason}")
         elif backend == "splash":
-            _say("attention by splash")
+            _log_once("attention by splash")
             return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
         elif backend == "cudnn":
-            _say("attention by cudnn")
-            mask = visible(q_BHLK.shape[2], k_BHSK.shape[2], False, segments_BL, segments_BL)
+            _log_once("attention by cudnn")
+            mask = attention_mask(q_BHLK.shape[2], k_BHSK.shape[2], False, segments_BL, segments_BL)
             return cudnn(q_BHLK, k_BHSK, v_BHSK, mask, causal=causal)
         else:
-            raise ValueError(f"attention backend {backend!r}")
+            raise ValueError(f"backend must be auto, xla, splash or cudnn, got {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
     blocks = 1
     square = length == num_keys and key_segments_BS is None and bias_BHLS is None
     if causal and square and isinstance(query_offset, int) and devices.platform() == "cpu":
         blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK))
     if blocks == 1:
-        mask = visible(length, num_keys, causal, segments_BL, segments_BS, query_offset)
+        mask = attention_mask(length, num_keys, causal, segments_BL, segments_BS, query_offset)
         return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate, dropout_key)
     outputs = []
     for number in range(blocks):
@@ -81,12 +81,12 @@ def attend(
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
         own, seen = (None, None) if segments_BL is None else (segments_BL[:, first:end], segments_BL[:, :end])
         q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
-        mask = visible(end - first, end, causal, own, seen, first)
+        mask = attention_mask(end - first, end, causal, own, seen, first)
         outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, dropout_rate, key))
     return jnp.concatenate(outputs, axis=2)
 
 
-def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
+def _unsupported(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
     """Return why `backend` cannot do it; None if it can."""
     length, platform = q_BHLK.shape[2], devices.platform()
     if not plain:
@@ -113,7 +113,7 @@ def _not_by(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, pla
 
 
 @functools.cache
-def _say(sentence: str) -> None:
+def _log_once(sentence: str) -> None:
     """Log a sentence once per process: every layer of a step asks, in every traced program."""
     log.info(sentence)
 
@@ -135,7 +135,7 @@ def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate: float,
     return jnp.einsum("bhls,bhsk->bhlk", weights_BHLS, v_BHSK)
 
 
-def visible(
+def attention_mask(
     num_queries: int,
     num_keys: int,
     causal: bool,

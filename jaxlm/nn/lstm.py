@@ -11,9 +11,9 @@ from jaxlm.nn.linear import linear
 
 
 class BiLSTM(nn.Module):
-    """Layers of two LSTMs, one reading forwards and one backwards, their outputs side by side.
+    """Layers of two LSTMs, one reading forwards and one backwards, with concatenated outputs.
 
-    num_layers layers of `width` units a direction. With i, f, g, o the four quarters of x W + h U + b:
+    num_layers layers of `width` units per direction. With i, f, g, o the four quarters of x W + h U + b:
     c <- sigmoid(f) c + sigmoid(i) tanh(g), h <- sigmoid(o) tanh(c); the layout of torch.nn.LSTM with its two biases
     added. Kernels are uniform within 1 / sqrt(width), as there; the forget gate's bias starts at 1 (Gers et al., 2000).
     """
@@ -23,8 +23,8 @@ class BiLSTM(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array, real_BL: jax.Array) -> jax.Array:
-        """(B, L, D) to float32 (B, L, 2 width). real_BL: bool, True where a token is; what is not keeps the state and
-        gives 0, so the backward direction begins at the last real token."""
+        """Map (B, L, D) to float32 (B, L, 2 width). real_BL: bool, True for tokens; padding keeps the state and gives
+        0, so the backward direction begins at the last real token."""
         y_BLD = x_BLD.astype(jnp.float32)
         for layer in range(self.num_layers):
             both = [self._direction(y_BLD, real_BL, f"layer_{layer}_{way}") for way in ("forward", "backward")]

@@ -92,7 +92,7 @@ class RowReader:
                 blank.append(number)
                 continue
             if blank and self.blank_lines == "refuse":
-                raise InputError(f"{self.name} line {blank[0]}: an empty line between rows; remove it")
+                raise InputError(f"{self.name} line {blank[0]}: there is an empty line between rows; remove it")
             self.dropped += [(line, "empty line") for line in blank]
             self.rows_read += len(blank) + 1
             blank = []
