@@ -389,9 +389,9 @@ def test_generate_reads_lines_and_begins_texts(run, tmp_path, monkeypatch, capsy
     [
         (["--length", 14], r"of 3 tokens and 14 new ones are 17 positions, .* was trained on 16: .* --beyond-length"),
         (["--length", 46, "--beyond-length"], r"of 3 tokens and 46 new ones are 49 positions, and the model has 48"),
-        (["--length", 0], "--length 0: a number above 0"),
-        (["--samples", 0], "--samples 0: a number above 0"),
-        (["--top-p", 2], r"top_p 2\.0"),
+        (["--length", 0], "--length must be positive, got 0"),
+        (["--samples", 0], "--samples must be positive, got 0"),
+        (["--top-p", 2], "top_p must be above 0"),
     ],
 )
 def test_generate_refuses(run, words, rule, monkeypatch, capsys):
