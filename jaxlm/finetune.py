@@ -51,7 +51,7 @@ from jaxlm.training.config import (
     resolved_json,
     run_fields,
 )
-from jaxlm.training.initialization import Source, dropout_said, model_of_source, source_of
+from jaxlm.training.initialization import Source, dropout_notes, model_of_source, source_of
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, limited
 
@@ -113,7 +113,7 @@ def plan(arguments: Arguments, given: set[str]) -> Plan:
         value = getattr(config, name)
         raise InputError(f"{name} must be left out without --start, got {value}; give --start or leave it out")
     check_positive(arguments, "seeds")
-    check_seed(f"the last of {arguments.seeds} seeds,", config.seed + arguments.seeds - 1)
+    check_seed(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
     arguments.options.check()
     task, data = read_task(
         arguments.task,
@@ -231,7 +231,7 @@ def finetune(arguments: Arguments, given: set[str]) -> None:
         counts = ", ".join(f"{n} in {name}" for name, n in truncated.items())
         say(f"truncated to {planned.length} tokens: {counts or 'none'}")
         chosen = [said] if (said := config.mesh.describe(mesh)) is not None else []
-        for sentence in (*planned.notes, *chosen, *dropout_said(source, config.model), *config.execution.says()):
+        for sentence in (*planned.notes, *chosen, *dropout_notes(source, config.model), *config.execution.says()):
             say(sentence)
         for change in changed:
             say(f"changed since the last start: {change}")

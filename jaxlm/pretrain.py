@@ -42,7 +42,7 @@ from jaxlm.training.initialization import (
     Source,
     check_tokenizer,
     continue_state,
-    dropout_said,
+    dropout_notes,
     fresh_parts,
     model_of_source,
     pinned_versions,
@@ -73,7 +73,7 @@ class Arguments:
     start: str | None = None
     """A run to start from (RUN or RUN@STEP). Default: from scratch."""
     start_with: Literal["parameters", "state"] = "parameters"
-    """What to load from --start. state: moments and step too, to train longer or at another learning rate."""
+    """Content to load from --start. state: moments and step too, to train longer or at another learning rate."""
     profile: str | None = None
     """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
     verify_stores: bool = False
@@ -341,9 +341,9 @@ def _note_beginning(
         f"{recorder.run.name}: {origin}; {count:,} parameters, {_length_of(ready.plan)}; "
         f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
         f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
-        *dropout_said(ready.plan.source, config.model),
+        *dropout_notes(ready.plan.source, config.model),
         *([] if (chosen := config.mesh.describe(mesh)) is None else [chosen]),
-        *ready.pretraining.says,
+        *ready.pretraining.notes,
         *config.execution.says(),
         *_described(ready.rows, config.data.layout),
         *(f"changed since the last start: {change}" for change in changed),
@@ -368,7 +368,7 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], No
         versions=planned.versions,
         batch_size=ready.eval_batch_size,
     )
-    for sentence in validation.says:
+    for sentence in validation.notes:
         recorder.note(sentence)
 
     def evaluate(step: int, params: Any) -> None:

@@ -120,10 +120,10 @@ def test_the_start_and_the_config_must_be_of_one_kind(tmp_path, pretrained, file
     tokenizer = toy_run.toy_tokenizer()
     decoder = toy_run.pretrained(tmp_path / "gpt", toy_run.toy_store(tmp_path / "store", tokenizer))
     ended = run_here("finetune", *arguments(tmp_path / "run", files, "classification", "--start", decoder))
-    assert_one_line(ended, 2, "it is a decoder (gpt) and the config is for an encoder (bert)")
+    assert_one_line(ended, 2, "--start must be an encoder (bert) for this config")
     command = arguments(tmp_path / "run", files, "classification", "--start", pretrained)
     ended = run_here("finetune", "finetune/gpt1", *command[1:])
-    assert_one_line(ended, 2, "it is an encoder (bert) and the config is for a decoder (gpt)")
+    assert_one_line(ended, 2, "--start must be a decoder (gpt) for this config")
     ended = run_here("finetune", *arguments(tmp_path / "run", files, "classification", "--start", pretrained,
                                             "--auxiliary-lm", 0.5))  # fmt: skip
     assert_one_line(ended, 2, "an encoder has no language-model loss")
@@ -173,7 +173,7 @@ def test_a_frozen_model_stays_and_has_no_moments(tmp_path, pretrained, files, he
     norms = next(line for line in read_metrics(run / "metrics.jsonl") if line["step"] == 1)
     assert {name for name in norms if name.startswith("update_norm/")} == {"update_norm/head"}
     command = arguments(tmp_path / "other", files, "classification", "--start", pretrained, "--features", "embeddings")
-    assert_one_line(run_here("finetune", *command), 2, "features embeddings: only head bilstm reads them")
+    assert_one_line(run_here("finetune", *command), 2, "features must be last without head bilstm, got embeddings")
 
 
 # eps: a key's bias has no gradient but rounding, which Adam would make as large as any other.

@@ -26,10 +26,7 @@ PATTERNS = {
 EXEMPT = (
     "config.py",
     "data",
-    "models",
     "objectives",
-    "pretrain.py",
-    "training",
 )
 
 

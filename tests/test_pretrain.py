@@ -217,7 +217,7 @@ def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp
     assert "do not compare" not in ended.errors
     monkeypatch.setitem(perplexity_module._LOST, "sentencepiece", perplexity_module._LOST["gpt1"])
     ended = run_here("pretrain", *arguments, "--run", tmp_path / "new", "--num-steps", 1)
-    assert ended.code == 0 and "figures a word and a byte are of what" in ended.errors, ended.errors
+    assert ended.code == 0 and "metrics per word and per byte count the text" in ended.errors, ended.errors
     assert metrics(tmp_path / "new")[1] != whole[1]
     for name, order in (("run", 1), ("copy", 1), ("fork", 1), ("new", 2)):
         prints = json.loads((tmp_path / name / "config.json").read_text())["fingerprints"]

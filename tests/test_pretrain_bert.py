@@ -145,7 +145,7 @@ def test_a_run_says_what_it_is(base, stores):
     assert "24 steps: 12 of 8 x 32 tokens" in said and "and 12 of 8 x 64 tokens" in said and "bert_adamw" in said
     shares = r"[\d,]+ pairs in [\d,]+ rows an epoch, at most \d a row; [\d.]+% of them short, [\d.]+% true"
     assert re.search(f"pairs at length 32: {shares}", said) and re.search(f"pairs at length 64: {shares}", said)
-    assert "masks: 15% of tokens (80% hidden, 10% random, 10% as they are), dynamic; next-sentence loss x 1" in said
+    assert "masks: 15% of tokens (80% masked, 10% random, 10% unchanged), dynamic; next-sentence loss x 1" in said
     assert said.count("compiled the training step") == 2 and "compiled again" not in said
     assert said.index("training step for batch (8, 64)") < said.index("step 1/24"), "both are compiled ahead"
     config = json.loads((base.run / "config.json").read_text())

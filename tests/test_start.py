@@ -15,7 +15,7 @@ from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.family import dropout_rates
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.training.initialization import FREE_FIELDS, dropout_said, model_of_source
+from jaxlm.training.initialization import FREE_FIELDS, dropout_notes, model_of_source
 
 SMALL = GPTConfig(num_layers=2, width=16, num_heads=2, feed_forward_width=32, tables="one", dropout_rate=0.0)
 SMALL = dataclasses.replace(SMALL, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -37,7 +37,9 @@ def test_sizes_and_tables_come_from_the_start_and_dropout_from_the_recipe():
     # A run that was begun under the config's, by an earlier version, goes on with what it saved.
     assert model_of_source(source(SMALL), asked, set(), {"model": {"tables": "two"}}).tables == "two"
     assert model_of_source(source(SMALL), asked, {"model.tables"}, {"model": {"tables": "one"}}).tables == "two"
-    with pytest.raises(InputError, match=r"--model.num-layers: with --start the sizes come from runs/small@7"):
+    with pytest.raises(
+        InputError, match=r"--model.num-layers must be left out with --start: the sizes come from runs/small@7"
+    ):
         model_of_source(source(SMALL), asked, {"model.num_layers"})
     for name in (*FREE_FIELDS, *dropout_rates(asked)):
         model_of_source(source(SMALL), asked, {f"model.{name}"})
@@ -50,12 +52,12 @@ def test_sizes_and_tables_come_from_the_start_and_dropout_from_the_recipe():
 def test_another_dropout_than_the_starts_is_one_sentence():
     """Fails on 2968321: nothing is said."""
     asked = GPTConfig()
-    assert dropout_said(None, asked) == [] and dropout_said(source(SMALL), SMALL) == []
-    assert dropout_said(source(SMALL), asked) == [
-        "dropout 0.1 as in the config; runs/small@7 was trained with 0",
+    assert dropout_notes(None, asked) == [] and dropout_notes(source(SMALL), SMALL) == []
+    assert dropout_notes(source(SMALL), asked) == [
+        "dropout 0.1, from the config; runs/small@7 was trained with 0",
     ]
-    (said,) = dropout_said(source(SMALL), dataclasses.replace(SMALL, attention_dropout_rate=0.25))
-    assert said.startswith("dropout_rate 0, embedding_dropout_rate 0, attention_dropout_rate 0.25 as in")
+    (said,) = dropout_notes(source(SMALL), dataclasses.replace(SMALL, attention_dropout_rate=0.25))
+    assert said.startswith("dropout_rate 0, embedding_dropout_rate 0, attention_dropout_rate 0.25, from")
     rates = ["dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"]
     assert sorted(dropout_rates(asked)) == sorted(dropout_rates(BertConfig())) == sorted(rates)
 
@@ -72,7 +74,7 @@ def test_fine_tuning_keeps_the_tables_and_says_the_dropout(tmp_path, monkeypatch
     assert ended.code == 0, ended.errors
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["model"]
     assert saved["tables"] == "one" and saved["dropout_rate"] == 0.1
-    assert "dropout_rate 0.1, embedding_dropout_rate 0.1, attention_dropout_rate 0.1 as in the config" in ended.output
+    assert "dropout_rate 0.1, embedding_dropout_rate 0.1, attention_dropout_rate 0.1, from the config" in ended.output
     # As a run of that commit was saved; it is complete, and the same command says so.
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     config["model"]["tables"] = "two"

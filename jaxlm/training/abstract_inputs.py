@@ -1,4 +1,4 @@
-"""A run without its store: for who compiles a step, or sizes it, and runs none."""
+"""Abstract inputs of a run without its store, for compiling or measuring its step."""
 
 import logging
 from dataclasses import replace
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
-    """The config with its paper's vocabulary, where it takes one from a store."""
+    """Return the config with the published vocabulary, if it takes its own from a store."""
     if config.model.vocab_size:
         return config
     vocabulary = family_of(config.model).vocab_size
-    log.info("the config takes its vocabulary from a store; here it has the paper's, %d ids", vocabulary)
+    log.info("the config takes its vocabulary from a store; without one it is the published size, %d ids", vocabulary)
     return replace(config, model=replace(config.model, vocab_size=vocabulary))
 
 
 def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
-    """A batch of rows of `length` as jax.ShapeDtypeStruct, its rows sharded over `mesh`."""
+    """Return a batch of rows of `length` as jax.ShapeDtypeStruct, its rows sharded over `mesh`."""
     row: Any = empty_batch(1, length)
     if config.data.layout == "pairs":
         row = empty_pairs(1, length, chunk_options(config.data, length).pairs_per_row)

@@ -1,10 +1,10 @@
 """Adafactor (Shazeer and Stern, 2018), algorithm 4 without momentum, as T5 uses it.
 
-The second moment of a matrix is kept as the means of its rows and of its columns. In optax.adafactor the two largest
-axes of an array are the matrix, and all others count in its means. Here the matrix goes from the model's width to all
-that is not the width, whatever number of axes that has: (width, heads, head_width) is the matrix [768, 768] that it is
-in T5's code (mesh_tensorflow/optimize.py:208-390). Layers, and the queries, keys and values of one kernel, are matrices
-of their own, with their own means, clip and size.
+The second moment of a matrix is stored as the means of its rows and of its columns. optax.adafactor takes the two
+largest axes of an array as the matrix and averages over all others. Here one side of the matrix is the model's width,
+the other all remaining axes: (width, heads, head_width) is the matrix [768, 768] of T5's code
+(mesh_tensorflow/optimize.py:208-390). Layers, and the queries, keys and values of one kernel, are separate matrices,
+each with its own means, clip and size.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jaxlm.training.parameter_groups import STACKED, WIDTHS, ParameterRule
 PyTree = Any
 Axes = tuple[int, ...]
 
-# The proposed hyperparameters of the paper, and the smallest matrix that T5's code factors.
+# The paper's proposed hyperparameters, and the smallest matrix that T5's code factors.
 DECAY_EXPONENT = 0.8  # of b = 1 - t^-0.8
 EPS_SQUARE, EPS_SIZE = 1e-30, 1e-3  # eps1, eps2
 CLIP_THRESHOLD = 1.0  # d
@@ -30,9 +30,9 @@ SMALLEST_FACTORED = 128  # rows and columns
 
 
 class Layout(NamedTuple):
-    """The axes of a parameter; those that are in neither are stacked.
+    """The axes of a parameter; axes in neither field are stacked.
 
-    rows, columns: of its matrices. Without columns it holds vectors, or matrices that are too small.
+    rows, columns: those of its matrices. Without columns it holds vectors, or matrices that are too small.
     """
 
     rows: Axes
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
     @property
     def averaged(self) -> tuple[Axes | None, Axes | None, Axes | None]:
-        """Return the axes that v_row, v_col and v are means over; None for a moment that does not exist."""
+        """The axes over which v_row, v_col and v are means; None for a moment that does not exist."""
         return (self.columns, self.rows, None) if self.columns else (None, None, ())
 
 
@@ -58,13 +58,13 @@ def layout_of(rule: ParameterRule, shape: tuple[int, ...]) -> Layout:
 
 @dataclass(frozen=True)
 class Adafactor:
-    """Adafactor: from the means R and C of the squares of g's rows and columns, and for update t, from 1,
+    """Adafactor, from the means R and C of the squares of the rows and columns of g, for update t, counted from 1:
 
         R <- b R + (1 - b) mean(g^2 + eps1, columns), C alike, b = 1 - t^-0.8, V = R C / mean(R),
         u = g / sqrt(V), direction = max(eps2, RMS(p)) u / max(1, RMS(u) / d)
 
-    A vector, or a matrix of fewer than 128 rows or columns, has V = b V + (1 - b) (g^2 + eps1). The state is that of
-    optax: v_row and v_col for the one, v for the other, with empty nodes elsewhere. rules: of the parameters.
+    For a vector, or a matrix of fewer than 128 rows or columns, V = b V + (1 - b) (g^2 + eps1). The state is that of
+    optax: v_row and v_col for matrices, v for the others, with empty nodes elsewhere. rules: those of the parameters.
     """
 
     rules: PyTree
@@ -85,7 +85,7 @@ class Adafactor:
         return optax.FactoredState(jnp.zeros([], jnp.int32), *map(moments, range(3)))
 
     def accumulate(self, gradient: PyTree, state: optax.FactoredState) -> optax.FactoredState:
-        """Return the moments with a gradient."""
+        """Return the moments updated with a gradient."""
         count = state.count + 1
         b = 1.0 - count.astype(jnp.float32) ** -DECAY_EXPONENT
 
@@ -124,12 +124,12 @@ class Adafactor:
 
 
 def _rms(x: jax.Array, axes: Axes) -> jax.Array:
-    """Return the root of the mean square over these axes, which stay with length 1."""
+    """Return the root of the mean square over these axes, which are kept with length 1."""
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
 
 
 def _zeros(p: Any, averaged: Axes) -> Any:
-    """Return zeros for a mean of a parameter, boxed with its logical axes where it is."""
+    """Return zeros for a mean of a parameter, boxed with its logical axes if the parameter is."""
     value = nn.unbox(p)
     zeros = jnp.zeros([1 if axis in averaged else size for axis, size in enumerate(value.shape)], value.dtype)
     if not isinstance(p, nn.LogicallyPartitioned):

@@ -1,4 +1,4 @@
-"""Compiled programs, one for each shape of batch, made when first needed and counted."""
+"""Compiled programs of a step, one per batch shape, compiled when first needed and counted."""
 
 import contextlib
 import logging
@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class CompiledStep:
-    """A jitted step that is compiled once for each shape of its batch; more shapes than expected are warned about.
+    """A jitted step that is compiled once per batch shape. It warns about more shapes than expected.
 
-    on_compile: a context entered while it compiles, to keep that time out of the speed.
+    on_compile: a context entered during compilation, to exclude that time from the speed.
     """
 
     def __init__(self, name: str, step: Wrapped, *, expected_shapes: int = 1) -> None:
@@ -29,16 +29,16 @@ class CompiledStep:
         return self.prepare(state, batch, *settings)(state, batch, *settings)
 
     def prepare(self, state: Any, batch: Any, *settings: Any) -> Compiled:
-        """The program for batches of this shape, compiled if it is not. What it is given need not exist.
+        """Return the program for batches of this shape, compiled if it is not yet. The arguments may be abstract.
 
-        InputError where the devices have not the memory for it.
+        InputError if the memory of the devices does not suffice.
         """
         shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(batch))
         program = self.programs.get(shapes)
         if program is None:
             size = " x ".join(map(str, shapes[0][0]))
             say = log.info if jax.process_index() == 0 else log.debug
-            say("compiling the %s step for batch %s; a cached program is used when there is one", self.name, size)
+            say("compiling the %s step for batch %s, or loading it from the cache", self.name, size)
             started = time.perf_counter()
             with self.on_compile():
                 program = self.programs[shapes] = self.step.lower(state, batch, *settings).compile()

@@ -1,4 +1,4 @@
-"""What a run is: the configs of pretraining and fine-tuning, and which of their fields are its identity."""
+"""The configs of pretraining and fine-tuning runs, and the fields that may change when a run resumes."""
 
 import math
 import operator
@@ -21,10 +21,10 @@ from jaxlm.nn.execution import Execution
 from jaxlm.objectives.config import LanguageModel, ObjectiveConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
-PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as config.json has them
+PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as written to config.json
 
-# Fields that may change when a run resumes: how it runs, what it writes, what it is held against. Stores may move: what
-# is in them is held by `fingerprints`, which `config.json` has beside the fields.
+# Fields that may change when a run resumes: execution, output and validation data. Stores may move: `fingerprints`,
+# beside the fields in `config.json`, cover their contents.
 RUN_FIELDS = (
     "mesh.*",
     "execution.*",
@@ -38,7 +38,7 @@ RUN_FIELDS = (
     "data.store",
     "data.validation",
 )
-# Those in which config.json may differ from what an older checkpoint of the run was saved with.
+# Fields in which config.json may differ from the config in an older checkpoint of the run.
 MAY_DIFFER = (
     *RUN_FIELDS,
     "num_steps",
@@ -55,7 +55,7 @@ MAY_DIFFER = (
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """A pretraining run: a model, an objective, and rows of text."""
+    """A pretraining run: a model, its objective, and rows of text."""
 
     model: ModelConfig = field(default_factory=DEFAULT_MODEL)
     objective: Annotated[ObjectiveConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(
@@ -64,32 +64,35 @@ class PretrainConfig:
     data: Annotated[DataConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(default_factory=Windows)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
-    """Updates; or give num_epochs."""
+    """Number of updates. Give either this or num_epochs."""
     num_epochs: float | None = None
-    """Passes over the store."""
+    """Number of passes over the stores."""
     batch_size: int = 64
-    """Sequences in the global batch."""
+    """Sequences per global batch."""
     length: int = 512
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     seed: int = 0
+    """Seed of all random numbers of the run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     execution: Execution = field(default_factory=Execution)
     micro_batches: int | Literal["auto"] = 1
-    """Pieces of the batch that are run one after the other; the update is that of the whole batch. auto: as few as fit
-    the devices' memory, by compiling; 1 on a CPU."""
+    """Micro-batches per step, run in sequence; the update is that of the whole batch. auto: as few as fit the memory of
+    the devices, found by compiling; 1 on a CPU."""
     log_every: int = 10
+    """Steps between lines of metrics."""
     eval_every: int = 1000
-    """Steps between evaluations on data.validation; 0: at the end only."""
+    """Steps between evaluations on data.validation. 0: at the end only."""
     eval_batch_size: int | None = None
-    """Sequences in an evaluation batch; batch_size unless given."""
+    """Sequences per evaluation batch. Default: batch_size."""
     checkpoint_every: int = 1000
+    """Steps between checkpoints."""
     keep_newest: int = 3
-    """Checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: int | None = None
-    """Steps of which every multiple's checkpoint is kept for good."""
+    """Keep the checkpoint of every multiple of this number of steps. Default: none."""
 
     def check(self) -> None:
-        """Refuse what cannot run."""
+        """Raise InputError for values out of range and for parts that do not fit together."""
         check_fields(self)
         self.data.check()
         self.objective.check()
@@ -111,86 +114,99 @@ class PretrainConfig:
                 f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give "
                 "one of these"
             )
-        # The loss of an encoder is over the masked tokens, whose number its chunks need not divide.
+        # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
         check_sizes(self.length, 0 if encoder else self.execution.loss_chunks, self.model)
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """A fine-tuning run: a pretrained (or fresh) model, a head, a labelled task. Fields that are None: the task's."""
+    """A fine-tuning run: a model, a head and a labelled task. Fields that are None take the task's published values."""
 
     model: ModelConfig = field(default_factory=DEFAULT_MODEL)
-    """Sizes for a run from scratch; with --start they come from there."""
+    """Sizes of a run from scratch; --start brings its own."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     auxiliary_lm: float = 0.0
-    """Weight of a decoder's language-model loss beside the task's (GPT-1's lambda, L3 = L2 + lambda L1); 0: none."""
+    """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
     head: Literal["linear", "bilstm"] = "linear"
-    """What stands on the model. bilstm: of an encoder, two layers of 768 units a direction on `features`, and then
-    what linear has (BERT's tables 5 and 7)."""
+    """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
+    linear head (BERT's tables 5 and 7)."""
     features: Features = "last"
-    """Layers that a bilstm head reads, the rows of BERT's table 7."""
+    """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
     frozen: bool = False
-    """Whether the pretrained model stays as it is and only the head learns."""
+    """Train the head only and keep the pretrained model fixed."""
     head_dropout_rate: float = 0.1
+    """Dropout rate before the head."""
     transfer_layers: int | None = None
-    """Pretrained layers kept, from the first; the rest start fresh (GPT-1's figure 2). None: all."""
+    """Number of pretrained layers to keep, counted from the first; the others are initialized (GPT-1's figure 2).
+    Default: all."""
     reinit_layers: int = 0
-    """Pretrained layers, from the last, that start fresh, and an encoder's pooler with them (Zhang et al., 2021)."""
+    """Pretrained layers to initialize, counted from the last, with an encoder's pooler (Zhang et al., 2021)."""
     select: Literal["best", "last"] = "best"
-    """Parameters that count at the end. best: of the evaluation that did best on dev. last: of the last step."""
+    """Parameters to keep. best: of the evaluation with the best metric on dev. last: of the last step."""
     num_steps: int | None = None
+    """Number of updates. Give either this or num_epochs."""
     num_epochs: float | None = None
+    """Number of passes over the training split. Default: the task's."""
     batch_size: int | None = None
+    """Examples per global batch. Default: the task's."""
     length: int | None = None
-    """Longest sequence; longer inputs are cut by the task's rule and counted."""
+    """Tokens in the longest sequence. Longer inputs are truncated by the task's rule. Default: the task's."""
     seed: int = 0
+    """Seed of all random numbers of the first run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     execution: Execution = field(default_factory=Execution)
     micro_batches: int = 1
+    """Micro-batches per step, run in sequence; the update is that of the whole batch."""
     log_every: int = 10
+    """Steps between lines of metrics."""
     eval_every: int = 0
-    """Steps between evaluations on dev; 0: after each epoch."""
+    """Steps between evaluations on dev. 0: one per epoch."""
     eval_batch_size: int | None = None
+    """Examples per evaluation batch. Default: batch_size."""
     checkpoint_every: int = 1000
+    """Steps between checkpoints."""
     keep_newest: int = 1
-    """Training states kept of a seed and rate that is worked on; they go when its result is written."""
+    """Number of newest training states to keep per run; they are removed when its result is written."""
     keep_every: int | None = None
-    """Steps of which every multiple's training state is kept as long."""
-    members_per_group: int = 0
-    """Seeds and rates that train side by side in one program; 0: as many as fit an accelerator, one on a CPU, which
-    gains nothing."""
+    """Keep the training state of every multiple of this number of steps as long. Default: none."""
+    members_per_group: int = 1
+    """Runs (seeds and learning rates) trained together in one program, on accelerators. 0: as many as fit."""
 
     def check(self) -> None:
-        """Refuse what cannot run."""
+        """Raise InputError for values out of range and for parts that do not fit together."""
         rate = self.optimizer.peak_lr
         check_fields(replace(self, optimizer=replace(self.optimizer, peak_lr=0.0 if rate is None else rate)))
         if self.auxiliary_lm < 0:
-            raise InputError(f"auxiliary_lm {self.auxiliary_lm}: a number from 0 on")
+            raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}; give 0 for none")
         encoder = family_of(self.model).context == "bidirectional"
         if self.auxiliary_lm and (encoder or self.frozen):
-            raise InputError(
-                f"auxiliary_lm {self.auxiliary_lm}: "
-                + ("an encoder has" if encoder else "a frozen model learns")
-                + " no language-model loss beside the task's; give 0"
-            )
+            reason = "an encoder" if encoder else "a frozen model"
+            raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
         if self.head == "bilstm" and not encoder:
-            raise InputError("head bilstm: it stands on an encoder's layers; a decoder has head linear")
+            raise InputError("head must be linear for a decoder, got bilstm; give --head linear")
         if self.features != "last" and self.head != "bilstm":
-            raise InputError(f"features {self.features}: only head bilstm reads them; give --head bilstm too")
+            raise InputError(f"features must be last without head bilstm, got {self.features}; give --head bilstm too")
         if self.members_per_group < 0:
-            raise InputError(f"members_per_group {self.members_per_group}: a number above 0, or 0 to have it chosen")
+            raise InputError(
+                f"members_per_group must be at least 0, got {self.members_per_group}; give 0 for as many as fit"
+            )
         layers = self.model.num_layers
         if self.transfer_layers is not None and not 0 <= self.transfer_layers <= layers:
-            raise InputError(f"transfer_layers {self.transfer_layers}: from 0 to the model's {layers}")
+            raise InputError(
+                f"transfer_layers must be from 0 to {layers}, the model's layers, got {self.transfer_layers}; "
+                "give fewer"
+            )
         if not 0 <= self.reinit_layers <= layers:
-            raise InputError(f"reinit_layers {self.reinit_layers}: from 0 to the model's {layers}")
+            raise InputError(
+                f"reinit_layers must be from 0 to {layers}, the model's layers, got {self.reinit_layers}; give fewer"
+            )
         if self.reinit_layers and self.transfer_layers is not None:
-            raise InputError("transfer_layers and reinit_layers are both given: give one of them")
+            raise InputError("transfer_layers and reinit_layers are both given; give one of them")
         check_rate("head_dropout_rate", self.head_dropout_rate)
 
 
 def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
-    """Refuse values that no run can have: numbers that are not finite, counts below 1, rates out of their range."""
+    """Raise InputError for values that no run can have: numbers that are not finite, or out of range."""
     check_finite(to_json(config))
     check_positive(config, "batch_size", "num_steps", "length", *(["micro_batches"] * (config.micro_batches != "auto")))
     check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every")
@@ -198,19 +214,18 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     config.optimizer.check()
     if config.execution.loss_chunks < 0:
         raise InputError(
-            f"execution.loss_chunks must be a number above 0, or 0 to have it chosen, got "
-            f"{config.execution.loss_chunks}; leave it out"
+            f"execution.loss_chunks must be at least 0, got {config.execution.loss_chunks}; give 0 for automatic"
         )
     config.execution.layers_per_iteration(config.model.num_layers)
     if config.num_epochs is not None and not config.num_epochs > 0:
-        raise InputError(f"num_epochs {config.num_epochs}: a number above 0")
+        raise InputError(f"num_epochs must be above 0, got {config.num_epochs}; give more")
     if config.eval_every < 0:
-        raise InputError(f"eval_every {config.eval_every}: a number of steps, or 0")
+        raise InputError(f"eval_every must be at least 0, got {config.eval_every}; give 0 for fewest evaluations")
     check_seed("seed", config.seed)
 
 
 def check_finite(value: Any, name: str = "") -> None:
-    """Refuse nan and infinity anywhere in a config as JSON."""
+    """Raise InputError for nan and infinity anywhere in a config as JSON."""
     if isinstance(value, dict):
         for key, item in value.items():
             check_finite(item, f"{name}.{key}" if name else key)
@@ -218,25 +233,25 @@ def check_finite(value: Any, name: str = "") -> None:
         for item in value:
             check_finite(item, name)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{name} {value}: a finite number")
+        raise InputError(f"{name} must be finite, got {value}; give a finite number")
 
 
 def check_positive(config: Any, *names: str) -> None:
-    """Refuse fields, their names in dots, that are below 1."""
+    """Raise InputError for fields, with their names in dots, that are below 1."""
     for name in names:
         value = operator.attrgetter(name)(config)
         if value is not None and value < 1:
-            raise InputError(f"{name} {value}: a number above 0")
+            raise InputError(f"{name} must be above 0, got {value}; give at least 1")
 
 
 def check_seed(name: str, seed: int) -> None:
-    """Keys are made from 32 bits."""
+    """Raise InputError for a seed of more than 32 bits, which keys are made from."""
     if not 0 <= seed < 2**32:
-        raise InputError(f"{name} {seed}: a whole number from 0 to {2**32 - 1}")
+        raise InputError(f"{name} must be a whole number from 0 to {2**32 - 1}, got {seed}; give another seed")
 
 
 def check_batches(config: Any, mesh: Mesh) -> int:
-    """Refuse batches that the mesh cannot deal out; the number of sequences in an evaluation batch."""
+    """Return the number of sequences per evaluation batch. InputError for batches that do not fit the mesh."""
     check_batch(config.batch_size, 1 if config.micro_batches == "auto" else config.micro_batches, mesh)
     if config.eval_batch_size is not None:
         try:
@@ -247,16 +262,16 @@ def check_batches(config: Any, mesh: Mesh) -> int:
 
 
 def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
-    """Refuse a length over the position table, or one that its loss chunks do not divide."""
+    """Raise InputError for a length above the position table, or one that its loss chunks do not divide."""
     longest = build(model).max_length
     if not 1 <= length <= longest:
         most = "at least 1" if longest == UNLIMITED else f"from 1 to model.num_positions, {longest}"
         raise InputError(f"length must be {most}, got {length}; give another")
     if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
-        raise InputError(f"execution.loss_chunks {loss_chunks}: length {length} must be divisible by it (0: chosen)")
+        raise InputError(f"execution.loss_chunks must divide length {length}, got {loss_chunks}; give 0 for automatic")
 
 
-# Section 4.1 of both GPT-1's and BERT's paper.
+# Section 4.1 of GPT-1's paper and of BERT's.
 DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
 DEFAULT_LENGTH = 512  # of tasks without a published one, where the model has no shorter limit
 
@@ -264,10 +279,10 @@ DEFAULT_LENGTH = 512  # of tasks without a published one, where the model has no
 def filled(
     config: FinetuneConfig, paper: Mapping[str, float], longest: int | None = None
 ) -> tuple[FinetuneConfig, int, int]:
-    """What neither the config nor the command line says, from the task's paper: length, batch size, epochs, rate.
+    """Fill fields that are None from the task's paper: length, batch size, epochs and learning rate.
 
-    longest: positions of the model that may be used; all unless given. Returns the config with these, and once more its
-    length and its batch size, which are never None.
+    longest: the number of positions to use; default: all of the model. Returns the config, its length and its batch
+    size, which are never None.
     """
     longest = longest or build(config.model).max_length
     if config.optimizer.peak_lr is None:
@@ -281,23 +296,23 @@ def filled(
 
 
 def one_duration(config: Any, given: Set[str]) -> Any:
-    """`config` with one of num_steps and num_epochs: the one given on the command line replaces the config file's.
+    """Return `config` with one of num_steps and num_epochs: the command line replaces the config file's.
 
-    given: the fields named on the command line.
+    given: the fields given on the command line.
     """
     if config.num_steps is not None and config.num_epochs is not None:
         if ("num_steps" in given) == ("num_epochs" in given):
-            raise InputError("num_steps and num_epochs are both given: give one of them")
+            raise InputError("num_steps and num_epochs are both given; give one of them")
         return replace(config, **{"num_epochs" if "num_steps" in given else "num_steps": None})
     return config
 
 
 def kept_value(config: Any, saved: Mapping[str, Any] | None, name: str, *, derived_from: Sequence[str] = ()) -> Any:
-    """`config` with the value of the field `name` that the run has saved, where nobody gives one (it is None).
+    """Return `config` with the saved value of the field `name` of a run, if the field is None.
 
-    A run that goes on keeps the values that were derived for it at its first start, although another version may derive
-    others. saved: the run's config.json, None for a new run. derived_from: where one of these fields has another value
-    than the saved one, the value is left to be derived anew.
+    A resumed run keeps the values derived at its first start, although another version may derive different ones.
+    saved: the run's config.json, None for a new run. derived_from: if one of these fields differs from its saved value,
+    the value is derived again.
     """
     if saved is None or saved.get(name) is None or getattr(config, name) is not None:
         return config
@@ -307,16 +322,16 @@ def kept_value(config: Any, saved: Mapping[str, Any] | None, name: str, *, deriv
 
 
 def run_fields(optimizer: OptimizerConfig, *, fixed_steps: bool = False) -> tuple[str, ...]:
-    """The fields that may change on resume; the length of a run is one where no rate and no phase depends on it."""
+    """Return the fields that may change on resume, with the run's length if no schedule depends on it."""
     return RUN_FIELDS + (() if fixed_steps or optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
 
 
 def resolved_json(config: PretrainConfig | FinetuneConfig, fingerprints: dict[str, Any]) -> dict:
-    """The content of `config.json`: the kind of the run, every field, and the fingerprints of what it is made from."""
+    """Return the content of `config.json`: the kind of the run, every field, and the fingerprints of its inputs."""
     kind = FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
     return {"kind": kind} | to_json(config) | {"fingerprints": fingerprints}
 
 
 def kind_of_run(saved: Mapping[str, Any]) -> str:
-    """PRETRAINING or FINETUNING, by a run's config.json; before the file had its kind, a field of one alone told it."""
+    """Return PRETRAINING or FINETUNING from a run's config.json. Earlier versions wrote no kind, but `auxiliary_lm`."""
     return saved.get("kind", FINETUNING if "auxiliary_lm" in saved else PRETRAINING)

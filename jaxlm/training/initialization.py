@@ -33,10 +33,10 @@ Load = Callable[[Any], tuple[Any, Sequence[str]]]
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a source. saved: their tree, of leaves with a shape.
+    """The parameters of a source. saved: their tree; its leaves have a shape.
 
-    load(tree): those of its leaves, as abstract arrays where they shall be, in arrays, and sentences about it.
-    fingerprint: SHA-256 of the parameters: their place may change, they do not. checkpoints, step: a run's.
+    load(tree): reads the leaves of a tree of abstract arrays onto their shardings; returns them and notes. fingerprint:
+    SHA-256 of the parameters, independent of their location. checkpoints, step: those of a run.
     """
 
     saved: Any
@@ -50,9 +50,9 @@ class Parameters:
 class Source:
     """The start of a run: another run, or published weights.
 
-    name: RUN@STEP, or hf:PATH, as it stands in starts.jsonl. fingerprint: as in `Parameters`. trained_length: positions
-    that were trained. opened: the parameters; a run that goes on remembers the rest, and opens its start when it takes
-    something from there, which it may never do.
+    name: RUN@STEP, or hf:PATH, as in starts.jsonl. fingerprint: as in `Parameters`. trained_length: the number of
+    positions that were trained. opened: returns the parameters; a resumed run remembers everything else, and opens its
+    start only to read the parameters, which it may never do.
     """
 
     name: str
@@ -68,19 +68,19 @@ class Source:
         return self.opened().saved
 
     def load(self, wanted: Any) -> tuple[Any, Sequence[str]]:
-        """Parameters, as in `Parameters`."""
+        """Load parameters, as in `Parameters`."""
         return self.opened().load(wanted)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer. InputError where it came without one."""
+        """The tokenizer of the source. InputError without one."""
         if self.given_tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer, and text needs one: put its files beside the weights")
+            raise InputError(f"{self.name} has no tokenizer, and text needs one; put its files beside the weights")
         return self.given_tokenizer
 
     @property
     def tokenizer_spec(self) -> str:
-        """What `--tokenizer` names it by, to prepare a text for it; "" for a run, whose store has it."""
+        """The `--tokenizer` that prepares a text for the source; "" for a run, whose store has it."""
         return tokenizer_spec(self.name, self.model)
 
     @property
@@ -88,12 +88,12 @@ class Source:
         """The checkpoints of a run. InputError for published weights, which have no state beside the parameters."""
         checkpoints = self.opened().checkpoints
         if checkpoints is None:
-            raise InputError(f"--start-with state: {self.name} has parameters alone; leave --start-with out")
+            raise InputError(f"--start-with must be parameters for {self.name}, got state; leave --start-with out")
         return checkpoints
 
 
 def open_source(start: str) -> Source:
-    """What `--start` names: a run at its newest checkpoint or at RUN@STEP, or published weights (hf:, …)."""
+    """Open the source of `--start`: a run at its newest checkpoint or at RUN@STEP, or published weights (hf:, …)."""
     if start.startswith(KINDS):
         return _published_source(read_published(start))
     path, step = split_start(start)
@@ -141,17 +141,17 @@ def _published_source(published: Published) -> Source:
 
 
 def source_of(run: str, start: str) -> Source:
-    """The source that `--start` names, for the run at `run`.
+    """Return the source of `--start` for the run at `run`.
 
-    A run that goes on has its start pinned to the step that it began from, whatever the other run has saved since; it
-    remembers what it needs to know of it, and need not find it again once it has checkpoints of its own.
+    A resumed run has its start pinned to the step that it began from, even if the other run has saved later ones. It
+    remembers its properties and does not need to find it again once it has checkpoints of its own.
     """
     saved = saved_config(run)
     if saved is None:
         return open_source(start)
     started, directory = "start" in saved, RunDirectory(run)
     name = _pinned(start, saved.get("start"))
-    # A pretraining of an earlier version does not say what it began from; it needs nothing of that any more.
+    # Earlier versions did not save the start of a pretraining run; it is no longer needed after the first checkpoint.
     goes_on = name == saved.get("start") or (not started and bool(_own_steps(directory)))
     tokenizer = _own_tokenizer(directory, saved) if goes_on else None
     if tokenizer is None:
@@ -162,11 +162,11 @@ def source_of(run: str, start: str) -> Source:
         try:
             parameters = open_source(name).opened()
         except InputError as error:
-            raise InputError(f"{error}; {run} has parameters to take from there: put it back") from error
+            raise InputError(f"{error}; {run} needs parameters from there: restore it") from error
         if fingerprint not in (None, parameters.fingerprint):
             raise InputError(
-                f"--start {name}: its parameters are not those that {run} began from; put them back, or choose another "
-                "--run"
+                f"--start {name} must have the parameters that {run} began from, got others; restore them, or choose "
+                "another --run"
             )
         return parameters
 
@@ -175,14 +175,14 @@ def source_of(run: str, start: str) -> Source:
         model=from_json(ModelConfig, saved.get("model"), "model"),
         fingerprint=fingerprint or "",
         given_tokenizer=tokenizer,
-        # Without the field the run is of an earlier version, and asks for nothing beyond what it has saved.
+        # An earlier version saved no such field; its run needs no more than the saved length.
         trained_length=saved.get(OF_START) or saved.get("length") or 0,
         opened=functools.cache(opened),
     )
 
 
 def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | None:
-    """The run's copy of its tokenizer; None where it is not there yet, or damaged."""
+    """Return the run's copy of its tokenizer, or None if it is not there yet, or damaged."""
     try:
         tokenizer = load_tokenizer(run.tokenizer)
     except InputError:
@@ -195,7 +195,7 @@ def _own_steps(run: RunDirectory) -> list[int]:
 
 
 def _pinned(start: str, known: str | None) -> str:
-    """`start`, or the start that the run has saved where it is the same run, and no other step of it."""
+    """Return the saved start of a run if `start` is the same run and no other step of it, else `start`."""
     if known is None or start.startswith(KINDS) or known.startswith(KINDS):
         return start
     (path, step), (known_path, known_step) = split_start(start), split_start(known)
@@ -203,9 +203,9 @@ def _pinned(start: str, known: str | None) -> str:
 
 
 def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
-    """The versions that a run reads its stores under: a run that goes on keeps those it was made with.
+    """Return the data versions of a run: a resumed run keeps those it was made with.
 
-    state_of: RUN or RUN@STEP, whose state a new run goes on from, over the rows that come next there.
+    state_of: RUN or RUN@STEP whose state a new run continues, over the rows that follow there.
     """
     directory = RunDirectory(run)
     if not directory.exists():
@@ -215,26 +215,26 @@ def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
     return saved_versions(directory.config, directory.name)
 
 
-# Fields of a model that are no size: the rates are the recipe's, as the config or the command line says; `tables` is
-# the start's, whose parameters were trained under it, unless it is given on the command line.
+# Fields of a model that are not sizes. The dropout rates come from the config or the command line. `tables` comes from
+# the start, whose parameters were trained with it, unless it is given on the command line.
 FREE_FIELDS = ("tables",)
 
 
 def model_of_source(source: Source, asked: Any, given: set[str], saved: Mapping[str, Any] | None = None) -> Any:
-    """The source's sizes with the dropout rates that were asked for; another size on the command line is refused.
+    """Return the source's sizes with the config's dropout rates. InputError for another size on the command line.
 
-    saved: the config.json of the run where it goes on: it keeps the `tables` that it began with.
+    saved: the config.json of a resumed run, which keeps its `tables`.
     """
     if source.model.kind != asked.kind:
         raise InputError(
-            f"--start {source.name}: it is {family_of(source.model).title} and the config is for "
-            f"{family_of(asked).title}; "
-            "give the other's config, or another start"
+            f"--start must be {family_of(asked).title} for this config, got {source.name}, "
+            f"{family_of(source.model).title}; give the other's config, or another start"
         )
     names, rates = [field.name for field in fields(asked)], dropout_rates(asked)
     for name in names:
         if f"model.{name}" in given and name not in rates and name not in FREE_FIELDS:
-            raise InputError(f"--model.{name.replace('_', '-')}: with --start the sizes come from {source.name}")
+            flag = f"--model.{name.replace('_', '-')}"
+            raise InputError(f"{flag} must be left out with --start: the sizes come from {source.name}")
     asked_for = {*rates, *(name for name in FREE_FIELDS if f"model.{name}" in given)}
     values = {name: getattr(asked if name in asked_for else source.model, name) for name in names}
     if saved is not None and "tables" in values and "tables" not in asked_for:
@@ -242,8 +242,8 @@ def model_of_source(source: Source, asked: Any, given: set[str], saved: Mapping[
     return type(asked)(**values)
 
 
-def dropout_said(source: Source | None, model: Any) -> list[str]:
-    """A sentence where the dropout rates of a run are not those of its start; none where they are."""
+def dropout_notes(source: Source | None, model: Any) -> list[str]:
+    """Return a note if the dropout rates of a run differ from those of its start, else none."""
     if source is None:
         return []
     now, before = (list(dropout_rates(of).values()) for of in (model, source.model))
@@ -256,7 +256,7 @@ def dropout_said(source: Source | None, model: Any) -> list[str]:
         else ", ".join(f"{name} {rate:g}" for name, rate in zip(dropout_rates(model), rates, strict=True))
         for rates in (now, before)
     )
-    return [f"{ours} as in the config; {source.name} was trained with {theirs.removeprefix('dropout ')}"]
+    return [f"{ours}, from the config; {source.name} was trained with {theirs.removeprefix('dropout ')}"]
 
 
 def with_parameters(
@@ -267,20 +267,20 @@ def with_parameters(
     grow: Mapping[str, int] | None = None,
     transfer_layers: int | None = None,
 ) -> tuple[TrainState, list[str]]:
-    """`state` with the source's parameters, of its head too where that need not be fresh; and sentences about it.
+    """Return `state` with the source's parameters, including those of a head that may be loaded, and notes.
 
-    allow_fresh, grow: as in `merge_parameters`. transfer_layers: only the first n layers are taken; those above stay as
-    they are in `state`.
+    allow_fresh, grow: as in `merge_parameters`. transfer_layers: load the first n layers only; the others keep their
+    values in `state`.
     """
     saved = source.saved
     parts = [part for part in ("backbone", "head") if part in state.params and f"{part}/.*" not in allow_fresh]
     wanted = {part: dict(saved[part]) for part in parts if part in saved}
-    if "head" in wanted:  # a head that this run has not is left behind
+    if "head" in wanted:  # drop the heads that this run does not have
         wanted["head"] = {name: saved["head"][name] for name in saved["head"] if name in state.params["head"]}
-    replicated = state.step.sharding  # the step is whole on every device
+    replicated = state.step.sharding
 
     def place(path, leaf):
-        """Where the state has this leaf, if it has one of that shape; else whole on every device."""
+        """Return the leaf with the sharding of the state's leaf, if there is one of that shape, else replicated."""
         node: Any = state.params
         for entry in path:
             node = node.get(entry.key) if isinstance(node, dict) else None
@@ -299,7 +299,7 @@ def with_parameters(
 
 
 def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
-    """What a pretraining run cannot take from `source`: the heads that it has not."""
+    """Return patterns of the parameters that `source` lacks for a pretraining run: heads, and the pooler."""
     saved = source.saved.get("head", {})
     heads = state.params.get("head", {})
     missing = [name for name in heads if name not in saved]
@@ -308,20 +308,20 @@ def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
 
 
 def fresh_pooler(source: Source, state: TrainState) -> tuple[str, ...]:
-    """Return the pattern of the pooler where the model has one and the published encoder came without."""
+    """Return the pattern of the pooler if the model has one and the published encoder lacks it."""
     missing = "pooler" in state.params["backbone"] and "pooler" not in source.saved["backbone"]
     return ("backbone/pooler/.*",) if missing else ()
 
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
-    """The state of the newest sound checkpoint; newer and damaged ones are moved aside."""
+    """Return the state of the newest valid checkpoint; newer and damaged ones are moved aside."""
     restored = checkpoints.restore(saved_part(abstract))
     notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
     return from_saved(restored.state, abstract, seed), notes
 
 
 def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
-    """Parameters, moments and step of another run (`--start-with state`)."""
+    """Return parameters, moments and step of another run (`--start-with state`)."""
     restored = source.of_run.restore(saved_part(abstract), step=source.opened().step)
     return from_saved(restored.state, abstract, seed), list(restored.notes)
 
@@ -329,10 +329,10 @@ def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[Tra
 def check_tokenizer(
     what: str, path: Path | str, fingerprint: str, expected: str, expected_of: str, remedy: str = ""
 ) -> None:
-    """Refuse a store or a source made with another tokenizer."""
+    """Raise InputError for a store or a source made with another tokenizer."""
     if fingerprint != expected:
-        remedy = remedy or "store:DIR of the store whose tokenizer is meant"
+        remedy = remedy or "store:DIR of a store with the right tokenizer"
         raise InputError(
-            f"{what} {path} was made with another tokenizer ({fingerprint[:12]}) than {expected_of} ({expected[:12]}): "
+            f"{what} {path} was made with another tokenizer ({fingerprint[:12]}) than {expected_of} ({expected[:12]}); "
             f"prepare it with --tokenizer {remedy}"
         )

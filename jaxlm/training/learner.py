@@ -1,4 +1,4 @@
-"""What a run trains: a model, its parameters, and the objective that they are trained on."""
+"""The learner of a run: a model, its parameters, and the objective of their training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from jaxlm.training.parameter_groups import ParameterGroup
 
 
 def no_carry(rows: int) -> None:
-    """Return no carry: that of models that remember nothing from one batch to the next."""
+    """Return no carry, for models without state between batches."""
     return None
 
 
 def carry_of(model: Model, layout: str, rows: int) -> Any:
-    """Return what a model remembers before the first row of streams; None in other layouts, whose rows are apart."""
+    """Return a model's carry before the first row of streams, or None in other layouts, whose rows are independent."""
     return model.family.initial_carry(model.config, rows) if layout == "streams" else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A model and what it is trained on; pretraining and fine-tuning each make one.
+    """A model and its training; pretraining and fine-tuning each make one.
 
     init_params: a key -> parameters, boxed with their logical axes: {"backbone"} or {"backbone", "head"}. objective:
-    for batches of any length. flops_per_token(length): of a step, forward and backward. groups: parameters with a
-    learning rate of their own, or frozen. carry(rows): what the model remembers before the first batch of `rows` rows,
-    None for most.
+    for batches of any length. flops_per_token(length): FLOPs of a step, forward and backward. groups: parameters with a
+    learning rate of their own, or frozen. carry(rows): the carry before the first batch of `rows` rows, None for most
+    models.
     """
 
     model: Model

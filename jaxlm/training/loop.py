@@ -1,4 +1,4 @@
-"""The training loop: take a batch, take a step, record the step before, evaluate and save when it is time."""
+"""The training loop: fetch a batch, take a step, record the step before, evaluate and save when due."""
 
 import errno
 import logging
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """One start of a training: what it writes to, when it evaluates and saves, and how it is told to stop.
+    """One start of a training: its outputs, its intervals of evaluation and saving, and its stop signal.
 
     num_steps: the step at which training ends. evaluate_every: steps between evaluations, 0: at the end only.
     evaluate(step, params): evaluates and records. save(step, state): starts a checkpoint. describe_batch(step): the
-    rows of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None where a
+    rows of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None if a
     checkpoint of this run holds the first state.
     """
 
@@ -45,22 +45,22 @@ class Session:
     """Evaluate before the first update too."""
 
     def evaluates(self, step: int) -> bool:
-        """Return whether the parameters are evaluated after `step` updates."""
+        """Return True if the parameters are evaluated after `step` updates."""
         due = self.evaluate_every > 0 and step % self.evaluate_every == 0
         return self.evaluate is not None and (due or step == self.num_steps)
 
     def saves(self, step: int) -> bool:
-        """Return whether the state is saved after `step` updates."""
+        """Return True if the state is saved after `step` updates."""
         return step % self.checkpoint_every == 0 or step == self.num_steps
 
     def run_evaluation(self, step: int, params: Any) -> None:
-        """Evaluate; the time does not count as training."""
+        """Evaluate; the time does not count as training time."""
         assert self.evaluate is not None
         with self.recorder.meter.pause("evaluation"):
             self.evaluate(step, params)
 
     def run_save(self, step: int, state: TrainState) -> None:
-        """Write all metrics up to `step`, then start its checkpoint; the time does not count as training."""
+        """Write all metrics up to `step`, then start its checkpoint; the time does not count as training time."""
         with self.recorder.meter.pause("checkpoint"):
             self.recorder.sync()
             self.save(step, state)
@@ -70,7 +70,7 @@ Step = Callable[[TrainState, Any], tuple[TrainState, dict]]
 
 
 def run_training(state: TrainState, step: Step, batches: Iterator[Any], session: Session) -> TrainState:
-    """Train as `train` does; whatever ends it, finish the checkpoints that are being written and close the logs."""
+    """Train as `train` does; at the end or an exception, finish pending checkpoints and close the logs."""
     try:
         return train(state, step, batches, session)
     finally:
@@ -81,10 +81,10 @@ def run_training(state: TrainState, step: Step, batches: Iterator[Any], session:
 def train(state: TrainState, step: Step, batches: Iterator[Any], session: Session) -> TrainState:
     """Train from the step of `state` up to `session.num_steps`; return the last state, saved.
 
-    step: (state, batch) -> (state, metrics), compiled. batches: global batches on the devices, beginning with the one
-    of the state's step. Metrics are fetched one step late, so that the devices never wait for the host.
-    Raises Stopped after SIGTERM or SIGINT, Diverged after a loss that is not finite, and RunError where a store turns
-    out to be damaged, with the state saved.
+    step: (state, batch) -> (state, metrics), compiled. batches: global batches on the devices, from that of the state's
+    step on. Metrics are fetched one step late, so that the devices never wait for the host.
+    Raises Stopped after SIGTERM or SIGINT, Diverged after a loss that is not finite, and RunError for a damaged store,
+    with the state saved.
     """
     recorder, profile = session.recorder, session.profile
     first = done = saved = _steps(state)
@@ -131,7 +131,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
             profile.stop()
     if damage is None and done >= session.num_steps:
         return state
-    alone = damage is None or jax.process_count() == 1  # other processes did not meet the damage
+    alone = damage is None or jax.process_count() == 1  # other processes did not see the damage
     if saved < done < session.num_steps and alone:
         session.run_save(done, state)
         saved = done
@@ -141,23 +141,23 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
 
 
 def _steps(state: TrainState) -> int:
-    """Return the updates of a state; of several trials together, those of the furthest."""
+    """Return the number of updates of a state; the largest one of several vectorized trials."""
     return int(state.step if state.step.ndim == 0 else jnp.max(state.step))
 
 
 def _diverged(error: NotFinite, session: Session, state: TrainState, first: int, saved: int) -> Diverged:
-    """Save the state before a step whose loss was not finite; return the error that says how to go on."""
+    """Save the state before a step whose loss was not finite; return the error with its remedy."""
     finite = _steps(state)
     if finite > saved:
         session.run_save(finite, state)
     remedy = (
-        f"the state before it, of step {finite}, is saved: start from it as a new run with another rate, or look at "
-        "these rows"
+        f"the state before it, of step {finite}, is saved: start a new run from it with another learning rate, or look "
+        "at these rows"
     )
     if finite == first and session.began is not None:
         remedy = (
-            f"it is the first of this run, which began {session.began}, and nothing is saved: begin a new run with "
-            "another start or a smaller --model.init-std, or look at these rows"
+            f"it is the first step of this run, which began {session.began}, and nothing is saved: begin a new run "
+            "with another start or a smaller --model.init-std, or look at these rows"
         )
     rows = session.describe_batch(error.step - 1)
     return Diverged(f"loss or gradient are not finite in step {error.step} ({rows})", remedy)
@@ -173,7 +173,7 @@ class Profile:
     running: bool = False
 
     def before(self, step: int) -> None:
-        """Begin or end the trace when its time has come."""
+        """Begin or end the trace when `step` is its first or last."""
         if step >= self.end:
             self.stop()
         elif step >= self.start and not self.running:
@@ -190,7 +190,7 @@ class Profile:
 
 
 def explain_failure(error: Exception) -> Exception:
-    """A RunError of one line for what a user can mend: memory of the device, a full disk; else the error itself."""
+    """Return a RunError of one line for full device memory or a full disk, which users can resolve, else `error`."""
     text = str(error)
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text:
         return RunError(

@@ -1,4 +1,4 @@
-"""Whether a step fits a device, asked of the compiler; and `--micro-batches auto`, the smallest number that does."""
+"""Device memory of a compiled step, and `--micro-batches auto`, the smallest number that fits."""
 
 import logging
 import re
@@ -19,14 +19,14 @@ from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.program import make_program
 
-MEMORY_SHARE = 0.9  # of what a device's allocator has; the rest is lost between its blocks
+MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lost to fragmentation
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CompiledTraining:
-    """A training step; None where the compiler found that it does not fit. peak_gib: on a device, None if unknown."""
+    """A training step, None if it does not fit. peak_gib: memory per device, None if unknown."""
 
     step: Compiled | None
     peak_gib: float | None
@@ -42,13 +42,13 @@ def compile_training(pretraining: Pretraining, config: PretrainConfig, length: i
             step = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error) or re.search(r"memory space (?!hbm)", str(error)):
-                raise  # a kernel's own memory is no matter of the step's size
+                raise  # the memory of a kernel does not depend on the size of the step
             return CompiledTraining(None, _named_gib(str(error)), time.perf_counter() - started)
     return CompiledTraining(step, memory_of(step).peak, time.perf_counter() - started)
 
 
 def micro_batch_counts(batch_size: int, mesh: Mesh) -> list[int]:
-    """The numbers of micro-batches that `mesh` can deal out, ascending. InputError where there is none."""
+    """Return the numbers of micro-batches that fit `mesh`, ascending. InputError without any."""
     check_batch(batch_size, 1, mesh)
     rows = batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
     return [count for count in range(1, rows + 1) if rows % count == 0]
@@ -57,7 +57,7 @@ def micro_batch_counts(batch_size: int, mesh: Mesh) -> list[int]:
 def smallest_that_fits(
     config: PretrainConfig, mesh: Mesh, fits: Callable[[PretrainConfig], bool]
 ) -> PretrainConfig | None:
-    """`config` with the smallest number of micro-batches that fits; None where none does."""
+    """Return `config` with the smallest number of micro-batches that fits, or None."""
     counts = micro_batch_counts(config.batch_size, mesh)
     return next(filter(fits, (replace(config, micro_batches=count) for count in counts)), None)
 
@@ -65,15 +65,15 @@ def smallest_that_fits(
 def fitted_to_devices(
     config: PretrainConfig, pretraining: Pretraining, lengths: Sequence[int], mesh: Mesh
 ) -> PretrainConfig:
-    """`config` with `micro_batches auto` resolved for this machine's devices, the same on every process.
+    """Return `config` with `micro_batches auto` resolved for this machine's devices, the same on every process.
 
-    1 where the backend does not say how much memory it has, as on a CPU. InputError where no number fits.
+    It is 1 if the backend does not report its memory, as on a CPU. InputError if no number fits.
     """
     if config.micro_batches != "auto":
         return config
     limit = first_process_decides(memory_limit_gib)
     if limit is None:
-        log.info("micro_batches auto: these devices do not say how much memory they have; 1")
+        log.info("micro_batches auto: these devices do not report their memory; 1 is used")
         return replace(config, micro_batches=1)
 
     def fits(candidate: PretrainConfig) -> bool:
@@ -89,19 +89,19 @@ def fitted_to_devices(
     chosen = smallest_that_fits(config, mesh, fits)
     if chosen is None:
         raise InputError(
-            f"micro_batches auto: no number of them fits {limit:.2f} GiB a device; set execution.remat full, or spread "
-            "the model with a larger mesh.fsdp"
+            f"micro_batches auto: no number of them fits {limit:.2f} GiB per device; set execution.remat full, or "
+            "spread the model with a larger mesh.fsdp"
         )
     return chosen
 
 
 def memory_limit_gib() -> float | None:
-    """What a step may take on a device of this machine, in GiB; None where the backend does not say."""
+    """Return the usable memory of a device of this machine in GiB, or None if the backend does not report it."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return None if limit is None else MEMORY_SHARE * limit / 2**30
+    return None if limit is None else MEMORY_FRACTION * limit / 2**30
 
 
 def _named_gib(error: str) -> float | None:
-    """The largest size that the compiler names when memory does not suffice: what it needs."""
+    """Return the largest size in the compiler's error, which is the memory that the program needs."""
     sizes = [float(number) * (1 if unit == "G" else 2**-10) for number, unit in re.findall(r"([\d.]+)([GM])\b", error)]
     return max(sizes, default=None)

@@ -1,9 +1,9 @@
 """The optimizer of a run as an optax transformation: clip, scaling, weight decay, learning rate.
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
-`openai_adam` is the variant that its code has (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one of
-BERT's (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` are torch.optim.SGD's and TensorFlow's rules,
-`adafactor` is T5's (Shazeer and Stern, 2018).
+`openai_adam` is the variant in its code (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one in BERT's
+code (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` follow torch.optim.SGD and TensorFlow,
+`adafactor` follows T5 (Shazeer and Stern, 2018).
 """
 
 import math
@@ -26,34 +26,34 @@ from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, o
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """An optimizer and its learning-rate schedule. The defaults are GPT-1's pretraining (section 4.1)."""
+    """Configuration of an optimizer and its learning-rate schedule. Defaults: GPT-1's pretraining (section 4.1)."""
 
     kind: Literal["adamw", "openai_adam", "bert_adamw", "sgd", "adagrad", "adafactor"] = "adamw"
-    """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, whose first
-    update has rate 0; BERT's does not correct the bias. sgd: with momentum; the decay is added to the gradient.
-    adagrad: as in TensorFlow, decoupled decay. adafactor: as for T5; peak_lr is relative to the size of each parameter,
-    and eps is not used."""
+    """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, with a learning
+    rate of 0 in the first update; BERT's does not correct the bias. sgd: with momentum; the decay is added to the
+    gradient. adagrad: as in TensorFlow, decoupled decay. adafactor: as for T5; peak_lr is relative to the size of each
+    parameter, and eps is not used."""
     peak_lr: float | None = 2.5e-4
-    """Highest learning rate. None: that of the task, in fine-tuning."""
+    """Highest learning rate. None: the task's, in fine-tuning."""
     warmup: float = 2000.0
-    """Linear warmup: steps from 1 on, below 1 a fraction of the run. bert_adamw rounds it down to whole steps,
-    openai_adam not at all, the others up."""
+    """Linear warmup in steps, or below 1 as a fraction of the run. A fraction of a step is rounded down by bert_adamw,
+    kept by openai_adam and rounded up by the others."""
     decay: Decay = "cosine"
-    """Decay of the learning rate, from the peak to 0 at the last step. constant: none."""
+    """Decay of the learning rate from the peak to 0 at the last step. constant: no decay."""
     beta1: float = 0.9
-    """Decay of Adam's first moment."""
+    """Decay rate of Adam's first moment."""
     beta2: float = 0.999
-    """Decay of Adam's second moment."""
+    """Decay rate of Adam's second moment."""
     eps: float = 1e-8
-    """Added to the root of the second moment, of Adam and adagrad."""
+    """Constant added to the root of the second moment, in Adam and adagrad."""
     weight_decay: float = 0.01
-    """Decay of matrices and tables. Biases and norms have none."""
+    """Weight decay of matrices and tables. Biases and norms are not decayed."""
     clip_norm: float = 1.0
     """Largest global norm of the gradient. 0: no clipping."""
     momentum: float = 0.0
-    """Momentum of sgd. 0: none, and no optimizer state."""
+    """Momentum of sgd. 0: no momentum and no optimizer state."""
     initial_accumulator: float = 0.1
-    """First value of adagrad's sums of squared gradients."""
+    """Initial value of adagrad's sums of squared gradients."""
 
     def check(self) -> None:
         """Raise InputError for values out of range."""
@@ -89,7 +89,7 @@ class OptimizerConfig:
         return math.floor(steps + 1e-9) if self.kind == "bert_adamw" else math.ceil(steps - 1e-9)
 
     def warmup_note(self, num_steps: int) -> str | None:
-        """Return a sentence for a warmup that is longer than a run of `num_steps`; None where it is not."""
+        """Return a note on a warmup that is longer than a run of `num_steps`, else None."""
         steps = self.warmup_steps(num_steps)
         if steps <= num_steps:
             return None
@@ -99,7 +99,7 @@ class OptimizerConfig:
         )
 
     def depends_on_num_steps(self) -> bool:
-        """Return whether another length of the run would change the rate of a step."""
+        """Return True if the learning rate of a step depends on the length of the run."""
         return self.kind == "openai_adam" or self.decay != "constant" or 0 < self.warmup < 1
 
     def schedule(self, num_steps: int) -> Schedule:
@@ -108,7 +108,7 @@ class OptimizerConfig:
         return make_schedule(self.peak_lr, num_steps, self.warmup_steps(num_steps))
 
     def learning_rate(self, step: Any, schedule: Schedule) -> jax.Array:
-        """Return the rate of update `step`, counted from 0. Only the kind and the decay are taken from the config."""
+        """Return the learning rate of update `step`, counted from 0. The config gives only the kind and the decay."""
         rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(self.kind, warmup_then_decay)
         return rate(schedule, step, self.decay)
 
@@ -116,10 +116,10 @@ class OptimizerConfig:
 class Optimizer(NamedTuple):
     """An optax transformation with its schedule, and the direction of an update for the log.
 
-    transformation: its update takes two more arguments, learning_rate and sound; see `make_optimizer`.
+    transformation: its update takes two more arguments, learning_rate and is_finite; see `make_optimizer`.
     rate(step, schedule): the learning rate of update `step`, counted from 0.
-    direction(gradient, state, params): the update that led to `state`, without rate and decay. Frozen parameters have
-    an empty node there. gradient, params: those that the update was made from.
+    direction(gradient, state, params): the update that led to `state`, without learning rate and decay, with empty
+    nodes for frozen parameters. gradient, params: the inputs of that update.
     """
 
     transformation: optax.GradientTransformationExtraArgs
@@ -134,13 +134,13 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
 
         -learning_rate (direction + decay_factor weight_decay p)
 
-    with the decay where `jaxlm.training.parameter_groups` has it, and the rate times the factor of the parameter's
-    group. sgd adds weight_decay p to the clipped gradient instead. Frozen parameters count in no norm, have no state,
-    and get an update of zeros.
+    with the decay where `jaxlm.training.parameter_groups` has it, and the learning rate times the factor of the
+    parameter's group. sgd adds weight_decay p to the clipped gradient instead. Frozen parameters are left out of norms,
+    have no state, and get an update of zeros.
 
-    learning_rate: a scalar, data of the compiled step. sound (True): where it is false, the state stays as it was, and
-    the caller must discard the update. The selection is made here, before the direction is computed, so that the state
-    can be updated in place.
+    learning_rate: a scalar, data of the compiled step. is_finite (True): if false, the state is unchanged and the
+    caller must discard the update. The state is selected before the direction is computed, so that it can be updated
+    in place.
     """
     chain = _Chain(config, parameter_rules(boxed_params, groups))
     transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
@@ -148,7 +148,7 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
 
 
 def make_scaling(config: OptimizerConfig, rules: Any) -> Scaling:
-    """Return the scaling of an optimizer's kind. rules: of the parameters."""
+    """Return the scaling of an optimizer's kind. rules: those of the parameters."""
     if config.kind == "sgd":
         return Momentum(config.momentum)
     if config.kind == "adagrad":
@@ -159,7 +159,7 @@ def make_scaling(config: OptimizerConfig, rules: Any) -> Scaling:
 
 
 class _Chain:
-    """The parts of an optimizer applied one after the other; its state is that of the scaling."""
+    """The stages of an optimizer, applied in sequence; its state is that of the scaling."""
 
     def __init__(self, config: OptimizerConfig, rules: Any) -> None:
         self.rules, self.scaling = rules, make_scaling(config, rules)
@@ -177,12 +177,12 @@ class _Chain:
         params: Any = None,
         *,
         learning_rate: jax.Array,
-        sound: jax.Array | bool = True,
+        is_finite: jax.Array | bool = True,
         **_: Any,
     ) -> tuple[Any, Any]:
-        """Return the update, to be added to the parameters, and the new state."""
+        """Return the update, which is added to the parameters, and the new state."""
         gradient = self._prepared(gradient, params)
-        new = jax.tree.map(partial(jnp.where, sound), self.scaling.accumulate(gradient, state), state)
+        new = jax.tree.map(partial(jnp.where, is_finite), self.scaling.accumulate(gradient, state), state)
         new = _computed_once(new)
         factor = self.scaling.decay_factor(new) * self.weight_decay
 
@@ -197,14 +197,14 @@ class _Chain:
         return jax.tree.map(update_of, self.rules, directions, params), new
 
     def direction(self, gradient: Any, state: Any, params: Any) -> Any:
-        """Return the direction of the update that led to `state`, times the rates of the groups."""
+        """Return the direction of the update that led to `state`, times the factors of the groups."""
         if self.scaling.needs_gradient:
             gradient, params = self._prepared(gradient, params), without_frozen(self.rules, params)
         directions = self.scaling.direction(gradient, state, params)
         return jax.tree.map(lambda rule, d: d if rule.frozen else rule.scaled(1.0) * d, self.rules, directions)
 
     def _prepared(self, gradient: Any, params: Any) -> Any:
-        """Return the gradient of the trained parameters, clipped, with the decay where it is coupled."""
+        """Return the gradient of the trained parameters, clipped, with sgd's weight decay added."""
         gradient = _clipped(without_frozen(self.rules, gradient), self.clip_norm)
         if not self.couples_decay:
             return gradient
@@ -216,7 +216,7 @@ class _Chain:
 
 
 def _clipped(gradient: Any, largest: float) -> Any:
-    """Return the gradient with a global norm of at most `largest`; as it is where that is 0."""
+    """Return the gradient scaled to a global norm of at most `largest`; 0 does not clip."""
     if not largest > 0:
         return gradient
     scale = jnp.minimum(1.0, largest / jnp.maximum(optax.tree.norm(gradient), 1e-30))
@@ -224,9 +224,9 @@ def _clipped(gradient: Any, largest: float) -> Any:
 
 
 def _computed_once(state: Any) -> Any:
-    """Return the new state, from which all that follows is computed.
+    """Return the new state behind a barrier, so that it is computed once.
 
-    Without the barrier XLA's CPU backend computes it from the old one again wherever it is used. The old one then
-    cannot be overwritten, and all moments and parameters are copied in every step.
+    Without it XLA's CPU backend computes the new state from the old one again at each use. The old one then cannot be
+    overwritten, and all moments and parameters are copied in every step.
     """
     return jax.lax.optimization_barrier(state) if devices.platform() == "cpu" else state

@@ -1,7 +1,7 @@
-"""Rules for the parameters of a model: which are decayed, frozen, or trained at a learning rate of their own.
+"""Rules for the parameters of a model: weight decay, freezing, and learning rates of their own.
 
-A rule is found by the path of a parameter and by its logical axes. Matrices and tables have the model's width among
-their axes and are decayed; biases and norms have not and are not.
+The path of a parameter and its logical axes determine its rule. Matrices and tables have the model's width among their
+axes and are decayed; biases and norms do not have it and are not decayed.
 """
 
 import re
@@ -24,7 +24,7 @@ STACKED = ("layers", "qkv")  # axes along which independent parameters are stack
 class ParameterGroup:
     """Parameters whose whole path matches a regular expression, for example `backbone/blocks/.*`.
 
-    rate: factor of the learning rate, of the weight decay too; a tuple has one for each of the stacked layers.
+    rate: factor of the learning rate and the weight decay; a tuple has one factor per stacked layer.
     frozen: no update and no optimizer state.
     """
 
@@ -43,21 +43,21 @@ class ParameterRule:
 
     @property
     def decayed(self) -> bool:
-        """Return whether weight decay applies: whether the model's width is among the axes."""
+        """True if the parameter is decayed: if the model's width is among its axes."""
         return any(width in self.axes for width in WIDTHS)
 
     def scaled(self, rate: Any) -> Any:
-        """Return `rate` times the group's factor, of a shape that broadcasts to the parameter."""
+        """Return `rate` times the group's factor, in a shape that broadcasts to the parameter."""
         if isinstance(self.rate, tuple):
             return rate * jnp.array(self.rate, jnp.float32).reshape(-1, *[1] * (len(self.axes) - 1))
         return rate if self.rate == 1.0 else rate * self.rate
 
 
 def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Any:
-    """Return the rule of each parameter, a tree in which a ParameterRule stands in place of a box.
+    """Return the rule of each parameter, a tree with a ParameterRule in place of each box.
 
-    The first group that matches decides; a parameter of no group is trained at the full rate. Raises InputError for a
-    group that matches nothing, and for a tuple of rates that does not fit the layers of a parameter.
+    The first matching group applies; a parameter without a group is trained at the full rate. Raises InputError for a
+    group that matches nothing, and for a tuple of factors that does not fit the layers of a parameter.
     """
     matched: set[str] = set()
 
@@ -78,7 +78,7 @@ def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) ->
 
 
 def decay_mask(boxed_params: Any) -> Any:
-    """Return a tree that is True where a parameter is decayed."""
+    """Return a tree that is True for each decayed parameter."""
     return jax.tree.map(lambda rule: rule.decayed, parameter_rules(boxed_params))
 
 

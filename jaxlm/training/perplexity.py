@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxlm.training.step import EvalStep
 
-# What kinds of tokenizers lose of a text, which makes it easier to predict.
+# The information that kinds of tokenizers discard, which makes a text easier to predict.
 _LOST = {
     "gpt1": "lower case, one kind of spacing, unknown characters as one id",
     "wordpiece": "no spacing, unknown words as one id, and of an uncased one lower case without accents",
@@ -22,13 +22,13 @@ def perplexity(
     bytes: int,
     carry: Any = None,
 ) -> dict[str, float]:
-    """Return how well the tokens of `batches` are predicted; no batch, padding or division of them changes the metrics.
+    """Return metrics of the predictions of the tokens of `batches`, independent of batching and padding.
 
     eval_step: (params, batch, carry) -> {"nll": (sum, weight), "accuracy": (sum, weight)}, carry. batches: on the
-    devices, every token once. words, bytes: of the text that the tokens are. carry: before the first batch.
-    Returns validation_loss (nats a token), perplexity (its exponential), word_perplexity (the exponential of nats a
-    word), bits_per_byte, accuracy (share of tokens that had the highest score), tokens. Tokens that end documents are
-    predicted and count like others. A figure over nothing is nan, one over the range of a float inf.
+    devices, every token once. words, bytes: of the text of the tokens. carry: before the first batch.
+    Returns validation_loss (nats per token), perplexity (its exponential), word_perplexity (the exponential of nats per
+    word), bits_per_byte, accuracy (fraction of tokens with the highest score), tokens. Tokens that end documents are
+    predicted and count like others. A mean over nothing is nan; a value above the range of a float is inf.
     """
     sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches, carry)
     nll, tokens = sums["nll"]
@@ -43,12 +43,12 @@ def perplexity(
 
 
 def text_notes(kind: str) -> list[str]:
-    """Return notes on comparing figures per word or per byte, by the kind of the tokenizer."""
+    """Return notes on comparing metrics per word or per byte, for a kind of tokenizer."""
     if kind not in _LOST:
         return []
     return [
-        f"figures a word and a byte are of what a {kind} vocabulary keeps of the text ({_LOST[kind]}): they do not "
-        "compare with those of a tokenizer that keeps the text"
+        f"metrics per word and per byte count the text without what a {kind} vocabulary drops ({_LOST[kind]}): they do "
+        "not compare with those of a tokenizer that keeps the text"
     ]
 
 
@@ -66,7 +66,7 @@ def totals(
     late = None
     for batch in batches:
         sums, carry = eval_step(params, batch, carry)
-        if late is not None:  # fetched a batch late, so that the devices never wait
+        if late is not None:  # fetched one batch late, so that the devices never wait
             add(late)
         late = sums
     if late is not None:
@@ -75,11 +75,12 @@ def totals(
 
 
 def divide(total: float, weight: float) -> float:
+    """Return the quotient, or nan for a weight of 0."""
     return total / weight if weight else math.nan
 
 
 def _exp(value: float) -> float:
     try:
         return math.exp(value)
-    except OverflowError:  # words of several hundred nats: a script without blanks between words
+    except OverflowError:  # words of several hundred nats, in a script without blanks between words
         return math.inf

@@ -1,8 +1,8 @@
-"""What a kind of model brings to pretraining: its parameters, its objective, its FLOPs, the figures of an evaluation.
+"""The learner of pretraining: a model's parameters, objective, FLOPs and evaluation metrics.
 
 A GPT predicts the next token of rows of text (Radford et al., 2018, section 3.1). A BERT predicts masked tokens of
-sentence pairs and whether the second follows the first (Devlin et al., 2019, section 3.1); under a causal mask, the
-paper's left-to-right ablation, it predicts the next token of them.
+sentence pairs, and if the second sentence follows the first (Devlin et al., 2019, section 3.1). With a causal mask, the
+paper's left-to-right ablation, it predicts their next token.
 """
 
 import math
@@ -36,23 +36,23 @@ from jaxlm.training.step import EvalStep
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Learner):
-    """A model and its pretraining.
+    """A learner for pretraining.
 
-    language_loss: the metric that would be the store's unigram entropy if nothing but word frequencies were learnt.
-    whole_text: an evaluation predicts every token of a text, so that it has a perplexity per word and bits per byte.
-    says: what is predicted, for people.
+    language_loss: the metric that equals the store's unigram entropy for a model of word frequencies alone.
+    whole_text: an evaluation predicts every token of a text and so gives a perplexity per word and bits per byte.
+    notes: descriptions of the targets, for people.
     """
 
     language_loss: str
     whole_text: bool
-    says: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def evaluation(
         self, step: EvalStep, params: Any, batches: Iterable[Any], stores: Sequence[Store], carry: Any = None
     ) -> dict[str, float]:
-        """Return metrics on held-out stores: `validation_loss`, the loss that is trained on, and what goes with it.
+        """Return metrics on held-out stores: `validation_loss`, which is the training loss, and its terms.
 
-        carry: what the model remembers before the first batch.
+        carry: the carry before the first batch.
         """
         if self.whole_text:
             words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
@@ -65,7 +65,7 @@ class Pretraining(Learner):
         return {"validation_loss": loss} | {f"validation_{name}": value for name, value in means.items()}
 
     def work(self, phases: Sequence[Phase], batch_size: int) -> Work:
-        """step -> (tokens, FLOPs) of a run up to it."""
+        """Return a function from a step to the tokens and FLOPs of a run up to it."""
 
         def work(step: int) -> tuple[float, float]:
             tokens = flops = 0.0
@@ -80,9 +80,9 @@ class Pretraining(Learner):
 
 
 def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pretraining:
-    """Return what `config` pretrains. The tokenizer gives special tokens and which tokens continue a word.
+    """Return the learner of `config`. The tokenizer gives the special tokens and the tokens that continue a word.
 
-    None, for steps that are measured and not learnt from: ids 0, 1 and 2 are CLS, SEP and MASK, every token is a word.
+    tokenizer: None for measurements only: ids 0, 1 and 2 are CLS, SEP and MASK, and every token is a word.
     """
     model = build(config.model, config.execution)
     if isinstance(config.objective, MaskedLM):
@@ -91,7 +91,7 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
 
 
 def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
-    """Pretrain on the next token: of text, or of sentence pairs as in BERT's left-to-right ablation."""
+    """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
     of_pairs, chunks = config.data.layout == "pairs", config.execution.loss_chunks
 
     def init_params(key: jax.Array) -> Any:
@@ -109,12 +109,12 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         carry=partial(carry_of, model, config.data.layout),
         language_loss="nll",
         whole_text=not of_pairs,
-        says=("left to right, no next-sentence loss",) if of_pairs else (),
+        notes=("left to right, no next-sentence loss",) if of_pairs else (),
     )
 
 
 def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer: Tokenizer | None) -> Pretraining:
-    """Pretrain on masked tokens and, on rows of pairs, the next sentence."""
+    """Return the learner for masked tokens and, on rows of pairs, the next sentence."""
     specials, continues, masking = Specials(0, 1, 2), None, objective.masking
     if tokenizer is not None:
         specials = Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask")))
@@ -155,12 +155,12 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
         flops_per_token=flops,
         language_loss="masked_lm_loss",
         whole_text=False,
-        says=(_masks(objective, config.data),),
+        notes=(_masks(objective, config.data),),
     )
 
 
 def _masks(objective: MaskedLM, data: DataConfig) -> str:
-    """Return a sentence on what is predicted."""
+    """Return a description of the masks, for people."""
     masking, weight = objective.masking, objective.next_sentence_coefficient
     kept = max(0.0, 1.0 - masking.share_mask - masking.share_random)
     if isinstance(data, SentencePairs):
@@ -168,7 +168,7 @@ def _masks(objective: MaskedLM, data: DataConfig) -> str:
         nsp = f"next-sentence loss x {weight:g}" if weight else "no next-sentence loss"
         rest = f", {data.masks}{copies}; {nsp}"
     else:
-        rest = ", dynamic; no next-sentence loss, since rows are no pairs"
+        rest = ", dynamic; no next-sentence loss, since rows are not pairs"
     return (
         f"masks: {masking.rate:.0%} of {'whole words' if masking.whole_word else 'tokens'} ({masking.share_mask:.0%} "
         f"masked, {masking.share_random:.0%} random, {kept:.0%} unchanged){rest}"

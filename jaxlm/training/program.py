@@ -1,4 +1,4 @@
-"""The program of a training: its state and its compiled step, for whoever runs, times or reads it."""
+"""The program of a training: its state and its step, to run, measure or analyze."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class Program:
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:
     """Return the program of `config` on `mesh`, which must be in use (`jaxlm.distributed.mesh.use_mesh`).
 
-    Learning rates, schedule, the number of steps and log_every are not in it: they are data, `Settings`. Nothing is
-    allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
+    Learning rates, schedule, the number of steps and log_every are not part of it: they are data, `Settings`. Nothing
+    is allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
     """
     assert config.micro_batches != "auto"
 

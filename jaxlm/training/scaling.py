@@ -1,7 +1,7 @@
 """Scalings of the gradient: Adam in three forms, momentum and Adagrad.
 
-A scaling keeps the optimizer's state. It updates the state with a gradient, and turns the new state, and where it needs
-to the gradient, into a direction, which the learning rate multiplies. The two are apart so that the caller can discard
+A scaling keeps the optimizer's state. It updates the state with a gradient, and turns the new state (and for some kinds
+the gradient) into a direction, which the learning rate multiplies. The two are separate so that the caller can discard
 an update of the state and can log the direction later. The states are those of optax.
 
 Trees may have empty nodes in place of parameters that are not trained.
@@ -23,7 +23,7 @@ class Scaling(Protocol):
 
     @property
     def needs_gradient(self) -> bool:
-        """Return whether `direction` reads the gradient or the parameters beside the state."""
+        """True if `direction` reads the gradient or the parameters in addition to the state."""
         ...
 
     def init(self, params: PyTree) -> PyTree:
@@ -31,11 +31,11 @@ class Scaling(Protocol):
         ...
 
     def accumulate(self, gradient: PyTree, state: PyTree) -> PyTree:
-        """Return the state with a gradient."""
+        """Return the state updated with a gradient."""
         ...
 
     def direction(self, gradient: PyTree, state: PyTree, params: PyTree) -> PyTree:
-        """Return the direction of the update whose gradient `state` has taken in, before rate and decay."""
+        """Return the direction of the update from the state with its gradient, before learning rate and decay."""
         ...
 
     def decay_factor(self, state: PyTree) -> jax.Array | float:
@@ -45,7 +45,7 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, 2015): m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, and for update t, from 1,
+    """Adam (Kingma and Ba, 2015): m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2; for update t, counted from 1,
 
         direction = a c1 m / (sqrt(c2 v) + eps), decay_factor = a
 
@@ -67,7 +67,7 @@ class Adam:
         return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
     def accumulate(self, gradient: PyTree, state: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
-        """Return the moments with a gradient."""
+        """Return the moments updated with a gradient."""
         b1, b2 = self.beta1, self.beta2
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * (g * g), state.nu, gradient)
@@ -99,15 +99,15 @@ class Momentum:
 
     @property
     def needs_gradient(self) -> bool:
-        """Return whether the gradient itself is the direction."""
+        """True if the gradient itself is the direction."""
         return not self.momentum
 
     def init(self, params: PyTree) -> optax.TraceState | optax.EmptyState:
-        """Return a trace of zeros; an empty state without momentum."""
+        """Return a trace of zeros, or an empty state without momentum."""
         return optax.TraceState(jax.tree.map(jnp.zeros_like, params)) if self.momentum else optax.EmptyState()
 
     def accumulate(self, gradient: PyTree, state: Any) -> optax.TraceState | optax.EmptyState:
-        """Return the trace with a gradient."""
+        """Return the trace updated with a gradient."""
         if not self.momentum:
             return state
         return optax.TraceState(jax.tree.map(lambda b, g: self.momentum * b + g, state.trace, gradient))
@@ -133,11 +133,11 @@ class Adagrad:
     needs_gradient: bool = dataclasses.field(default=True, init=False)
 
     def init(self, params: PyTree) -> optax.ScaleByRssState:
-        """Return sums of squares of their first value."""
+        """Return sums of squares at their initial value."""
         return optax.ScaleByRssState(jax.tree.map(lambda p: jnp.full_like(p, self.initial_accumulator), params))
 
     def accumulate(self, gradient: PyTree, state: optax.ScaleByRssState) -> optax.ScaleByRssState:
-        """Return the sums with a gradient."""
+        """Return the sums updated with a gradient."""
         return optax.ScaleByRssState(jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, gradient))
 
     def direction(self, gradient: PyTree, state: optax.ScaleByRssState, params: PyTree) -> PyTree:

@@ -3,8 +3,8 @@
 `warmup_then_decay` is the usual schedule (GPT-1's paper, section 4.1). `openai_rate` is that of GPT-1's code
 (openai/finetune-transformer-lm, opt.py:5-15), `bert_rate` that of BERT's (google-research/bert, optimization.py:31-54).
 
-Each multiplies by inverses, as XLA compiles a division by a constant: rates are bit for bit those of a program that has
-the schedule's numbers as constants.
+Each multiplies by inverses, as XLA compiles a division by a constant: learning rates are bit for bit those of a program
+that has the schedule's numbers as constants.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -19,8 +19,8 @@ Decay = Literal["cosine", "linear", "constant"]
 class Schedule(NamedTuple):
     """The numbers of a learning-rate schedule, float32 scalars: data of a compiled step, not constants in it.
 
-    peak_lr: the highest rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same as a fraction
-    of the run.
+    peak_lr: the highest learning rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same as a
+    fraction of the run.
     """
 
     peak_lr: Any
@@ -48,10 +48,10 @@ def warmup_then_decay(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
 
 
 def bert_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the rate of update `step` in BERT's code.
+    """Return the learning rate of update `step` in BERT's code.
 
-    peak t / w before step w, and from there on what the decay from step 0 on has left, so that the rate falls by a
-    fraction w / T of the peak where the warmup ends.
+    It is peak t / w before step w, and from there on the decay counted from step 0, so that the learning rate falls by
+    a fraction w / T of the peak at the end of the warmup.
     """
     peak, total, warmup, _ = schedule
     each, each_warming = 1.0 / total, 1.0 / jnp.maximum(1.0, warmup)
@@ -61,7 +61,7 @@ def bert_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
 
 
 def openai_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the rate of update `step` in GPT-1's code.
+    """Return the learning rate of update `step` in GPT-1's code.
 
     With x = t / T and w as a fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine
     (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run.

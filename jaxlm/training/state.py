@@ -1,4 +1,4 @@
-"""The state of a training run: what a step takes and gives, and what a checkpoint holds."""
+"""The state of a training run and its conversion to and from the contents of a checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,12 @@ from jaxlm.training.optimizer import Optimizer
 
 @struct.dataclass
 class TrainState:
-    """step: int32, updates done. halted: bool, set for good by the first loss or gradient that is not finite.
+    """The state between two steps. step: int32, the number of updates.
 
-    seed: uint32, the run's; all keys are derived from it and the step. Neither it nor the flag is in a checkpoint.
-    carry: what the model remembers from the batch before, leaves (layers, rows, …) in the order of the batch's rows;
-    None for models that remember nothing. A checkpoint has it where it is not None.
+    halted: bool, set for good by the first loss or gradient that is not finite. seed: uint32, the run's; all keys are
+    derived from it and the step. A checkpoint holds neither of the two.
+    carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
+    models without one. A checkpoint holds it if it is not None.
     """
 
     step: jax.Array
@@ -48,10 +49,10 @@ def new_state(params: Any, optimizer: Optimizer, seed: jax.Array, carry: Any = N
 def abstract_state(
     init_params: InitParams, optimizer: Optimizer, mesh: Mesh, carry: Callable[[], Any] = lambda: None
 ) -> TrainState:
-    """Return shapes, dtypes and shardings of the state whose parameters `init_params` makes; nothing is allocated.
+    """Return shapes, dtypes and shardings of the state for the parameters of `init_params`; nothing is allocated.
 
-    The moments take the boxes of their parameters, so the shardings, along. carry: makes the carry before the first
-    batch; its rows are sharded as those of the batch.
+    The moments inherit the boxes of their parameters and so their shardings. carry: makes the carry before the first
+    batch; its rows are sharded like those of the batch.
     """
     boxed = jax.eval_shape(lambda: new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry()))
     shardings = state_shardings(boxed, mesh)
@@ -64,12 +65,12 @@ def abstract_state(
 
 
 def carry_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a carry, (layers, rows, …): its rows lie where those of the batch do."""
+    """Return the sharding of a carry, (layers, rows, …): that of the rows of the batch."""
     return NamedSharding(mesh, PartitionSpec(None, *batch_sharding(mesh).spec))
 
 
 def first_carry(carry: Callable[[int], Any], rows: int, mesh: Mesh) -> Any:
-    """Return the carry before the first batch of `rows` rows, on the devices; None where there is none."""
+    """Return the carry before the first batch of `rows` rows, on the devices, or None."""
     shapes = jax.eval_shape(lambda: carry(rows))
     return jax.jit(lambda: carry(rows), out_shardings=jax.tree.map(lambda _: carry_sharding(mesh), shapes))()
 
@@ -81,7 +82,7 @@ def fresh_state(
     seed: int,
     carry: Callable[[], Any] = lambda: None,
 ) -> TrainState:
-    """Return the state before the first update, each shard made on the device where it belongs."""
+    """Return the state before the first update; each shard is computed on its own device."""
 
     def make(seed: jax.Array) -> TrainState:
         return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry()))
@@ -91,13 +92,13 @@ def fresh_state(
 
 
 def saved_part(state: TrainState) -> dict[str, Any]:
-    """Return what a checkpoint holds of a state."""
+    """Return the part of a state that a checkpoint holds."""
     saved = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
     return saved if state.carry is None else saved | {"carry": state.carry}
 
 
 def from_saved(saved: dict[str, Any], abstract: TrainState, seed: int) -> TrainState:
-    """Return the state from what `saved_part` gave; a run that was halted is taken up again."""
+    """Return the state from the result of `saved_part`; a halted run starts again."""
     return TrainState(
         step=saved["step"],
         params=saved["params"],

@@ -15,11 +15,11 @@ from jaxlm.training.schedule import Schedule
 from jaxlm.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
-_GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # by JAX's names
+_GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # JAX's names
 
 
 class Settings(NamedTuple):
-    """The numbers of a run that its compiled step takes as data, so that other values need no other program.
+    """Numbers of a run that are data of its compiled step, so that other values need no other program.
 
     norms_every: int32, the steps between two update norms.
     """
@@ -40,15 +40,15 @@ def make_train_step(
     micro_batches: int = 1,
     dropout_bits: Literal["threefry", "rbg"] = "threefry",
 ) -> Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]:
-    """(state, batch, settings) -> (state, metrics): one update from the gradient over the whole global batch.
+    """Return (state, batch, settings) -> (state, metrics): one update from the gradient over the global batch.
 
-    Dropout keys come from (state.seed, state.step, micro-batch). The weights of all loss terms are taken from the whole
-    batch before it is split, so the gradient does not depend on the split. The carry's rows are split
-    alike. A loss or gradient norm that is not finite
-    leaves the state as it was but for `halted`, and turns all later steps into no-ops.
+    Dropout keys are derived from (state.seed, state.step, micro-batch). The weights of all loss terms are computed on
+    the whole batch before it is split, so the gradient does not depend on the split. The rows of the carry are split
+    alike. A loss or gradient norm that is not finite leaves the state unchanged except for `halted`, and turns all
+    later steps into no-ops.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
-    `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it costs a CPU 3 %
-    of GPT-1's step).
+    `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
+    GPT-1's step on a CPU).
     """
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
@@ -84,20 +84,20 @@ def make_train_step(
             carry = joined_rows(carries, 1)
 
         norm = optax.tree.norm(gradient)
-        sound = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
         rate = optimizer.rate(state.step, settings.schedule)
         updates, opt_state = optimizer.transformation.update(
-            gradient, state.opt_state, state.params, learning_rate=rate, sound=sound
+            gradient, state.opt_state, state.params, learning_rate=rate, is_finite=is_finite
         )
         new = TrainState(
-            step=state.step + sound.astype(jnp.int32),
-            params=jax.tree.map(lambda p, u: jnp.where(sound, p + u, p), state.params, updates),
+            step=state.step + is_finite.astype(jnp.int32),
+            params=jax.tree.map(lambda p, u: jnp.where(is_finite, p + u, p), state.params, updates),
             opt_state=opt_state,
             seed=state.seed,
-            halted=~sound,
-            carry=jax.tree.map(lambda new, old: jnp.where(sound, new, old), carry, state.carry),
+            halted=~is_finite,
+            carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
         )
-        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~sound}
+        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~is_finite}
         metrics |= {name: mean(sums[name], weights[name]) for name in sums}
 
         def norms(opt_state: Any) -> Metrics:
@@ -115,7 +115,7 @@ def make_train_step(
 def split_rows(tree: Any, axis: int, parts: int) -> Any:
     """Split the rows of each leaf, on `axis`, into strided parts, stacked on a new first axis.
 
-    Row r goes to part r % parts, so that each device keeps the rows that it has.
+    Row r is in part r % parts, so that each device keeps the rows that it has.
     """
 
     def split(x: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ def joined_rows(tree: Any, axis: int) -> Any:
 
 
 def layer_norms(direction: Any, rate: jax.Array) -> Metrics:
-    """`rate` times the norm of each layer's part of a tree, `blocks` (N,), and of each other part of the model."""
+    """Return `rate` times the norm of each layer of a tree, `blocks` (N,), and of each other part of the model."""
     squares: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(direction):
         names = [entry.key for entry in path]

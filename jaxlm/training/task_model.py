@@ -1,8 +1,8 @@
 """A model with a task's head: parameters, objective, outputs.
 
-Causal models may keep a language-model loss beside the task's (Radford et al. 2018, section 3.2); encoders have the
-task's alone (Devlin et al. 2019, section 3.2), and on request a BiLSTM between their layers and the head (tables 5 and
-7 there).
+Causal models may have a language-model loss beside the task's (Radford et al. 2018, section 3.2). Encoders have the
+task's loss alone (Devlin et al. 2019, section 3.2), and optionally a BiLSTM between their layers and the head (tables 5
+and 7 there).
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from jaxlm.training.parameter_groups import ParameterGroup
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLearner(Learner):
-    """A model and a task's head. Parameters: {"backbone", "head"}."""
+    """The learner of a task: a model and a task's head. Parameters: {"backbone", "head"}."""
 
     head: Head
 
@@ -38,7 +38,7 @@ class TaskLearner(Learner):
 
 
 def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution | None = None) -> TaskLearner:
-    """Return what a fine-tuning run trains. InputError where the model's input format has no head for the task."""
+    """Return the learner of a fine-tuning run. InputError if the model's input format has no head for the task."""
     execution = config.execution if execution is None else execution
     sizes = without_dropout(config.model) if config.frozen else config.model
     model = build(sizes, execution)
@@ -51,7 +51,7 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
             init_std=sizes.init_std,
         )
     except ValueError:
-        raise InputError(f"task {task.name}: a task of kind {task.kind} needs an encoder; start from one") from None
+        raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one") from None
     if config.head == "bilstm":
         head = LSTMHead(head, features=config.features, frozen=config.frozen)
 

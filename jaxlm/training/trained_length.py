@@ -1,7 +1,7 @@
-"""The trained length of a checkpoint: how many positions of its table were trained.
+"""The trained length of a checkpoint: the number of positions of its table that were trained.
 
-A model of 512 positions that was trained in rows of 128 has 384 rows in its table that are as they were drawn. What
-reads a model stays within the trained length, unless it is asked to go beyond.
+A model of 512 positions that was trained in rows of 128 has 384 rows in its table with their initial values. Commands
+that use a model stay within the trained length, unless --beyond-length is given.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from jaxlm.runs.earlier_versions import completed
 from jaxlm.runs.remote import is_url
 from jaxlm.training.config import FINETUNING, kind_of_run
 
-# The field of config.json with the trained length of what a run started from; runs made by earlier versions lack it.
+# The field of config.json with the trained length of the run's start; runs made by earlier versions lack it.
 OF_START = "start_trained_length"
-_LONGEST_CHAIN = 32  # of runs without that field, which are looked up one by one
+_LONGEST_CHAIN = 32  # of runs without that field, which are read in turn
 
 
 def trained_length(run: RunDirectory, step: int) -> int:
     """Return the trained length of a run's checkpoint of `step`; UNLIMITED for a model without positions.
 
-    It is the length of the longest rows that had begun by then, or that of what the run started from where this is
-    longer; of an imported model all its positions. A run made by an earlier version does not know what its start was
-    trained on: then it is looked up, as far as the start is still where it was.
+    It is the length of the longest rows up to that step, or the trained length of the run's start if that is longer. An
+    imported model has all its positions. Runs made by earlier versions did not save the trained length of their
+    start: it is read from there, if the start is still at its location.
     """
     return _trained_length(run, step, _LONGEST_CHAIN)
 
@@ -45,18 +45,15 @@ def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
 
 
 def kept_start_length(saved: Mapping[str, Any] | None, of_source: int | None) -> int | None:
-    """The value of OF_START for a run's config.json: the one it has, since its start may have been moved or changed.
+    """Return the value of OF_START for a run's config.json: the saved one, as the start may have been moved or changed.
 
-    saved: the run's config.json, None for a new run. of_source: the trained length of what it starts from.
+    saved: the run's config.json, None for a new run. of_source: the trained length of its start.
     """
     return saved[OF_START] if saved is not None and OF_START in saved else of_source
 
 
 def check_trained(name: str, length: int, trained: int, of: str, *, beyond: bool) -> None:
-    """Refuse a length that was asked for and not trained, unless `beyond` says to go there. of: the model, for people.
-
-    Raises: InputError.
-    """
+    """Raise InputError for a length above the trained one, unless `beyond` allows it. of: the model, for people."""
     if length > trained and not beyond:
         raise InputError(
             f"{name} must be at most {trained}, the trained length of {of}, got {length}; give a shorter one, or "
@@ -65,7 +62,7 @@ def check_trained(name: str, length: int, trained: int, of: str, *, beyond: bool
 
 
 def limited(length: int, positions: int, of: str) -> str:
-    """The sentence of a command that stays within the trained length `length` of a model with more positions."""
+    """Return a note that a command stays within the trained length `length` of a model with more positions."""
     return f"{of} was trained on {length} of its {positions} positions; --beyond-length uses the others too"
 
 
@@ -78,7 +75,7 @@ def _own_length(saved: Mapping[str, Any], step: int, positions: int) -> int:
 
 
 def _of_earlier_start(run: RunDirectory, positions: int, chain: int) -> int | None:
-    """The trained length of what a run of an earlier version started from; None where it cannot be known cheaply."""
+    """Return the trained length of the start of an earlier version's run, or None if it is not easily found."""
     start = run.config.get("start") or _started_from(run)
     if start is None or start.startswith(KINDS):
         return None if start is None else positions
@@ -87,7 +84,7 @@ def _of_earlier_start(run: RunDirectory, positions: int, chain: int) -> int | No
     try:
         path, step = split_start(start)
         return None if step is None else _trained_length(RunDirectory(path), step, chain - 1)
-    except (InputError, KeyError):  # it was moved or is damaged
+    except (InputError, KeyError):  # moved or damaged
         return None
 
 

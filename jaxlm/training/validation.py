@@ -1,7 +1,7 @@
-"""The validation of a pretraining run: held-out stores in rows as those it is trained on.
+"""The validation of a pretraining run: held-out stores, in rows like those of the training.
 
-Windows are evaluated in windows, packed documents in packed rows, pairs in pairs, at the length that was trained when
-the parameters were made: where a run begins with short rows, positions past these are untrained until it changes.
+Windows are evaluated in windows, packed documents in packed rows and pairs in pairs, at the current length of training:
+if a run begins with short rows, the positions after these are not trained until the length changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,9 +33,9 @@ def held_out_rows(
     batch_size: int,
     host_rows: np.ndarray | None = None,
 ) -> Sequence[Any]:
-    """The stores in rows of `length` as the config's layout has them: each token, or each pair, predicted once.
+    """Return the stores in rows of `length` in the config's layout: each token, or each pair, is predicted once.
 
-    In batches of which this process takes `host_rows`. InputError where the stores do not fit the layout.
+    The rows come in batches, of which this process takes `host_rows`. InputError if the stores do not fit the layout.
     """
     data = config.data
     if data.layout == "pairs":
@@ -54,9 +54,10 @@ def held_out_rows(
 
 
 class Validation:
-    """Evaluates parameters on the held-out stores of a run.
+    """The evaluation of parameters on the held-out stores of a run.
 
-    all_phases: of the run. batch_size: rows of a batch, of all processes. says: what is evaluated on, for people.
+    all_phases: those of the run. batch_size: rows per batch, over all processes. notes: descriptions of the data, for
+    people.
     """
 
     def __init__(
@@ -82,32 +83,32 @@ class Validation:
         lengths = ", then ".join(str(phase.length) for phase in all_phases)
         names = ", ".join(str(store.path) for store in stores)
         bare = config.data.layout == "packed" and not all(versions.begins_documents(store.end) for store in stores)
-        self.says = [
+        self.notes = [
             f"validation: {names} in {LAYOUTS[config.data.layout]} of {lengths}"
             + (", the first token of a document is not predicted" if bare else "")
         ]
         if pretraining.whole_text:
-            self.says += text_notes(stores[0].tokenizer().kind)
+            self.notes += text_notes(stores[0].tokenizer().kind)
 
     def __call__(self, step: int, params: Any) -> tuple[dict[str, float], str]:
-        """The figures of the parameters after `step` updates, for metrics.jsonl, and the same for people."""
+        """Return the metrics of the parameters after `step` updates, for metrics.jsonl, and a sentence for people."""
         length = trained_phase(step, self._phases).length
         batches: Iterator = (to_devices(batch, self._mesh, self._batch_size) for batch in self._batches[length])
         carry = first_carry(self._pretraining.carry, self._batch_size, self._mesh)
-        figures = self._pretraining.evaluation(self._step, params, batches, self._stores, carry)
+        metrics = self._pretraining.evaluation(self._step, params, batches, self._stores, carry)
         if len(self._batches) == 1:
-            return figures, figures_said(figures)
-        return figures | {"validation_length": length}, f"{figures_said(figures)}, in rows of {length}"
+            return metrics, metrics_sentence(metrics)
+        return metrics | {"validation_length": length}, f"{metrics_sentence(metrics)}, in rows of {length}"
 
 
-def figures_said(figures: dict[str, float]) -> str:
-    """An evaluation for people."""
-    said = f"validation loss {figures['validation_loss']:.4f}"
-    if "perplexity" in figures:
+def metrics_sentence(metrics: dict[str, float]) -> str:
+    """Return the metrics of an evaluation as a sentence for people."""
+    loss = f"validation loss {metrics['validation_loss']:.4f}"
+    if "perplexity" in metrics:
         return (
-            f"{said}, perplexity {figures['perplexity']:.2f} a token, {figures['word_perplexity']:.2f} a word, "
-            f"{figures['bits_per_byte']:.4f} bits a byte"
+            f"{loss}, perplexity {metrics['perplexity']:.2f} per token, {metrics['word_perplexity']:.2f} per word, "
+            f"{metrics['bits_per_byte']:.4f} bits per byte"
         )
-    names = (name for name in figures if name != "validation_loss")
-    others = (f"{name.removeprefix('validation_').replace('_', ' ')} {figures[name]:.4f}" for name in names)
-    return f"{said}: {', '.join(others)}"
+    names = (name for name in metrics if name != "validation_loss")
+    others = (f"{name.removeprefix('validation_').replace('_', ' ')} {metrics[name]:.4f}" for name in names)
+    return f"{loss}: {', '.join(others)}"

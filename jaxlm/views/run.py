@@ -15,7 +15,7 @@ from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.trees import named_leaves
 from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.validation import figures_said
+from jaxlm.training.validation import metrics_sentence
 from jaxlm.views.store import tokenizer_lines
 
 LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, beside the loss
@@ -92,7 +92,9 @@ def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> It
         for name, line in (("best", best), ("last", validation[-1])):
             figures = {key: line[key] for key in line if key.startswith("validation_") or key in LANGUAGE_FIGURES}
             length = figures.pop("validation_length", None)
-            said = figures_said(figures).removeprefix("validation ") + ("" if length is None else f", rows of {length}")
+            said = metrics_sentence(figures).removeprefix("validation ") + (
+                "" if length is None else f", rows of {length}"
+            )
             yield f"  {name} validation: step {line['step']:,}, {said}"
 
 
