@@ -1,7 +1,7 @@
-"""Configs: frozen dataclasses built by a Python file, overridden on the command line, kept as JSON.
+"""Configs: frozen dataclasses built by a Python file, overridden on the command line, stored as JSON.
 
-A config file has one function `config()`. Every field of what it returns is a flag with its type and help. Unions are
-told apart by a literal field, `kind` or `layout`.
+A config file has one function `config()`. Every field of its result is a flag with its type and help. The members of a
+union are distinguished by a literal field, `kind` or `layout`.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ _DISCRIMINATORS = ("kind", "layout")
 
 
 def config_directories() -> list[Path]:
-    """Where configs are looked up by name: the package's own, in a checkout or in an installed wheel."""
+    """Return the directories of named configs: the package's own, in a checkout or in an installed wheel."""
     beside = Path(__file__).resolve().parent.parent / "configs"
     return [path for path in (beside, Path(str(resources.files("jaxlm"))) / "configs") if path.is_dir()]
 
 
 def find_config(name: str) -> Path:
-    """The file of a config given by path (`configs/pretrain/gpt1.py`) or by name (`pretrain/gpt1`)."""
+    """Return the file of a config given by path (`configs/pretrain/gpt1.py`) or by name (`pretrain/gpt1`)."""
     path = Path(name)
     if path.is_file():
         return path
@@ -52,18 +52,18 @@ def find_config(name: str) -> Path:
 
 
 def load_config(name: str, kind: type) -> Any:
-    """Run a config file's `config()`; it must return a `kind`."""
+    """Run a config file's `config()` and return its result, which must be a `kind`."""
     path = find_config(name)
     spec = importlib.util.spec_from_file_location("jaxlm_config_file", path)
     if spec is None or spec.loader is None:
-        raise InputError(f"config {path}: not a Python file; give a .py file with a function config()")
+        raise InputError(f"config {path} is not a Python file; give a .py file with a function config()")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         config = module.config()
     except InputError:
         raise
-    except Exception as error:  # a config is the user's code: whatever it raises is said with its place
+    except Exception as error:  # a config is the user's code: any error is reported with its line
         line = _line_in(path, error)
         if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
             raise InputError(
@@ -93,7 +93,7 @@ def command_line(
     argv: Sequence[str] | None = None,
     loaded: Any = None,
 ) -> tuple[Any, set[str]]:
-    """Parse the command line of a command into `arguments`; also the fields that were given, dotted.
+    """Parse the command line of a command into `arguments`; return it and the dotted names of the given fields.
 
     With `config_kind`, the first word names a config file and `arguments` has the fields `config` (positional) and
     `settings` (of that kind, its name left out of the flags). The file is run here, once; a caller that had to run it
@@ -154,7 +154,7 @@ def with_chosen_members(config: Any, argv: Sequence[str]) -> Any:
 
 
 def _check_flags_of(chosen: str, members: Mapping[str, Any], given: Iterable[str], name: str, key: str) -> None:
-    """Refuse flags of the union `name` that the chosen member does not have and others have."""
+    """Raise InputError for flags of the union `name` that only members other than the chosen one have."""
     parts = {kind: {field.name for field in dataclasses.fields(option)} for kind, option in members.items()}
     for field in given:
         union, part, *_ = [*field.split("."), ""]
@@ -167,7 +167,7 @@ def _check_flags_of(chosen: str, members: Mapping[str, Any], given: Iterable[str
 
 
 def _given_values(argv: Sequence[str]) -> dict[str, str | None]:
-    """Return the fields named on a command line, each with the word given for it, None where another flag follows."""
+    """Return the fields named on a command line, each with its value, None if another flag follows."""
     values: dict[str, str | None] = {}
     for word, following in zip(argv, [*argv, None][1:], strict=True):
         if word.startswith("--"):
@@ -178,7 +178,7 @@ def _given_values(argv: Sequence[str]) -> dict[str, str | None]:
 
 
 def to_json(value: Any) -> Any:
-    """A config as plain JSON values: dataclasses as objects, tuples as lists, paths as strings."""
+    """Return a config as plain JSON values: dataclasses as objects, tuples as lists, paths as strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
@@ -189,7 +189,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, where: str = "config") -> Any:
-    """The dataclass `kind` from what `to_json` gave; unknown, missing or wrongly typed fields are refused."""
+    """Return the dataclass `kind` from the output of `to_json`; InputError for unknown, missing or mistyped fields."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return from_json(args[0], value, where)
@@ -251,7 +251,7 @@ def _members(options: Iterable[Any]) -> dict[str, Any]:
 
 
 def _discriminator(option: Any) -> str:
-    """Return the name of the literal field by which members of a union are told apart."""
+    """Return the name of the literal field that distinguishes the members of a union."""
     names = {field.name for field in dataclasses.fields(option)}
     return next((name for name in _DISCRIMINATORS if name in names), _DISCRIMINATORS[0])
 

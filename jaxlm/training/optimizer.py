@@ -65,7 +65,7 @@ class OptimizerConfig:
         if not self.warmup >= 0:
             raise InputError(
                 f"optimizer.warmup must be a number of steps, or a fraction of the run below 1, got {self.warmup:g}; "
-                "0 is no warmup"
+                "0 turns the warmup off"
             )
         if self.momentum and self.kind != "sgd":
             raise InputError(
