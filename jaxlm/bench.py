@@ -90,7 +90,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         arguments, _ = _parsed(words, load_config(words[0], PretrainConfig))
         return arguments
     name = "gpt1"
-    if "--model" in words[:-1]:
+    while "--model" in words[:-1]:  # as with other flags, the last one counts
         at = words.index("--model")
         name = words[at + 1]
         del words[at : at + 2]

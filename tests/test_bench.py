@@ -69,6 +69,7 @@ def test_short_spellings_are_fields_of_a_config():
     assert settings.model == model and (settings.batch_size, settings.length) == (4, 2048)
     assert settings.data.store == ("a=b",) and settings.execution.remat == "full"
     assert bench.parse([]).settings.model == without_dropout(GPT1)
+    assert bench.parse(["--model", "gpt1", "--model", "gpt2"]).config == "gpt2"
     assert bench.parse(["--dtype", "bf16"]).settings.execution.dtype == "bfloat16"
 
 
