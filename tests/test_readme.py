@@ -36,7 +36,7 @@ BEGINNINGS = (
     ("bench", "--model gpt1"),
     ("doctor", "debug/gpt"),
 )
-# The group of --mesh.data and its like, and flags of shell scripts, which tests/test_tpu_pod.py and test_launch.py run.
+# The group of --mesh.data and its like, and flags of shell scripts, which the tests in tests/launch run.
 OTHERS = {
     "--mesh",
     "--retries",

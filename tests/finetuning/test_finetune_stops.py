@@ -1,0 +1,363 @@
+"""Fine-tunings of several seeds that are stopped anywhere, go on, and end as those that never were.
+
+Fails when a moment, of training, of labelling, of writing results or of cleaning up, leaves a run that cannot be gone
+on with, or one that comes to other results; when the best so far is of a history that was left; or when one member
+whose loss is not finite ends the others.
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from toy_runs import (
+    REPOSITORY,
+    Ended,
+    assert_one_line,
+    checkpoints,
+    checksums,
+    finetune_arguments,
+    make_stores,
+    make_task,
+    metrics,
+    run_here,
+)
+from toy_stops import Killed, Moments, prepare, raise_killed
+
+from jaxlm.finetuning import trial
+from jaxlm.runs.checkpoints import Checkpoints
+
+SIZES = (
+    "--model.num-layers 1 --model.width 16 --model.num-heads 2 --model.feed-forward-width 32 --model.num-positions 32"
+)
+SHAPES = {"alone": (), "together": ("--members-per-group", 2)}
+
+
+CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """The folder of compiled programs."""
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        prepare(patch, directory)
+        yield directory
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))[0]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("task"), train=24, dev=5, test=3)
+
+
+class Tune:
+    """The command for a run below `directory`; `said` of its last start."""
+
+    def __init__(self, directory: Path, store: Path, task: Path) -> None:
+        self.directory, self.store, self.task = directory, store, task
+
+    def arguments(self, run: Path, *more) -> list:
+        """Two seeds of 6 steps, evaluated each 2, saved each 3."""
+        start = ("--tokenizer", f"store:{self.store}", *SIZES.split(), "--seeds", 2, "--eval-every", 2)
+        return finetune_arguments(run, self.task, *start, *more)
+
+    def __call__(self, name: str, *more) -> Ended:
+        """A start to its end."""
+        return run_here("finetune", *self.arguments(self.directory / name, *more))
+
+    def stopped(self, name: str, at: int | tuple[str, int], *more) -> str | None:
+        """A start up to its moment `at`; what that was, None where it ended before."""
+        with Moments(at, raise_killed).watched() as moments:
+            try:
+                ended = self(name, *more)
+            except Killed:
+                return moments.names[-1]
+        assert ended.code == 0, ended.errors
+        return None
+
+
+@pytest.fixture
+def tune(tmp_path, store, task):
+    return Tune(tmp_path, store, task)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, store, task):
+    """A run that was never stopped, by its shape and `select`."""
+    made: dict[tuple[str, str], Path] = {}
+    command = Tune(tmp_path_factory.mktemp("whole"), store, task)
+
+    def find(shape: str, select: str) -> Path:
+        if (shape, select) not in made:
+            name = f"{shape}-{select}"
+            ended = command(name, "--select", select, *SHAPES[shape])
+            assert ended.code == 0, ended.errors
+            made[shape, select] = command.directory / name
+        return made[shape, select]
+
+    return find
+
+
+def results(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
+
+
+def assert_same(run: Path, other: Path, history: object) -> None:
+    for name in ("results.json", "predictions.jsonl", "task.json"):
+        assert (run / name).read_bytes() == (other / name).read_bytes(), (name, history)
+    for seed in (0, 1):
+        for name in ("loss", "gradient_norm", "dev_accuracy"):
+            assert metrics(run, name, seed=seed) == metrics(other, name, seed=seed), (name, history)
+    assert checkpoints(run) == checkpoints(other) and checksums(run) == checksums(other), history
+    assert not (run / "members").exists(), history
+
+
+@pytest.mark.parametrize("select", ["best", "last"])
+def test_a_group_stopped_while_its_results_are_written_is_finished_by_the_next_start(tune, whole, select):
+    """Fails on 2968321 with `last`: a traceback at every further start, as nothing was kept to label with."""
+    more = ("--select", select, *SHAPES["together"])
+    assert tune.stopped("run", ("writing predictions.jsonl", 2), *more) is not None
+    assert len(list(tune.directory.glob("run/members/*/result.json"))) == 1
+    ended = tune("run", *more)
+    assert ended.code == 0 and "resumed at step 6" in ended.errors, ended.errors
+    assert_same(tune.directory / "run", whole("together", select), select)
+
+
+def dev_accuracy(monkeypatch, figures: dict[int, float]) -> None:
+    """Make the accuracy that selects that of the step, whatever the parameters are."""
+    original = trial.Work.counts
+
+    def counts(work, step, found, before):
+        found["accuracy"] = figures[step]
+        return original(work, step, found, before)
+
+    monkeypatch.setattr(trial.Work, "counts", counts)
+
+
+def test_the_best_is_of_the_history_that_goes_on(tune, monkeypatch):
+    """Checkpoint 3, the best at 5, a stop, then another --eval-every: 4 is the best of 1, 2, 3 and 4, 6.
+
+    Fails on 2968321: the checkpoint of step 4 was refused, as the kept one of step 5 was there, at every start.
+    """
+    dev_accuracy(monkeypatch, {1: 0.1, 2: 0.4, 3: 0.2, 4: 0.5, 5: 0.9, 6: 0.3})
+    one = ("--seeds", 1)
+    assert tune.stopped("run", ("a step", 6), *one, "--eval-every", 1) == "a step"
+    assert list(metrics(tune.directory / "run", "dev_accuracy")) == [1, 2, 3, 4, 5]
+    ended = tune("run", *one, "--eval-every", 2)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    assert list(metrics(tune.directory / "run", "dev_accuracy")) == [1, 2, 3, 4, 6]
+    assert results(tune.directory / "run")["runs"][0]["step"] == 4 == checkpoints(tune.directory / "run")[0]
+
+
+def test_an_older_best_outlives_a_newer_one_that_was_left(tune, monkeypatch):
+    """The best at 2, a checkpoint at 3, a better one at 4, a stop; gone on with every 6 steps, 2 is the best again.
+
+    Fails on 2968321: the parameters of step 2 were removed when those of step 4 were kept.
+    """
+    dev_accuracy(monkeypatch, {2: 0.4, 4: 0.9, 6: 0.3})
+    assert tune.stopped("run", ("a step", 5), "--seeds", 1) == "a step"
+    assert max(metrics(tune.directory / "run", "dev_accuracy")) == 4
+    ended = tune("run", "--seeds", 1, "--eval-every", 6)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    assert results(tune.directory / "run")["runs"][0]["step"] == 2 == checkpoints(tune.directory / "run")[0]
+
+
+def test_training_states_of_every_multiple_stay_while_a_member_is_worked_on(tune):
+    """Fails on 2968321: keep_every was accepted and used nowhere in a fine-tuning."""
+    assert tune.stopped("run", ("a step", 6), "--seeds", 1, "--checkpoint-every", 1, "--keep-every", 2) == "a step"
+    states = Checkpoints(tune.directory / "run" / "members" / "seed-0-rate-0.003" / "checkpoints", read_only=True)
+    assert states.steps() == [2, 4, 5]
+
+
+def as_kept_by_2968321(member: Path, best_step: int) -> None:
+    """Put the best so far beside the checkpoint instead of into it."""
+    states = Checkpoints(member / "checkpoints", read_only=True)
+    restored = states.restore(states.metadata().tree)
+    best = restored.state.pop("best")
+    assert restored.extra["best"]["step"] == best_step
+    with Checkpoints(member / "kept", keep_newest=1) as kept:
+        figures = restored.extra["best"]["figures"]
+        kept.save(best_step, {"params": best}, config={}, extra={"dev": figures, "step": best_step})
+    shutil.rmtree(member / "checkpoints")
+    with Checkpoints(member / "checkpoints") as states:
+        states.save(restored.step, restored.state, config=restored.config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "name"), [(("a step", 6), 3), (("writing predictions.jsonl", 1), 6)])
+def test_a_run_of_2968321_goes_on_with_what_it_has_kept(tune, monkeypatch, moment, name):
+    dev_accuracy(monkeypatch, {2: 0.4, 4: 0.3, 6: 0.2})
+    assert tune("whole", "--seeds", 1).code == 0
+    assert tune.stopped("run", moment, "--seeds", 1) is not None
+    run, member = tune.directory / "run", tune.directory / "run" / "members" / "seed-0-rate-0.003"
+    shutil.rmtree(member / "kept", ignore_errors=True)
+    as_kept_by_2968321(member, 2)
+    ended = tune("run", "--seeds", 1)
+    assert ended.code == 0 and f"resumed at step {name}" in ended.errors, ended.errors
+    assert results(run)["runs"][0]["step"] == 2
+    assert results(run) == results(tune.directory / "whole") and checksums(run) == checksums(tune.directory / "whole")
+
+
+DIVERGES = ("--seeds", 1, "--learning-rates", 3e-3, 1e30)
+
+
+@pytest.mark.parametrize("shape", ["alone", pytest.param("together", marks=pytest.mark.slow)])
+def test_a_member_that_diverges_does_not_end_the_others(tune, shape):
+    """Fails on 2968321: the first loss that is not finite ended the command, and the same one met it again."""
+    more = (*DIVERGES[:2], "--learning-rates", 1e30, 3e-3, *SHAPES[shape])  # the one that fails comes first
+    ended = tune("run", *more)
+    assert ended.code == 1
+    line = ended.errors.splitlines()[-1]
+    for said in ("failed: ", "1 of 2 runs failed", "seed 0 at learning rate 1e+30", "not finite in step 2 (train rows"):
+        assert said in line, line
+    assert "accuracy" in ended.output
+    found = results(tune.directory / "run")
+    failed, finished = found["runs"]
+    assert failed.keys() == {"seed", "learning_rate", "failed"} and failed["failed"].startswith("loss or gradient")
+    assert found["learning_rate"] == found["best"]["learning_rate"] == 3e-3
+    assert tune("other", "--seeds", 1).code == 0
+    wanted = results(tune.directory / "other")["runs"][0]
+    assert finished == wanted if shape == "alone" else finished["dev"]["loss"] == pytest.approx(wanted["dev"]["loss"])
+    lines = (tune.directory / "run" / "predictions.jsonl").read_text().splitlines()
+    assert len(lines) == 5 + 3 and all(json.loads(text)["learning_rate"] == 3e-3 for text in lines)
+    shown = run_here("show", tune.directory / "run")
+    assert "results: 2 runs" in shown.output and "failed: seed 0 at learning rate 1e+30: loss or" in shown.output
+    before = (tune.directory / "run" / "results.json").read_bytes(), metrics(tune.directory / "run", peak_lr=3e-3)
+    again = tune("run", *more)
+    assert_one_line(again, 1, "seed 0 at learning rate 1e+30")
+    assert before == (
+        (tune.directory / "run" / "results.json").read_bytes(),
+        metrics(tune.directory / "run", peak_lr=3e-3),
+    )
+    assert not (tune.directory / "run" / "members").exists()
+
+
+@pytest.mark.slow
+def test_a_member_that_diverged_is_not_trained_again_after_a_stop(tune):
+    """Its checkpoint knows it in a group, its result.json alone; where no other is left the command says so at once."""
+    for shape in SHAPES:
+        more = (*DIVERGES, *SHAPES[shape])
+        tune(f"whole-{shape}", *more)
+        assert tune.stopped(shape, ("labelling", 3), *more) == "labelling"
+        ended = tune(shape, *more)
+        assert ended.code == 1 and "1 of 2 runs failed" in ended.errors, ended.errors
+        for name in ("results.json", "predictions.jsonl"):
+            first, second = ((tune.directory / run / name).read_bytes() for run in (shape, f"whole-{shape}"))
+            assert first == second, (shape, name)
+        none = ("--seeds", 1, "--learning-rates", 1e30, 1e31, *SHAPES[shape])
+        for _ in range(2):
+            ended = tune(f"none-{shape}", *none)
+            assert ended.code == 1 and "2 of 2 runs failed, none succeeded" in ended.errors.splitlines()[-1]
+        assert len(ended.errors.splitlines()) == 1, ended.errors
+        assert not (tune.directory / f"none-{shape}" / "results.json").exists()
+
+
+def test_a_single_run_that_diverges_is_saved_before_it(tune):
+    ended = tune("run", "--seeds", 1, "--optimizer.peak-lr", 1e30)
+    assert ended.code == 1 and "the state before it, of step 1, is saved" in ended.errors, ended.errors
+    assert not (tune.directory / "run" / "results.json").exists()
+
+
+def stop_again_and_again(tune: Tune, name: str, rng: random.Random, most: int, *more, start=None) -> list[str]:
+    """Stop a run at random moments up to `most` times, then let it end; the moments."""
+    history = []
+    for _ in range(most):
+        met = (start or tune.stopped)(name, rng.randint(1, 24), *more)
+        if met is None:
+            break
+        history.append(met)
+    ended = tune(name, *more)
+    assert ended.code == 0, (history, ended.errors)
+    return history
+
+
+@pytest.mark.parametrize(
+    ("shape", "select"),
+    [
+        ("alone", "best"),
+        pytest.param("together", "last", marks=pytest.mark.slow),
+        pytest.param("together", "best", marks=pytest.mark.slow),
+        pytest.param("alone", "last", marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_anywhere_or_not_the_results_are_the_same(tune, whole, shape, select):
+    """In this process, so many moments; by turns the seed of the moments is said by the assertions."""
+    seed = random.randrange(10**6)
+    history = stop_again_and_again(tune, "run", random.Random(seed), 5, "--select", select, *SHAPES[shape])
+    assert_same(tune.directory / "run", whole(shape, select), (seed, history))
+
+
+ENDING = (
+    "labelling",
+    "a save",
+    "writing predictions.jsonl",
+    "in writing predictions.jsonl",
+    "JSON",
+    "removing members",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_moment_of_the_end_may_be_the_last(tune, whole, shape):
+    """Five of the moments between the last step and the end of the clean-up, others each time."""
+    with Moments(None, raise_killed).watched() as moments:
+        assert tune("counted", *SHAPES[shape]).code == 0
+    last = len(moments.names) - moments.names[::-1].index("a step")
+    assert {name for name in ENDING if name in moments.names[last:]} == set(ENDING)
+    for at in random.sample(range(last + 1, len(moments.names) + 1), 5):
+        assert tune.stopped(f"run-{at}", at, *SHAPES[shape]) == moments.names[at - 1]
+        ended = tune(f"run-{at}", *SHAPES[shape])
+        assert ended.code == 0, (moments.names[at - 1], ended.errors)
+        assert_same(tune.directory / f"run-{at}", whole(shape, "best"), moments.names[at - 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evaluations_at_other_steps_after_each_stop(tune, shape):
+    """Whatever was evaluated, the best is the first of the best in metrics.jsonl, and its parameters are kept."""
+    seed = random.randrange(10**6)
+    rng, history = random.Random(seed), []
+    for _ in range(6):
+        more = (*SHAPES[shape], "--eval-every", rng.choice([1, 2, 3, 4]))
+        history.append((tune.stopped("run", rng.randint(1, 30), *more), more[-1]))
+    run = tune.directory / "run"
+    ended = tune("run", *SHAPES[shape])
+    assert ended.code == 0, (seed, history, ended.errors)
+    for found in results(run)["runs"]:
+        dev = metrics(run, "dev_accuracy", seed=found["seed"])
+        assert found["step"] == max(dev, key=dev.get) and 6 in dev, (seed, history)
+        assert found["dev"]["accuracy"] == dev[found["step"]], (seed, history)
+    assert checkpoints(run) == [results(run)["best"]["step"]] and not (run / "members").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "select"), [("alone", "best"), ("together", "last")])
+def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, shape, select):
+    """As above with processes that die: nothing is finished on the way out, no save is waited for."""
+    seed = random.randrange(10**6)
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'fixtures'}"}
+
+    def killed(name: str, at: int, *more) -> str | None:
+        words = [str(at), str(cache), *map(str, tune.arguments(tune.directory / name, *more))]
+        program = [sys.executable, str(REPOSITORY / "tests" / "fixtures" / "toy_stops.py"), *words]
+        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300)
+        assert ended.returncode in (0, 137), ended.stderr
+        return str(at) if ended.returncode else None
+
+    more = ("--select", select, *SHAPES[shape])
+    history = stop_again_and_again(tune, "run", random.Random(seed), 5, *more, start=killed)
+    assert_same(tune.directory / "run", whole(shape, select), (seed, history))

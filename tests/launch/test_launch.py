@@ -1,0 +1,195 @@
+"""The launch scripts and the package: help, refusals, idempotence, and a wheel that carries the configs."""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "launch").glob("*.sh")) + [ROOT / ".ci" / "run"]
+
+
+def run(*command, cwd=ROOT, env=None, **settings):
+    environment = {**os.environ, **(env or {})}
+    settings = {"capture_output": True, "text": True, "timeout": 120} | settings
+    return subprocess.run([str(word) for word in command], cwd=cwd, env=environment, **settings)
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """A checkout with the launch scripts and the package's description, and no .venv."""
+    for name in ("setup.cfg", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    return tmp_path
+
+
+@pytest.fixture
+def fake_python(copy) -> Path:
+    """An interpreter that makes a .venv of itself and writes down what pip is asked to do."""
+    log, path = copy / "pip.log", copy / "fake-python"
+    path.write_text(
+        "#!/usr/bin/env bash\n"
+        'case "$1 $2" in\n'
+        f'  "-m venv") mkdir -p "$4/bin" && cp "{path}" "$4/bin/python" && echo venv >>"{log}" ;;\n'
+        f'  "-m pip") shift 2 && echo "$@" >>"{log}"; [ ! -e "{copy}/no-network" ] ;;\n'
+        f'  "-c import sys; print(sys.prefix)") echo "{copy}/.venv" ;;\n'
+        '  "--version "*) echo "Python 3.12.0" ;;\n'
+        "esac\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound_bash(script):
+    assert run("bash", "-n", script).returncode == 0
+    text = script.read_text(encoding="utf-8")
+    assert text.startswith("#!/usr/bin/env bash\n") and "set -euo pipefail" in text
+    assert os.access(script, os.X_OK), "not executable"
+    assert not re.search(r"(?<![\w.}])/(home|root|work|tmp|mnt)\b", text), "names a path of one machine"
+
+
+def test_scripts_pass_shellcheck():
+    beside = Path(sys.executable).with_name("shellcheck")
+    shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed (it is part of the extra [test])")
+    # SC1091: it cannot look into .venv/bin/activate, which is not part of the repository.
+    checked = run(shellcheck, "--exclude=SC1091", *SCRIPTS)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.sh")), ids=lambda path: path.name)
+def test_help(script):
+    asked = run(script, "--help", cwd=ROOT.parent)
+    assert asked.returncode == 0 and asked.stdout.startswith(f"usage: launch/{script.name}"), asked
+
+
+@pytest.mark.parametrize(("words", "named"), [(["cuda"], "'cuda'"), (["cpu", "tests"], "'tests'")])
+def test_setup_refuses_what_it_does_not_know(copy, words, named):
+    refused = run(copy / "launch" / "setup.sh", *words)
+    assert refused.returncode == 2 and named in refused.stderr.splitlines()[-1]
+    assert not (copy / ".venv").exists()
+
+
+def test_setup_refuses_an_interpreter_that_is_too_old(copy):
+    refused = run(copy / "launch" / "setup.sh", env={"PYTHON": "false"})
+    assert refused.returncode != 0 and "PYTHON must be a Python 3.11 or later with pip, got false" in refused.stderr
+    assert not (copy / ".venv").exists()
+
+
+def test_setup_is_idempotent(copy, fake_python):
+    """The second call asks pip for nothing; another kind, a changed pin or a moved checkout does ask."""
+    setup, log = copy / "launch" / "setup.sh", copy / "pip.log"
+
+    def asked(*words):
+        log.write_text("")
+        done = run(setup, *words, env={"PYTHON": str(fake_python)}, cwd=copy.parent)
+        assert done.returncode == 0, done.stderr
+        return log.read_text().splitlines()
+
+    first = asked("cpu")
+    assert first[0] == "venv" and first[-1].endswith("--no-build-isolation --editable .")
+    assert all("--constraint launch/constraints.txt" in line for line in first[1:])
+    assert asked("cpu") == [] and asked() == []
+    both = asked("cpu", "test")
+    assert "venv" not in both and re.search(r"--editable \.\[(cpu,)?test", both[-1])
+    assert asked("cpu", "test") == []
+    assert ".[gpu" in asked("gpu")[-1]
+    assert asked("cpu") == [] and asked("gpu") == [], "another kind follows in the same .venv"
+    with (copy / "launch" / "constraints.txt").open("a") as file:
+        file.write("# another pin\n")
+    renewed = asked("cpu")[-1]
+    assert "gpu" in renewed and "test" in renewed, "all that was installed is brought to the new pins together"
+    assert asked("gpu", "test") == []
+    with (copy / "setup.cfg").open("a") as file:
+        file.write("# another range\n")
+    assert asked("gpu") != []
+
+
+@pytest.mark.parametrize("command", ["pretrain", "doctor"])
+def test_gpu_runs_a_command(copy, command):
+    (copy / "launch" / "setup.sh").write_text("#!/usr/bin/env bash\necho $1 >&2\n")
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    (copy / ".venv" / "bin" / "python").symlink_to(shutil.which("echo"))
+    ran = run(copy / "launch" / "gpu.sh", command, "--field", "a b")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"-m jaxlm.{command} --field a b\n", "gpu\n")
+    (copy / ".venv" / "bin" / "python").unlink()
+    (copy / ".venv" / "bin" / "python").symlink_to(shutil.which("false"))
+    ran = run(copy / "launch" / "gpu.sh", "pretrain")
+    assert ran.returncode == 2 and "error: JAX finds no usable GPU" in ran.stderr.splitlines()[-1]
+
+
+def test_setup_that_failed_is_tried_again(copy, fake_python):
+    setup, log = copy / "launch" / "setup.sh", copy / "pip.log"
+    (copy / "no-network").touch()
+    assert run(setup, env={"PYTHON": str(fake_python)}).returncode != 0
+    (copy / "no-network").unlink()
+    log.write_text("")
+    assert run(setup, env={"PYTHON": str(fake_python)}).returncode == 0
+    assert "--editable ." in log.read_text()
+
+
+def test_constraints_pin_everything_that_is_required():
+    """A requirement without a pin would follow its newest release, and yesterday's install could not be repeated."""
+    from packaging.requirements import Requirement
+
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    groups = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    required = [line for group in groups for line in group.splitlines() if line]
+    lines = (ROOT / "launch" / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+    def plain(name):
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    assert all(str(pin.specifier).startswith("==") for pin in pins)
+    wanted = [Requirement(line) for line in required]
+    for requirement in wanted:
+        versions = [str(pin.specifier)[2:] for pin in pins if plain(pin.name) == plain(requirement.name)]
+        assert versions, f"no pin of {requirement.name}"
+        assert all(requirement.specifier.contains(version) for version in versions), f"{requirement}: {versions}"
+    jax = next(requirement for requirement in wanted if requirement.name == "jax")
+    assert jax.specifier.contains("0.10.2") and jax.specifier.contains("0.11.2")
+
+
+@pytest.mark.slow
+def test_wheel_carries_package_and_configs(tmp_path):
+    """Built from a copy, installed into a folder of its own, and asked for its configs from elsewhere."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("jaxlm", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=unwanted)
+    for name in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    built = run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, source)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("jaxlm-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {str(path.relative_to(source)) for path in (source / "jaxlm").rglob("*.py")}
+    expected |= {f"jaxlm/{path.relative_to(source)}" for path in (source / "configs").rglob("*.py")}
+    assert expected <= names, sorted(expected - names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "launch/", "configs/"))]
+
+    zipfile.ZipFile(wheel).extractall(site)
+    code = "import jaxlm.config as c; print(c.__file__); print(c.find_config('pretrain/gpt1'))"
+    asked = run(sys.executable, "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(site)})
+    assert asked.returncode == 0, asked.stderr
+    module, found = asked.stdout.splitlines()
+    assert Path(module).is_relative_to(site) and Path(found) == site / "jaxlm/configs/pretrain/gpt1.py"
+
+
+def test_ci_runs_the_tests():
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "launch/test.sh" in text

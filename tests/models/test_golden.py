@@ -1,0 +1,135 @@
+"""Golden tables: every parameter's path, shape, dtype, logical axes, initialiser, and whether it is decayed.
+
+A table is the checkpoint contract, the sharding plan and the optimizer's mask in one diff: a change of any of them must
+be meant. `pytest tests/models/test_golden.py --update-golden` rewrites the tables.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from toy import boxed_shapes, init_params
+from toy_pairs import bert_shapes, init_bert
+
+from jaxlm.models.bert import BERT_BASE
+from jaxlm.models.gpt import GPT1, GPT2
+from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
+from jaxlm.training.parameter_groups import decay_mask
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+CUT = 0.8796  # the deviation of a standard normal that is cut at two deviations
+
+
+def is_box(leaf) -> bool:
+    return isinstance(leaf, nn.LogicallyPartitioned)
+
+
+def measured_initialiser(values: np.ndarray, *declared: float) -> str:
+    """What was drawn: zeros, ones, uniform, normal or truncated normal; of the declared deviations that which fits."""
+    if not values.any():
+        return "zeros"
+    if np.all(values == 1):
+        return "ones"
+    if set(np.unique(values)) == {0, 1}:
+        return f"ones from {values.argmax()} to {values.size - values[::-1].argmax()}, else zeros"
+    x = values.ravel().astype(np.float64)
+    assert abs(x.mean()) < 5 * x.std() / math.sqrt(x.size), "the mean is not 0"
+    if np.abs(x).max() < 1.8 * x.std():
+        return f"uniform {np.abs(x).max():.3f}"
+    shape = "normal" if np.abs(x).max() > 2.5 * x.std() else "truncated normal"
+    fits = [std for std in declared if abs(x.std() / std - 1) < 5 / math.sqrt(2 * x.size)]
+    return f"{shape} {round(fits[0], 5) if fits else round(float(x.std()), 5)}"
+
+
+def table(boxed, drawn, *declared: float) -> str:
+    """One line a parameter. `drawn`: the same tree with values, perhaps of a smaller model."""
+    rows = [("path", "shape", "dtype", "axes", "initialiser", "decayed")]
+    decayed = jax.tree.leaves(decay_mask(boxed))
+    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_box)
+    total = 0
+    for (path, leaf), on, values in zip(leaves, decayed, jax.tree.leaves(drawn), strict=True):
+        name = "/".join(entry.key for entry in path)
+        shape, dtype = leaf.value.shape, leaf.value.dtype
+        total += math.prod(shape)
+        initialiser = measured_initialiser(np.asarray(values), *declared)
+        row = ("x".join(map(str, shape)), str(dtype), " ".join(leaf.names), initialiser, "decayed" if on else "-")
+        rows.append((name, *row))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, f"{total:,} parameters", ""])
+
+
+def compare(name: str, text: str, update: bool) -> None:
+    path = GOLDEN / name
+    if update:
+        path.write_text(text)
+    assert path.read_text() == text, (
+        f"{name} differs; if that is meant, run pytest tests/models/test_golden.py --update-golden"
+    )
+
+
+def test_gpt(update_golden):
+    """Fails when a parameter of GPT-1 moves, changes its shape, axes or initialisation, or its decay."""
+    small = replace(GPT1, vocab_size=2000, num_layers=2)  # values are drawn for fewer rows; deviations are the same
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    for leaf in jax.tree.leaves(drawn["backbone"]["blocks"]):
+        assert not leaf.any() or np.all(leaf == 1) or not np.array_equal(leaf[0], leaf[1]), "layers start alike"
+    compare("gpt.txt", table(boxed_shapes(GPT1), drawn, GPT1.init_std), update_golden)
+
+
+def test_gpt2(update_golden):
+    """Fails when GPT-2 loses its final norm, or draws branch ends (1 / sqrt(2 N)) or positions (half) otherwise."""
+    small = replace(GPT2, vocab_size=2000, num_positions=300, width=96, feed_forward_width=384)
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    compare("gpt2.txt", table(boxed_shapes(GPT2), drawn, 0.02, 0.01, 0.02 / math.sqrt(24)), update_golden)
+
+
+def test_sequence_head(update_golden):
+    """Fails when the head of fine-tuning changes: its kernel is decayed, its bias is not."""
+    head = SequenceHead(kind="classification", outputs=3, dropout_rate=0.1, init_std=0.02)
+    states = np.zeros((1, 1, 768), np.float32)
+    init = lambda key: {"head": head.init(key, states, train=False)["params"]}  # noqa: E731
+    boxed = jax.eval_shape(init, jax.random.key(0))
+    compare("sequence_head.txt", table(boxed, nn.unbox(init(jax.random.key(0))), 0.02), update_golden)
+
+
+def test_bert(update_golden):
+    """Fails when a parameter of BERT or of its pretraining heads changes: the draw is cut at two sigma, unscaled."""
+    small = replace(BERT_BASE, vocab_size=2000, num_layers=2)
+    drawn = jax.jit(lambda key: nn.unbox(init_bert(small)(key)))(jax.random.key(0))
+    for leaf in jax.tree.leaves(drawn["backbone"]["blocks"]):
+        assert not leaf.any() or np.all(leaf == 1) or not np.array_equal(leaf[0], leaf[1]), "layers start alike"
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(drawn) if not np.all(leaf == 1)) < 0.04
+    compare("bert.txt", table(bert_shapes(BERT_BASE), drawn, round(0.02 * CUT, 4)), update_golden)
+
+
+def test_bert_heads(update_golden):
+    """Fails when a head of fine-tuning changes: kernels are decayed, biases, and the weights of layers, are not."""
+    states, lengths = np.zeros((5, 1, 1, 768), np.float32), np.ones((1, 1), np.int32)
+    heads = {
+        "classification": PooledHead("classification", 3, 0.1, 0.02),
+        "span": SpanHead(0.02),
+        "tagging": TaggingHead(9, 0.1, 0.02),
+    }
+    init = lambda head, *inputs: lambda key: head.init(key, *inputs, train=False)["params"]  # noqa: E731
+    makers = {name: init(head, states[0]) for name, head in heads.items()}
+    makers["feature_based"] = init(LSTMHead(heads["tagging"], "weighted_all"), states, lengths)
+    make = lambda key: {name: maker(key) for name, maker in makers.items()}  # noqa: E731
+    boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
+    compare("bert_heads.txt", table(boxed, drawn, round(0.02 * CUT, 4)), update_golden)
+
+
+@pytest.mark.parametrize("std", [0.02, 0.049])
+def test_the_table_can_tell(std):
+    """Fails when the measurement would pass a deviation that is wrong by a few percent, or a truncated draw."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(20_000)
+    assert measured_initialiser(std * x, std) == f"normal {std}"
+    assert measured_initialiser(1.05 * std * x, std) != f"normal {std}"
+    assert measured_initialiser(std * x[np.abs(x) < 2] / x[np.abs(x) < 2].std(), std) == f"truncated normal {std}"
+    assert measured_initialiser(rng.uniform(-std, std, 20_000), std) == f"uniform {std:.3f}"
+    assert measured_initialiser(np.zeros(3), std) == "zeros" and measured_initialiser(np.ones(3), std) == "ones"
