@@ -1,4 +1,4 @@
-"""The pretraining objective of a run; each has fields of its own."""
+"""Configs of the pretraining objectives."""
 
 import typing
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class LanguageModel:
 
 @dataclass(frozen=True)
 class MaskedLM:
-    """Prediction of masked tokens and, on rows of pairs, of whether B follows A (Devlin et al., 2019, section 3.1)."""
+    """Prediction of masked tokens and, on rows of pairs, of the next sentence (Devlin et al., 2019, section 3.1)."""
 
     kind: Annotated[Literal["masked_lm"], _KIND] = "masked_lm"
     masking: MaskingConfig = field(default_factory=MaskingConfig)

@@ -1,4 +1,4 @@
-"""BERT's pretraining objectives: masked tokens, the next sentence, and the left-to-right ablation."""
+"""BERT's pretraining objectives: masked tokens with the next sentence, and the left-to-right ablation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,14 +34,14 @@ def masked_language_model(
     next_sentence_coefficient: float = 1.0,
     loss_chunks: int = 0,
 ) -> Objective:
-    """Return BERT's objective (section 3.1): masked tokens and, unless `next_sentence` is None, whether B follows A.
+    """Return BERT's objective (section 3.1): masked tokens and, unless `next_sentence` is None, the next sentence.
 
-    Rows of text have no second part: the loss is that of the masked tokens alone (Liu et al., 2019, "RoBERTa", section
-    4.2: windows are its FULL-SENTENCES, packed rows its DOC-SENTENCES).
+    Rows of text have no second segment: their loss is that of the masked tokens alone (Liu et al., 2019, "RoBERTa",
+    section 4.2: windows are its FULL-SENTENCES, packed rows its DOC-SENTENCES).
 
     Each term is a mean over its own weight, the masked tokens and the pairs of the whole batch. Parameters:
-    {"backbone", "head": {"masked_lm", "next_sentence"}}. Masks are drawn from the batch's own seeds, so evaluations of
-    the same rows see the same masks. slots: the most masked tokens of a row, by the shapes of a batch.
+    {"backbone", "head": {"masked_lm", "next_sentence"}}. Masks are derived from the batch's own seeds, so evaluations
+    of the same rows have the same masks. slots: the maximum number of masked tokens per row of a batch.
     """
     vocab_size = model.config.vocab_size
 
@@ -81,17 +81,17 @@ def masked_language_model(
 
 
 def with_cls(batch: Batch, cls: int) -> Batch:
-    """Return rows of text in which CLS replaces the first token of each segment, as RoBERTa's begin with its <s>."""
+    """Return rows of text with the first token of each segment replaced by CLS, as RoBERTa's begin with <s>."""
     first_BL = (batch.segments > 0) & (batch.positions == 0)
     return replace(batch, ids=jnp.where(first_BL, cls, batch.ids))
 
 
 def left_to_right_language_model(model: Model, *, loss_chunks: int = 0) -> Objective:
-    """Return the objective of the paper's ablation "LTR & No NSP" (section 5.1): a causal encoder, the next token.
+    """Return the objective of the paper's ablation "LTR & No NSP" (section 5.1): next-token prediction by an encoder.
 
-    Every token of a pair after its first is predicted from those before it; CLS and both SEP belong to the text. The
-    paper names the objective and leaves the rest of BERT as it is: so the masked LM's head transforms the states here
-    too, where GPT-1 has none, and a checkpoint has the same parameters.
+    Every token of a pair after the first is predicted from those before it, CLS and both SEP included. The paper names
+    the objective and keeps the rest of BERT: the masked LM's head therefore transforms the states here too, and a
+    checkpoint has the same parameters. GPT-1 has no such head.
     """
 
     def counted(batch: PairBatch) -> jax.Array:

@@ -1,10 +1,10 @@
-"""The masked language model's masks, made on the device from seeds that the loader gives.
+"""Masks of the masked-LM objective, computed on the device from seeds that the loader gives.
 
 Devlin et al. (2019, section 3.1 and appendix A.1); google-research/bert, create_pretraining_data.py:342-415. There the
-masks are made once, on the host; here in the step, for as many rows as it is given. Every number comes from a counter:
-token t of pair p of a row draws from threefry keyed by (the row's first word, its second word + p), counted by t. So a
-pair's masks do not depend on the other rows, on the row's other pairs, on its place in the row, on the mesh or on
-micro-batches; and pair p alone in a row of its own, seeded by (first, second + p), is masked as it was among others.
+masks are computed once, on the host; here in each step. All random numbers are counter-based: token t of pair p of a
+row takes them from threefry keyed by (the row's first word, its second word + p), with counter t. A pair's masks
+therefore do not depend on the other rows, on the row's other pairs, on its position in the row, on the mesh or on
+micro-batches. Pair p alone in a row, seeded by (first, second + p), has the same masks as among others.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from jaxlm.errors import InputError
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """The tokens to predict, and their replacements."""
+    """Fractions of tokens to predict and to replace."""
 
     rate: float = 0.15
-    """Fraction of tokens to predict. Of n tokens, with CLS and SEP, which are never chosen: max(1, round(rate n))."""
+    """Fraction of tokens to predict: max(1, round(rate n)) of n tokens. CLS and SEP count and are never chosen."""
     share_mask: float = 0.8
     """Fraction of the chosen tokens that are replaced by [MASK]."""
     share_random: float = 0.1
@@ -50,7 +50,7 @@ class MaskingConfig:
 
 
 class Specials(NamedTuple):
-    """Ids of the special tokens that masking knows: two that are never chosen, and what hides a token."""
+    """Ids of the special tokens: CLS and SEP, which are never chosen, and the mask."""
 
     cls: int
     sep: int
@@ -58,11 +58,11 @@ class Specials(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Rows with tokens hidden, and what was there.
+    """Masked rows and their targets.
 
-    ids_BL: int32, what the encoder sees. where_BM: int32, M different places of each row; those that are to be
-    predicted come first. targets_BM: int32, what stood there. weights_BM: float32, 1 for a place that is to be
-    predicted, 0 for one that only fills.
+    ids_BL: int32, the input of the encoder. where_BM: int32, M different positions of each row; those to be predicted
+    come first. targets_BM: int32, the original ids there. weights_BM: float32, 1 for a position to be predicted, 0 for
+    padding.
     """
 
     ids_BL: jax.Array
@@ -72,7 +72,7 @@ class Masked(NamedTuple):
 
 
 def predictions_of(num_tokens: int, rate: float) -> int:
-    """How many of a pair's tokens are predicted: max(1, round(rate n)), Python's round (:369-370)."""
+    """Return the number of predicted tokens of a pair: max(1, round(rate n)), Python's round (:369-370)."""
     return max(1, round(num_tokens * rate))
 
 
@@ -84,10 +84,10 @@ def mask_tokens(
     continues: np.ndarray | None,
     slots: int,
 ) -> Masked:
-    """Hide tokens of `batch` and say which.
+    """Mask tokens of `batch` and return the targets.
 
-    continues: bool (V,), true for a piece that continues a word; used for whole words alone. slots: M, the most places
-    of a row. Where a row's pairs ask for more, none gets more than M, and the ones that each pair chose last are left.
+    continues: bool (V,), true for a token that continues a word; used for whole words only. slots: M, the maximum
+    number of positions per row. If a row's pairs need more, the last choices of each pair are dropped.
     """
     length = batch.ids.shape[1]
     slots = min(slots, length)
@@ -97,20 +97,23 @@ def mask_tokens(
     candidates_BL = (segments_BL > 0) & (ids_BL != specials.cls) & (ids_BL != specials.sep)
     table = np.array([min(slots, predictions_of(n, masking.rate)) for n in range(length + 1)], np.int32)
     same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
-    wanted_BL = jnp.asarray(table)[jnp.sum(same_BLL, axis=-1)]  # of the token's pair
+    wanted_BL = jnp.asarray(table)[jnp.sum(same_BLL, axis=-1)]  # number of predictions of the token's pair
     if masking.whole_word:
         if continues is None:
-            raise ValueError("whole words need `continues`, which pieces continue a word")
+            raise ValueError("continues must be given for whole words, got None")
         continues_BL = jnp.asarray(continues)[ids_BL]
         rank_BL = _choose_words(bits_BL4[..., 0], segments_BL, candidates_BL, continues_BL, wanted_BL)
     else:
         rank_BL = _choose_tokens(bits_BL4[..., 0], segments_BL, candidates_BL, wanted_BL)
 
     where_BM = jnp.argsort(rank_BL, axis=-1, stable=True)[:, :slots]
-    take = lambda x: jnp.take_along_axis(x, where_BM, axis=1)  # noqa: E731
+
+    def take(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, where_BM, axis=1)
+
     chosen_BM, targets_BM = take(rank_BL) < NOT_CHOSEN, take(ids_BL)
     kind_BM = take(bits_BL4[..., 1])
-    word_BM = (take(bits_BL4[..., 2]) % jnp.uint32(vocab_size)).astype(jnp.int32)  # uneven by V / 2**32 at most
+    word_BM = (take(bits_BL4[..., 2]) % jnp.uint32(vocab_size)).astype(jnp.int32)  # bias of at most V / 2**32
     hidden_BM = jnp.where(
         _below(kind_BM, masking.share_mask),
         specials.mask,
@@ -125,7 +128,7 @@ NOT_CHOSEN = np.int32(2**30)
 
 
 def _bits(seeds_B2: Any, segments_BL: jax.Array, positions_BL: Any) -> jax.Array:
-    """Four random words for each token, uint32 (B, L, 4): which is chosen, what becomes of it, which word, unused."""
+    """Return four random words per token, uint32 (B, L, 4): for its choice, its replacement, the random id, unused."""
     seeds_B2 = jnp.asarray(seeds_B2, jnp.uint32)
     pair_BL = (segments_BL - 1).astype(jnp.uint32)
     second_BL = seeds_B2[:, 1, None] + pair_BL
@@ -137,15 +140,15 @@ def _bits(seeds_B2: Any, segments_BL: jax.Array, positions_BL: Any) -> jax.Array
     return jnp.concatenate(words, axis=-1)
 
 
-def _below(bits: jax.Array, share: float) -> jax.Array:
-    """True with probability `share`, to within 2**-32."""
-    if share >= 1.0 - 1e-9:
+def _below(bits: jax.Array, fraction: float) -> jax.Array:
+    """Return True with probability `fraction`, to within 2**-32."""
+    if fraction >= 1.0 - 1e-9:
         return jnp.ones(bits.shape, bool)
-    return bits < jnp.uint32(round(share * 2**32))
+    return bits < jnp.uint32(round(fraction * 2**32))
 
 
 def _choose_tokens(score_BL, segments_BL, candidates_BL, wanted_BL) -> jax.Array:
-    """The rank of each chosen token among its pair's, else NOT_CHOSEN: the tokens of the lowest scores are chosen."""
+    """Choose the tokens of the lowest scores; return each one's rank within its pair, else NOT_CHOSEN."""
     group_BL = jnp.where(candidates_BL, segments_BL, NOT_CHOSEN)
     order_BL, rank_BL = _order(group_BL, score_BL)
     rank_BL = _undo(order_BL, rank_BL)
@@ -153,19 +156,19 @@ def _choose_tokens(score_BL, segments_BL, candidates_BL, wanted_BL) -> jax.Array
 
 
 def _choose_words(score_BL, segments_BL, candidates_BL, continues_BL, wanted_BL) -> jax.Array:
-    """Whole words in random order, each taken if it does not overshoot what the pair still wants (:388-403).
+    """Choose whole words in random order, each if the pair's number of predictions has room for it (:388-403).
 
-    A word is a candidate and the continuing pieces after it, special tokens skipped: one that opens B and continues a
-    word joins A's last word, as in the original. The score of a word is its first piece's.
+    A word is a candidate and the continuing tokens after it, without special tokens: if B begins with a token that
+    continues a word, it belongs to A's last word, as in the original. The score of a word is that of its first token.
     """
     length = score_BL.shape[1]
     index_L = jnp.arange(length)
-    before_BL = jnp.cumsum(candidates_BL, axis=1) - candidates_BL  # candidates to the left, in all pairs
+    before_BL = jnp.cumsum(candidates_BL, axis=1) - candidates_BL  # candidates to the left, over all pairs
     same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
     earlier_BL = jnp.any(same_BLL & candidates_BL[:, None, :] & (index_L[None, :] < index_L[:, None]), axis=-1)
     heads_BL = candidates_BL & (~continues_BL | ~earlier_BL)
     head_BL = jax.lax.cummax(jnp.where(heads_BL, index_L, -1), axis=1)
-    # A word's size: candidates up to the next head (of any pair), or to the end.
+    # A word's size is the number of candidates up to the next head (of any pair), or to the end.
     following_BL = jnp.where(heads_BL, before_BL, length)
     following_BL = jax.lax.cummin(following_BL[:, ::-1], axis=1)[:, ::-1]
     total_B1 = jnp.sum(candidates_BL, axis=1, keepdims=True)
@@ -173,7 +176,9 @@ def _choose_words(score_BL, segments_BL, candidates_BL, continues_BL, wanted_BL)
     size_BL = following_BL - before_BL
 
     order_BL, rank_BL = _order(jnp.where(heads_BL, segments_BL, NOT_CHOSEN), score_BL)
-    take = lambda x: jnp.take_along_axis(x, order_BL, axis=1).T  # noqa: E731
+
+    def take(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, order_BL, axis=1).T
 
     def visit(count_B, word):
         rank_B, is_head_B, size_B, wanted_B = word
@@ -184,13 +189,13 @@ def _choose_words(score_BL, segments_BL, candidates_BL, continues_BL, wanted_BL)
     start_B = jnp.zeros_like(segments_BL[:, 0])
     words = (rank_BL.T, take(heads_BL), take(size_BL), take(wanted_BL))
     _, taken_LB = jax.lax.scan(visit, start_B, words)
-    rank_BL = _undo(order_BL, jnp.where(taken_LB.T, rank_BL, NOT_CHOSEN))  # of heads
+    rank_BL = _undo(order_BL, jnp.where(taken_LB.T, rank_BL, NOT_CHOSEN))  # of the heads
     of_word_BL = jnp.take_along_axis(rank_BL, jnp.maximum(head_BL, 0), axis=1)
     return jnp.where(candidates_BL, of_word_BL, NOT_CHOSEN)
 
 
 def _order(group_BL: jax.Array, score_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The places of a row sorted by group, then score; and, in that order, the rank of each within its group."""
+    """Sort the positions of a row by group, then score; return them and, in that order, their ranks in the group."""
     index_BL = jnp.broadcast_to(jnp.arange(group_BL.shape[1]), group_BL.shape)
     group_BL, _, order_BL = jax.lax.sort((group_BL, score_BL, index_BL), num_keys=2, is_stable=True)
     opens_BL = jnp.pad(group_BL[:, 1:] != group_BL[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -198,5 +203,5 @@ def _order(group_BL: jax.Array, score_BL: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def _undo(order_BL: jax.Array, sorted_BL: jax.Array) -> jax.Array:
-    """`sorted_BL` back in the places that `order_BL` took it from."""
+    """Return `sorted_BL` in the original order of the positions that `order_BL` sorted."""
     return jnp.take_along_axis(sorted_BL, jnp.argsort(order_BL, axis=1), axis=1)

@@ -1,7 +1,7 @@
 """Objectives: losses and metrics as pairs of a sum and a weight.
 
-A mean over a batch that is split into micro-batches, devices or processes is exact only if the weight is known from the
-whole batch beforehand. An objective computes its weights from the whole batch, and its sums from any part of it.
+A mean over a batch that is split into micro-batches, devices or processes is exact only if its weight is computed from
+the whole batch first. An objective computes its weights from the whole batch, and its sums from any part of it.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ Sums = dict[str, jax.Array]
 
 
 def unchanged(batch: Any) -> Any:
-    """Return the batch as it is: the preparation of an objective that needs none."""
+    """Return the batch unchanged, the preparation of an objective that needs none."""
     return batch
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity that a step minimizes: the sum over terms of coefficient * sum / weight.
+    """The loss of a step, the sum over terms of coefficient * sum / weight, and its metrics.
 
-    coefficients: of each term, a number, or a function of the step (int32) so that auxiliary losses can be scheduled
-    without compiling anew. weights(prepared): the weight of each term and metric over the whole batch; 0: the batch has
-    nothing of that kind. sums(params, prepared, carry, key): the sums over any part of the batch, and the carry after
-    it; `key` is the dropout key, None for evaluation; `carry` is what the model remembers from the batch before, None
-    for most models. Metrics without a coefficient are only reported.
-    prepare(batch): called once per step with the whole batch, for example to draw masks; every array it returns has the
-    rows of the batch as its first axis.
+    coefficients: for each term a number, or a function of the step (int32), which schedules an auxiliary loss without
+    recompilation. weights(prepared): the weight of each term and metric over the whole batch; 0 if the batch has no
+    such targets. sums(params, prepared, carry, key): the sums over any part of the batch, and the carry after it; `key`
+    is the dropout key, None for evaluation; `carry` is the model's state after the batch before, None for most models.
+    Metrics without a coefficient are only reported.
+    prepare(batch): called once per step with the whole batch, for example to choose masks; every array it returns has
+    the rows of the batch as its first axis.
     """
 
     coefficients: dict[str, float | Callable[[jax.Array], jax.Array]]
@@ -45,7 +45,7 @@ class Objective:
 
 
 def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return total / weight, 0 where the weight is 0."""
+    """Return total / weight, or 0 for a weight of 0."""
     return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
@@ -56,5 +56,5 @@ def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def apply(module: nn.Module, params: Any, *inputs: Any, key: jax.Array | None = None, **settings: Any) -> Any:
-    """Return `module` applied with its parameters. key: of dropout; None: no dropout."""
+    """Return the outputs of `module` for its parameters. key: for dropout; None: no dropout."""
     return module.apply({"params": params}, *inputs, rngs=None if key is None else {"dropout": key}, **settings)

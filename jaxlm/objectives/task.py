@@ -10,17 +10,17 @@ from jaxlm.models.family import Inputs, Model, Outputs
 from jaxlm.models.heads import Head, LSTMHead, PooledHead, SequenceHead, take_states
 from jaxlm.objectives.objective import Objective, Sums, apply, cross_entropy
 
-ABSENT = -1e30  # the score of an absent choice: finite, and exp of it is 0
+ABSENT = -1e30  # score of an absent choice: finite, with an exp of 0
 
 
 def task_outputs(
     model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None = None
 ) -> tuple[jax.Array, Outputs]:
-    """Return the head's float32 outputs and those of the model. key: of dropout; None: evaluation.
+    """Return the head's float32 outputs and those of the model. key: for dropout; None: evaluation.
 
     Outputs of the head: (E, outputs), (E, C), spans (E, L, 2) or tags (E, L, T). Scores of a span at padding, and
-    scores of absent choices, are ABSENT. A head for sequences reads the state at `batch.extract`; an encoder with a
-    causal mask has the state of the last token pooled, since its first token depends on no other.
+    scores of absent choices, are ABSENT. A head for sequences reads the state at `batch.extract`. An encoder with a
+    causal mask pools the state of the last token, since the first token does not depend on the others.
     """
     examples, choices, length = batch.ids.shape
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
@@ -49,8 +49,8 @@ def task_outputs(
 def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
     """Return the sequences of E x C choices as rows.
 
-    Token types are 0 before `batch.second` and 1 from there. Padding stands at the end of a sequence, where earlier
-    states of a causal model do not depend on it; other models get segments.
+    Token types are 0 before `batch.second` and 1 from there. Padding is at the end of a sequence: the other states of a
+    causal model do not depend on it, and other models get segments.
     """
     length = batch.ids.shape[-1]
     index_L, ids = jnp.arange(length), batch.ids.reshape(-1, length)
@@ -65,7 +65,7 @@ def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
 def task_loss(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
     """Return the sum over examples of the cross-entropy over classes or choices (nats), or of a score's squared error.
 
-    span: over windows, of the mean of the first and last token's cross-entropy. tagging: over tokens that have a tag.
+    span: over windows, of the mean cross-entropy of the first and last token. tagging: over tokens that have a tag.
     """
     if kind == "regression":
         return jnp.sum(batch.weights * jnp.square(outputs[:, 0] - batch.labels))
@@ -78,13 +78,13 @@ def task_loss(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
 
 
 def task_objective(model: Model, head: Head, *, auxiliary_lm: float = 0.0, loss_chunks: int = 0) -> Objective:
-    """Return the objective of fine-tuning: the task's loss and, beside it, an auxiliary language-model loss.
+    """Return the objective of fine-tuning: the task's loss and an optional auxiliary language-model loss.
 
-    `task_loss`: see `task_loss`, over its own weight; that of a span is over all positions of the window, padding too,
-    as in run_squad.py:646-660. `accuracy`: of examples, whole spans, or tags. `language_model_loss` (Radford et al.
-    2018, section 3.2, L3 = L2 + lambda L1): the mean over sequences (every choice, wrong ones too; both orders of a
-    pair) of the mean negative log-likelihood of their tokens after the first, delimiter and extract included, as in the
-    original (train.py:174-178, 204). With auxiliary_lm 0 it is neither computed nor among the metrics.
+    `task_loss`: see `task_loss`, over its own weight; that of a span covers all positions of the window, padding
+    included, as in run_squad.py:646-660. `accuracy`: of examples, whole spans, or tags. `language_model_loss` (Radford
+    et al. 2018, section 3.2, L3 = L2 + lambda L1): the mean over sequences (all choices, both orders of a pair) of the
+    mean negative log-likelihood of their tokens after the first, delimiter and extract included, as in the original
+    (train.py:174-178, 204). With auxiliary_lm 0 it is neither computed nor among the metrics.
     """
 
     def weights(batch: ExampleBatch) -> Sums:
@@ -114,12 +114,12 @@ def task_objective(model: Model, head: Head, *, auxiliary_lm: float = 0.0, loss_
 
 
 def loss_weight(kind: str, batch: ExampleBatch) -> jax.Array:
-    """Return the number of terms in the task's loss of a batch: rows, or tokens that have a tag."""
+    """Return the number of terms in the task's loss of a batch: rows, or tokens with a tag."""
     return jnp.sum(tag_weights(batch)) if kind == "tagging" else jnp.sum(batch.weights)
 
 
 def tag_weights(batch: ExampleBatch) -> jax.Array:
-    """Return 1 for each token that has a tag, in rows that count: (E, L)."""
+    """Return 1 for each token with a tag, in rows that count: (E, L)."""
     return batch.weights[:, None] * (batch.labels >= 0)
 
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, assert_trees_same, packed
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
-from jaxlm.objectives.language_model import begun
+from jaxlm.objectives.language_model import reset_carry
 from jaxlm.objectives.objective import Objective
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.perplexity import totals
@@ -210,7 +210,7 @@ def test_rows_that_begin_a_stream_begin_empty():
     """Fails when a new stream goes on from the one before it in that row, or another row is emptied."""
     begins = np.arange(ROWS) % 3 == 1
     carry = Carry(jnp.ones((2, ROWS, WIDTH)), jnp.full((2, ROWS), 2.0))
-    found = begun(carry, packed(ROWS).replace(begins=begins))
+    found = reset_carry(carry, packed(ROWS).replace(begins=begins))
     np.testing.assert_array_equal(found.columns, np.broadcast_to(~begins[:, None], (2, ROWS, WIDTH)))
     np.testing.assert_array_equal(found.total, np.broadcast_to(2.0 * ~begins, (2, ROWS)))
-    assert begun(carry, packed(ROWS)) is carry and begun(None, packed(ROWS).replace(begins=begins)) is None
+    assert reset_carry(carry, packed(ROWS)) is carry and reset_carry(None, packed(ROWS).replace(begins=begins)) is None
