@@ -301,7 +301,7 @@ def test_a_layout_that_lacks_its_word_is_left_to_the_parser(write, capsys):
             "must be given without --start",
         ),
         (aot, "PretrainConfig", ["--topology", "v0:2x2", "--num-steps", "3"], "v0"),
-        (show, "FinetuneConfig", ["--task", "cola", "--num-steps", "3"], "which tokenizer"),
+        (show, "FinetuneConfig", ["--task", "cola", "--num-steps", "3"], "--tokenizer or --start must be given"),
     ],
 )
 def test_a_config_file_is_run_once(tmp_path, write, monkeypatch, command, kind, flags, said):
@@ -417,7 +417,7 @@ def test_a_derived_value_stays_what_the_run_has_saved():
                 "data": SentencePairs(),
                 "execution": Execution(loss_chunks=-2),
             },
-            "execution.loss_chunks must be at least 0, got -1",
+            "execution.loss_chunks must be at least 0, got -2",
         ),
         ({"model": GPTConfig(dropout_rate=0.9999924)}, "model.dropout_rate must be a number from 0 to 0.99998, got"),
         ({"model": GPTConfig(attention_dropout_rate=1.0)}, "model.attention_dropout_rate must be a number from 0"),

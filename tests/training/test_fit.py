@@ -59,7 +59,7 @@ def test_auto_is_one_where_memory_is_not_known(mesh, caplog):
     """A CPU does not say: the log does. A given number stays, and batches are checked before anything is compiled."""
     with caplog.at_level("INFO"):
         assert fitted(CONFIG, mesh).micro_batches == 1
-    assert "do not say how much memory" in caplog.text
+    assert "do not report their memory" in caplog.text
     assert fitted(replace(CONFIG, micro_batches=2), mesh).micro_batches == 2
     assert check_batches(CONFIG, mesh) == 128
     with pytest.raises(InputError, match="batch_size 129"):
