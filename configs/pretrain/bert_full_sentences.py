@@ -1,7 +1,7 @@
 """BERT_BASE on whole rows of text without next-sentence prediction (Liu et al., 2019, "RoBERTa", table 2).
 
 Rows are consecutive tokens across documents, the paper's FULL-SENTENCES; --data.layout packed gives its DOC-SENTENCES.
-Masks are drawn anew in every epoch.
+Each epoch has new masks.
 """
 
 from dataclasses import replace

@@ -308,12 +308,12 @@ class MaskedLMOutput:
         If `chunks` does not divide the number of positions M, positions of weight 0 are added.
         """
         h_BMD, bias_V = self._transformed(params, states)
-        rows, places, _ = h_BMD.shape
-        pieces = min(loss_pieces(chunks, rows, places, output), places)
-        if extra := -places % pieces:
+        rows, length, _ = h_BMD.shape
+        chunks = min(loss_pieces(chunks, rows, length, output), length)
+        if extra := -length % chunks:
             h_BMD = jnp.pad(h_BMD, ((0, 0), (0, extra), (0, 0)))
             targets, weights = (jnp.pad(x, ((0, 0), (0, extra))) for x in (targets, weights))
-        return projected_cross_entropy(h_BMD, output, targets, weights, pieces, bias_V)
+        return projected_cross_entropy(h_BMD, output, targets, weights, chunks, bias_V)
 
     def _transformed(self, params: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         found: Any = self.head.apply({"params": params["head"]["masked_lm"]}, states)

@@ -288,12 +288,12 @@ def with_parameters(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=node.sharding if fits else replicated)
 
     abstract = jax.tree_util.tree_map_with_path(place, wanted)
-    loaded, said = source.load(abstract)
+    loaded, loading_notes = source.load(abstract)
     grow = dict(grow or {})
     if transfer_layers is not None:
         loaded["backbone"]["blocks"] = jax.tree.map(lambda leaf: leaf[:transfer_layers], loaded["backbone"]["blocks"])
         grow["backbone/blocks/.*"] = 0
-    notes = list(said)
+    notes = list(loading_notes)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
     return replace(state, params=params), notes
 
