@@ -36,7 +36,6 @@ from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
-from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig, check_batches, one_duration, resolved_json, run_fields
 from jaxlm.training.initialization import (
     Source,
@@ -53,7 +52,7 @@ from jaxlm.training.initialization import (
 from jaxlm.training.loop import Profile, Session, explain_failure, run_training
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.program import Program, make_program
+from jaxlm.training.program import CompiledStep, Program, make_program
 from jaxlm.training.state import TrainState, saved_part
 from jaxlm.training.step import Settings, settings_of
 from jaxlm.training.trained_length import OF_START, kept_start_length

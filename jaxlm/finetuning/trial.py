@@ -37,11 +37,10 @@ from jaxlm.runs.meter import even_work
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
-from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.loop import Session, run_training
-from jaxlm.training.program import Program, make_program
+from jaxlm.training.program import CompiledStep, Program, make_program
 from jaxlm.training.state import TrainState, from_saved, saved_part
 from jaxlm.training.step import Settings, settings_of
 from jaxlm.training.task_model import TaskLearner, make_task_learner

@@ -49,8 +49,8 @@ from jaxlm.finetuning.trial import (
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
-from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.loop import Session, run_training
+from jaxlm.training.program import CompiledStep
 from jaxlm.training.state import TrainState, saved_part
 from jaxlm.training.step import Settings
 

@@ -9,7 +9,7 @@ from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import SplitPredictions, make_predict_step, predict_split
 from jaxlm.tasks import Encoded, encode_examples
 from jaxlm.tasks.batching.batches import standard_lengths
-from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.program import CompiledStep
 
 
 class Predictor:

@@ -8,7 +8,7 @@ from jaxlm.errors import InputError
 from jaxlm.models import family_of
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.nn.activation import ActivationName
+from jaxlm.nn.pointwise import ActivationName
 
 ACTIVATIONS: dict[str, ActivationName] = {
     "gelu": "gelu_erf",

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
-from jaxlm.nn.dropout import dropout
 from jaxlm.nn.linear import linear_head
 from jaxlm.nn.lstm import BiLSTM
+from jaxlm.nn.pointwise import dropout
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:

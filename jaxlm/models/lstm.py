@@ -18,11 +18,11 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.errors import InputError
 from jaxlm.models.family import Family, Inputs, Outputs
-from jaxlm.nn.dropout import check_rate, dropout, fold
+from jaxlm.nn.cross_entropy import TiedOutput
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, project
+from jaxlm.nn.pointwise import check_rate, dropout, fold
 from jaxlm.nn.recurrence import LSTMState, lstm
-from jaxlm.nn.tied_output import TiedOutput
 
 
 @dataclass(frozen=True)

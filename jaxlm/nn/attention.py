@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxlm.distributed import devices
 from jaxlm.nn.attention_kernels import LANES, WIDEST_HEAD, cudnn, splash
-from jaxlm.nn.dropout import dropout
+from jaxlm.nn.pointwise import dropout
 
 MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
 

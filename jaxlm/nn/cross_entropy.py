@@ -1,6 +1,8 @@
 """The vocabulary projection and its loss, computed in chunks so that a large batch's logits never exist at once."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -141,3 +143,24 @@ def loss_pieces(loss_chunks: int, rows: int, length: int, table_VD: jax.Array) -
         return 1
     target = rows * length * table_VD.shape[0] / CACHED_LOGITS
     return next((chunks for chunks in range(1, length) if length % chunks == 0 and chunks >= target), length)
+
+
+class TiedOutput:
+    """Scores are h E^T, with the table E (V, D) of the embeddings that the pass returns as `Outputs.output`."""
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Return no parameters."""
+        return {}
+
+    def available(self, params: Mapping[str, Any]) -> bool:
+        """Return True: the table is the model's."""
+        return True
+
+    def logits(self, params: Any, states: jax.Array, output: jax.Array) -> jax.Array:
+        """Return float32 scores (…, V)."""
+        return jnp.dot(states, output.T.astype(states.dtype), preferred_element_type=jnp.float32)
+
+    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
+        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions."""
+        pieces = loss_pieces(chunks, targets.shape[0], targets.shape[1], output)
+        return projected_cross_entropy(states, output, targets, weights, pieces)

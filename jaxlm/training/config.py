@@ -16,8 +16,8 @@ from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.heads import Features
-from jaxlm.nn.dropout import check_rate
 from jaxlm.nn.execution import Execution
+from jaxlm.nn.pointwise import check_rate
 from jaxlm.objectives.config import LanguageModel, ObjectiveConfig
 from jaxlm.training.optimizer import OptimizerConfig
 

@@ -16,10 +16,10 @@ from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store
 from jaxlm.data.versions import DataVersions
 from jaxlm.distributed.mesh import host_rows, to_devices
-from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.perplexity import text_notes
 from jaxlm.training.pretraining import Pretraining
+from jaxlm.training.program import CompiledStep
 from jaxlm.training.state import first_carry
 from jaxlm.training.step import make_eval_step
 

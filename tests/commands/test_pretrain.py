@@ -40,8 +40,9 @@ from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.objectives.language_model import language_model
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.training import compiled, initialization
+from jaxlm.training import initialization
 from jaxlm.training import perplexity as perplexity_module
+from jaxlm.training import program as program_module
 from jaxlm.training.step import make_eval_step
 
 STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", 5)
@@ -395,7 +396,7 @@ def test_out_of_device_memory_says_what_to_change(stores, tmp_path, monkeypatch)
     def exhausted(self, *inputs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345678901 bytes.\nmore lines")
 
-    monkeypatch.setattr(compiled.CompiledStep, "__call__", exhausted)
+    monkeypatch.setattr(program_module.CompiledStep, "__call__", exhausted)
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--num-steps", 4))
     assert ended.code == 1
     said = ended.errors.splitlines()[-1]

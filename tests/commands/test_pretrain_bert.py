@@ -50,8 +50,8 @@ from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer
 from jaxlm.training import initialization
-from jaxlm.training.compiled import CompiledStep
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.program import CompiledStep
 
 STEPS, SWITCH, SAVES = 24, 12, 6
 # Without decay, runs of other lengths share the compiled programs of this one; it switches its length all the same.
@@ -289,7 +289,7 @@ KILLED = """
 import os, pathlib, signal, sys, time
 from jaxlm import pretrain
 from jaxlm.errors import run_command
-from jaxlm.training.compiled import CompiledStep
+from jaxlm.training.program import CompiledStep
 
 original, step, wait_for = CompiledStep.__call__, int(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1))
 
