@@ -22,7 +22,7 @@ class TaskArguments:
     custom: CustomConfig = field(default_factory=CustomConfig)
     options: TaskOptions = field(default_factory=TaskOptions)
     strict: bool = False
-    """Fail, listing them, if an answer's text does not match its answer_start. Default: they are counted."""
+    """Fail if an answer's text does not match its answer_start, and list all of these. Default: count them."""
     start: str | None = None
     """A run to start from (RUN or RUN@STEP). Default: from scratch."""
     tokenizer: str | None = None

@@ -37,14 +37,19 @@ class BertConfig:
     num_types: int = 2
     """Rows of the segment-type table, at least 2: A and B."""
     num_layers: int = 12
+    """Number of Transformer blocks."""
     width: int = 768
+    """Width of the states and the embeddings, D. It must be divisible by num_heads."""
     num_heads: int = 12
+    """Attention heads per block."""
     feed_forward_width: int = 3072
+    """Width of the hidden layer of each feed-forward."""
     dropout_rate: float = 0.1
     """Dropout rate of each residual branch."""
     embedding_dropout_rate: float = 0.1
     """Dropout rate of the normed sum of the embeddings. The original has one rate for this and the branches."""
     attention_dropout_rate: float = 0.1
+    """Dropout rate of the attention weights."""
     activation: ActivationName = "gelu_tanh"
     """gelu_tanh: that of google-research/bert. gelu_erf: that of Hugging Face and most checkpoints trained there."""
     attention: Literal["bidirectional", "causal"] = "bidirectional"
@@ -53,6 +58,7 @@ class BertConfig:
     """Deviation of the normal, truncated at two deviations, of all initial weights. Their own deviation is 0.88 of it.
     0.02 is the original's for width 768. Use 0.02 sqrt(768 / D) for a narrow model."""
     norm_eps: float = 1e-12
+    """Constant added to the variance in norms."""
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""

@@ -35,9 +35,13 @@ class GPTConfig:
     num_positions: int = 512
     """Rows of the position table, the length of the longest sequence."""
     num_layers: int = 12
+    """Number of Transformer blocks."""
     width: int = 768
+    """Width of the states and the embeddings, D. It must be divisible by num_heads."""
     num_heads: int = 12
+    """Attention heads per block."""
     feed_forward_width: int = 3072
+    """Width of the hidden layer of each feed-forward."""
     dropout_rate: float = 0.1
     """Dropout rate of each residual branch."""
     embedding_dropout_rate: float = 0.1
@@ -47,6 +51,7 @@ class GPTConfig:
     norm: Literal["post", "pre"] = "post"
     """Position of the norms. post: after each residual sum (GPT-1). pre: before each branch and at the end (GPT-2)."""
     activation: ActivationName = "gelu_tanh"
+    """Activation of the feed-forward. gelu_tanh: the tanh approximation. gelu_erf: exact."""
     tables: Literal["two", "one"] = "two"
     """two: separate token and position tables, as in the paper. one: a joint table, as in GPT-1's original code. Its
     dropout is applied to the table, and the softmax includes the rows of the positions (train.py:149-178)."""
@@ -57,6 +62,7 @@ class GPTConfig:
     """Initialization of residual output projections. scaled: std init_std / sqrt(2 N) (GPT-2, section 2.3). plain:
     std init_std, as in both original codes."""
     norm_eps: float = 1e-5
+    """Constant added to the variance in norms."""
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""

@@ -33,6 +33,7 @@ class LSTMConfig:
     vocab_size: int = 0
     """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
     num_layers: int = 1
+    """Number of LSTM layers."""
     width: int = 768
     """Width of the embedding, and of each layer's output after its linear layer."""
     units: int = 2048
