@@ -104,8 +104,7 @@ def pair_stores(tmp_path_factory):
 @pytest.mark.parametrize(
     "flags, fragments",
     [
-        ("--data.layout windows", ["data.layout must be pairs for an encoder (bert), got windows"]),
-        ("--data.layout packed", ["data.layout must be pairs for an encoder (bert), got packed"]),
+        ("--data.layout streams", ["data.layout must be pairs, windows or packed for an encoder (bert), got streams"]),
         ("--data.short-length 64", ["data.short_length 64", "below the length 64"]),
         ("--data.short-length -1", ["data.short_length must be at least 0, got -1"]),
         ("--data.short-length 4", ["rows of 4 are too short", "5 slots"]),
@@ -119,7 +118,7 @@ def pair_stores(tmp_path_factory):
         ("--data.mask-copies 0", ["data.mask_copies must be at least 1, got 0"]),
         ("--data.pairs-per-row -1", ["data.pairs_per_row must be at least 0, got -1"]),
         ("--objective.masking.rate 0", ["objective.masking.rate must be above 0, got 0.0"]),
-        ("--objective.masking.rate nan", ["objective.masking.rate must be from 0 to 1, got nan"]),
+        ("--objective.masking.rate nan", ["objective.masking.rate must be finite, got nan"]),
         (
             "--objective.masking.share-mask 0.8 --objective.masking.share-random 0.3",
             ["objective.masking.share_random must be at most 1 together, got 0.8 and 0.3"],
