@@ -116,7 +116,7 @@ def test_a_fork_at_another_rate_begins_at_the_step_it_names(base, stores, tmp_pa
     assert list(rates) == [6, 7, 8] and rates[6] == pytest.approx(1e-3 * 6 / 10)
     assert metrics(tmp_path / "run")[6] == metrics(base)[6]  # the loss before the first update at the new rate
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "again", stores, *STEADY, "--num-steps", 5, *flags))
-    assert_one_line(ended, 2, "num_steps 5", "is at step 5 already", "ask for more")
+    assert_one_line(ended, 2, "num_steps must be above 5", "got 5", "ask for more")
 
 
 def test_the_parameters_of_another_run_begin_at_step_0(base, stores, tmp_path):

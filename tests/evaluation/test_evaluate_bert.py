@@ -102,7 +102,7 @@ def test_a_sentence_scores_the_sum_of_its_tokens_each_masked_in_turn(loaded, run
         said = log_probabilities(loaded, ids)
         expected = sum(said[place, ids[place]] for place in range(1, len(ids) - 1))
         assert line["log_probability"] == pytest.approx(expected, rel=1e-4) and line["tokens"] == len(ids) - 2
-    assert figures["tokens"] == sum(line["tokens"] for line in found) and "all others" in text
+    assert figures["tokens"] == sum(line["tokens"] for line in found) and "all other tokens" in text
     _, other = command(evaluate.main, "score", "--run", run, "--input", file, "--output", out, "--batch-size", 3 * 8)
     assert other["log_probability"] == pytest.approx(figures["log_probability"], rel=1e-5)
 
