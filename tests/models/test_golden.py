@@ -17,6 +17,7 @@ from toy_pairs import bert_shapes, init_bert
 
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1, GPT2
+from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.training.parameter_groups import decay_mask
 
@@ -86,6 +87,13 @@ def test_gpt2(update_golden):
     small = replace(GPT2, vocab_size=2000, num_positions=300, width=96, feed_forward_width=384)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("gpt2.txt", table(boxed_shapes(GPT2), drawn, 0.02, 0.01, 0.02 / math.sqrt(24)), update_golden)
+
+
+def test_lstm(update_golden):
+    """Fails when the recurrent kernel is sharded or not decayed, or an initial value changes."""
+    small = replace(GPT1_LSTM, vocab_size=2000)
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    compare("lstm.txt", table(boxed_shapes(GPT1_LSTM), drawn, 0.02), update_golden)
 
 
 def test_sequence_head(update_golden):
