@@ -34,8 +34,13 @@ class BiLSTM(nn.Module):
     def _direction(self, x_BLD: jax.Array, real_BL: jax.Array, name: str) -> jax.Array:
         d, u = x_BLD.shape[-1], self.width
         bound = 1 / math.sqrt(u)
-        init = lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)  # noqa: E731
-        forget = lambda key, shape: jnp.zeros(shape).at[u : 2 * u].set(1.0)  # noqa: E731
+
+        def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+            return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+        def forget(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+            return jnp.zeros(shape).at[u : 2 * u].set(1.0)
+
         kernel_in = self.param(f"{name}_in_kernel", with_axes(init, ("width", "gates")), (d, 4 * u))
         kernel_state = self.param(f"{name}_state_kernel", with_axes(init, ("width", "gates")), (u, 4 * u))
         bias = self.param(f"{name}_bias", with_axes(forget, ("gates",)), (4 * u,))
