@@ -190,7 +190,11 @@ class FinetuneConfig:
             raise InputError(
                 f"members_per_group must be at least 0, got {self.members_per_group}; give 0 for as many as fit"
             )
-        layers = self.model.num_layers
+        family, layers = family_of(self.model), self.model.num_layers
+        if family.layers is None and (self.transfer_layers is not None or self.reinit_layers):
+            raise InputError(
+                f"transfer_layers and reinit_layers must be left out for {family.title}, whose layers are not stacked"
+            )
         if self.transfer_layers is not None and not 0 <= self.transfer_layers <= layers:
             raise InputError(
                 f"transfer_layers must be from 0 to {layers}, the model's layers, got {self.transfer_layers}; "

@@ -291,8 +291,10 @@ def with_parameters(
     loaded, loading_notes = source.load(abstract)
     grow = dict(grow or {})
     if transfer_layers is not None:
-        loaded["backbone"]["blocks"] = jax.tree.map(lambda leaf: leaf[:transfer_layers], loaded["backbone"]["blocks"])
-        grow["backbone/blocks/.*"] = 0
+        layers = family_of(source.model).layers
+        assert layers is not None  # the config's check
+        loaded["backbone"][layers] = jax.tree.map(lambda leaf: leaf[:transfer_layers], loaded["backbone"][layers])
+        grow[f"backbone/{layers}/.*"] = 0
     notes = list(loading_notes)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
     return replace(state, params=params), notes

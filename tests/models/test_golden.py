@@ -17,8 +17,8 @@ from toy_pairs import bert_shapes, init_bert
 
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1, GPT2
-from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
+from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.training.parameter_groups import decay_mask
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

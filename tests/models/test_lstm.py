@@ -25,6 +25,7 @@ from toy_runs import (
 )
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
+from jaxlm.errors import InputError
 from jaxlm.inference.decoding import Decoder, Sampling
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.models import build
@@ -32,6 +33,7 @@ from jaxlm.models.family import Inputs, Model
 from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig, empty_state
 from jaxlm.nn.recurrence import LSTMState, lstm
 from jaxlm.runs.trees import named_leaves
+from jaxlm.training.config import FinetuneConfig
 
 TOY = LSTMConfig(vocab_size=31, num_layers=2, width=8, units=12, dropout_rate=0.0, embedding_dropout_rate=0.0)
 SMALL = ("--model.width", 16, "--model.units", 24, "--length", 32, "--log-every", 1)
@@ -262,8 +264,8 @@ def test_it_is_shown_continued_and_fine_tuned(base, tmp_path):
 
 def test_a_config_refuses_what_no_model_has():
     """Fails when a size below 1 or a rate of 1 reaches the model."""
-    from jaxlm.errors import InputError
-
+    with pytest.raises(InputError, match="transfer_layers .* must be left out for a recurrent"):
+        FinetuneConfig(model=TOY, transfer_layers=1).check()
     for field, value in (("units", 0), ("num_layers", 0), ("dropout_rate", 1.0)):
         with pytest.raises(InputError, match=f"model.{field} must be .*got {value}"):
             dataclasses.replace(TOY, **{field: value}).check()
