@@ -22,9 +22,10 @@ from toy_runs import (
 )
 
 from jaxlm.config import find_config, from_json, load_config, to_json
-from jaxlm.models import build
+from jaxlm.models import FAMILIES, build
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1
+from jaxlm.models.lstm import LSTMConfig
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
@@ -32,6 +33,8 @@ NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path 
 KINDS = {name: FinetuneConfig if name.startswith("finetune/") else PretrainConfig for name in NAMES}
 TOY_MODEL = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
 TOY_MODEL += "--model.num-positions 64 --length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
+TOY_LSTM = ("--model.num-layers", 2, "--model.width", 32, "--model.units", 48)
+ONE_LENGTH = {"pairs": ("--data.short-length", 0)}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,15 @@ def pair_stores(tmp_path_factory):
 
 def is_encoder(name: str) -> bool:
     return isinstance(load_config(name, KINDS[name]).model, BertConfig)
+
+
+def layout_of(name: str) -> str:
+    return load_config(name, PretrainConfig).data.layout
+
+
+def toy_model(name: str) -> tuple:
+    is_lstm = isinstance(load_config(name, KINDS[name]).model, LSTMConfig)
+    return TOY_LSTM if is_lstm else TOY_MODEL
 
 
 def test_the_configs_that_the_contract_names_are_there():
@@ -73,6 +85,10 @@ def test_a_config_is_sound_at_full_size(name):
         config.check()
     model, shapes = config.model, nn.unbox(jax.eval_shape(build(config.model).init, jax.random.key(0)))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    if isinstance(model, LSTMConfig):
+        layer = 4 * model.units * (model.width + model.units + 1) + model.width * (model.units + 1)
+        assert count == model.vocab_size * model.width + model.num_layers * layer
+        return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
     if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
@@ -87,10 +103,10 @@ def test_a_config_is_sound_at_full_size(name):
 def test_a_pretraining_config_takes_a_step(name, stores, pair_stores, tmp_path):
     if is_encoder(name):
         arguments = bert_arguments(
-            tmp_path / "run", pair_stores, *TOY_MODEL, "--num-steps", 1, "--data.short-length", 0
+            tmp_path / "run", pair_stores, *toy_model(name), "--num-steps", 1, *ONE_LENGTH.get(layout_of(name), ())
         )
     else:
-        arguments = pretrain_arguments(tmp_path / "run", stores, *TOY_MODEL, "--num-steps", 1)
+        arguments = pretrain_arguments(tmp_path / "run", stores, *toy_model(name), "--num-steps", 1)
     ended = run_here("pretrain", name, *arguments[1:])
     assert ended.code == 0, ended.errors
     assert 5 < metrics(tmp_path / "run")[1] < 7  # near ln 320, and ln 2 more where there is a second term
@@ -102,7 +118,7 @@ def test_a_pretraining_config_takes_a_step(name, stores, pair_stores, tmp_path):
 def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, tmp_path):
     task = make_task(tmp_path / "task")
     store = (pair_stores if is_encoder(name) else stores)[0]
-    toy = [*TOY_MODEL, "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{store}"]
+    toy = [*toy_model(name), "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{store}"]
     if is_encoder(name):
         toy += ["--auxiliary-lm", 0]
     ended = run_here("finetune", name, *finetune_arguments(tmp_path / "run", task, *toy)[1:])
@@ -154,7 +170,8 @@ def test_berts_configs_say_what_the_paper_says():
     assert finetune.optimizer.peak_lr is None  # a task's own
 
 
-@pytest.mark.parametrize("kind", ["gpt", "bert"])
-def test_the_toy_config_is_as_scripts_rely_on_it(kind):
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_the_toy_config_of_each_family_is_as_scripts_rely_on_it(kind):
     toy = load_config(f"debug/{kind}", PretrainConfig)
-    assert toy.model.num_positions == 512 and toy.batch_size % 8 == 0 and toy.model.num_heads % 4 == 0
+    assert toy.model.kind == kind and toy.batch_size % 8 == 0
+    assert getattr(toy.model, "num_positions", 512) == 512 and getattr(toy.model, "num_heads", 4) % 4 == 0
