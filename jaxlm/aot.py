@@ -39,7 +39,7 @@ class Arguments:
     slices: int = 1
     """Number of such topologies, connected by the data center network. mesh.data spans them."""
     compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'. Repeatable."""
+    """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'."""
     output: Path | None = None
     """File for the report as JSON."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)

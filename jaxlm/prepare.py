@@ -47,7 +47,7 @@ class PrepareConfig:
 
     source: tyro.conf.UseAppendAction[tuple[str, ...]]
     """text:GLOB (one document per file), lines:GLOB (blank lines separate documents), jsonl:GLOB[#FIELD],
-    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]. .gz, .xz and .zst files are read directly. Repeatable.
+    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]. .gz, .xz and .zst files are read directly.
     """
 
     tokenizer: str
