@@ -1,1 +1,1 @@
-"""From text to batches: sources of documents, the token store, and rows that are a function of seed and step."""
+"""Sources of documents, the token store, and batches as a function of seed and step."""

@@ -1,12 +1,12 @@
-"""Arrays of a token store: mapped, and checked chunk by chunk as they are read for the first time.
+"""Memory-mapped arrays of a token store, checked chunk by chunk on first read.
 
 `checksums.bin`, written after the arrays, has a CRC-32 for each CHUNK bytes of each array. It is not part of the
-store's description, so a text has one fingerprint with and without it. Its bytes, integers little-endian:
+store's description, so the fingerprint of a text is the same with and without it. Layout, little-endian:
     magic, version (uint32), bytes per chunk (uint32), the store's fingerprint (32 bytes)
     for each array, by name: one uint32 per chunk
     the CRC-32 of all of these bytes (uint32)
-A store without the file was made before there were chunk checksums: the SHA-256 of a whole array in its description
-is compared instead, when the array is first used.
+A store without this file predates chunk checksums: the SHA-256 of each whole array, from the description, is compared
+instead when the array is first used.
 """
 
 import hashlib
@@ -26,40 +26,40 @@ from jaxlm.errors import InputError
 log = logging.getLogger(__name__)
 
 CHECKSUMS = "checksums.bin"
-# A row that begins a chunk pays for the chunk: 30 us for the rows of 32,768 ids.
+# The first row read in a chunk pays for checking it: 30 us per 32,768 ids.
 CHUNK = 1 << 16
-# Arrays up to this size are read as a whole where there are no chunk checksums: some seconds.
+# Without chunk checksums, arrays up to this size are read as a whole, in some seconds.
 MOST_AT_ONCE = 4 << 30
 
 _HEADER = struct.Struct("<8sII32s")
 _MAGIC, _VERSION = b"jaxlmcrc", 1
-_SAID_FROM = 1 << 30  # bytes; a check of more is announced
-REMEDY = "put it back from a copy, or delete the store and prepare it again"
+_LOGGED_FROM = 1 << 30  # bytes; larger checks are logged
+REMEDY = "restore it from a copy, or delete the store and prepare it again"
 
 
 class DamagedStore(InputError):
-    """An array of a store is not what was written. The message names the file, the bytes and the remedy."""
+    """Error for a store array that differs from what was written; names the file, the bytes and the remedy."""
 
 
 class CheckedArray:
-    """A one-dimensional array of a store, mapped. An index or a slice checks the chunks it reads, once.
+    """One-dimensional memory-mapped array of a store. An index or a slice checks each chunk on its first read.
 
-    `numpy.asarray` of it checks all of them and gives the array itself. dtype, shape: of the array.
-    Raises DamagedStore where a chunk is not what was written. Threads may share it.
+    `numpy.asarray` checks all chunks and returns the array itself. dtype, shape: of the array. Thread-safe.
+    Raises DamagedStore if a chunk differs from what was written.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, length: int, checksums: np.ndarray | None = None):
-        """checksums: (chunks,) uint32, or None for an array that was checked already."""
+        """Map the file. checksums: (chunks,) uint32, or None for an array that is already checked."""
         self.dtype, self.shape = dtype, (length,)
         self._path, self._checksums = path, checksums
         try:
-            # asarray: the same pages; a memmap's own slices are slow.
+            # asarray: same pages, but slices of a memmap are slow.
             self._array = np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.zeros(0, dtype)
             self._descriptor = os.open(path, os.O_RDONLY)
-        except (OSError, ValueError) as error:  # ValueError: it was cut off since the store was opened
+        except (OSError, ValueError) as error:  # ValueError: it was truncated after the store was opened
             raise DamagedStore(f"{path} cannot be read: {error}; {REMEDY}") from error
         weakref.finalize(self, os.close, self._descriptor)
-        self._left = 0 if checksums is None else len(checksums)  # chunks that were not checked
+        self._left = 0 if checksums is None else len(checksums)  # number of unchecked chunks
         self._checked = bytearray(self._left)
         self._lock = threading.Lock()
 
@@ -75,7 +75,7 @@ class CheckedArray:
             elif isinstance(key, int | np.integer):
                 first = int(key) + (len(self) if key < 0 else 0)
                 end = first + 1
-            else:  # a list of indices, a mask
+            else:  # list of indices or mask
                 first, end = 0, len(self)
             self._check(first, end)
         return self._array[key]
@@ -96,7 +96,7 @@ class CheckedArray:
         assert self._checksums is not None
         begin = chunk * CHUNK
         wanted = min(CHUNK, len(self) * self.dtype.itemsize - begin)
-        try:  # read and not mapped: a disk's error is an OSError here, and the end of the process there
+        try:  # read, not mapped: a disk error raises OSError here, but kills the process there
             content = os.pread(self._descriptor, wanted, begin)
         except OSError as error:
             raise DamagedStore(
@@ -104,7 +104,7 @@ class CheckedArray:
             ) from error
         if zlib.crc32(content) != self._checksums[chunk]:
             raise DamagedStore(
-                f"{self._path} is damaged in bytes {begin:,} to {begin + wanted - 1:,}, by their checksum; {REMEDY}"
+                f"{self._path} is damaged in bytes {begin:,} to {begin + wanted - 1:,} (wrong checksum); {REMEDY}"
             )
         with self._lock:
             if not self._checked[chunk]:
@@ -113,13 +113,13 @@ class CheckedArray:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
+    """Return the SHA-256 of a file's content in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def chunk_checksums(directory: Path, description: dict[str, Any]) -> bytes:
-    """Return the content of `checksums.bin` for the arrays that lie in a directory as its description says."""
+    """Return the content of `checksums.bin` for the described arrays in a directory."""
     content = _HEADER.pack(_MAGIC, _VERSION, CHUNK, bytes.fromhex(description["fingerprint"]))
     for _, array in sorted(description["arrays"].items()):
         with (directory / array["file"]).open("rb") as file:
@@ -129,11 +129,14 @@ def chunk_checksums(directory: Path, description: dict[str, Any]) -> bytes:
 
 
 def read_checksums(directory: Path, description: dict[str, Any]) -> dict[str, np.ndarray] | None:
-    """Read the checksums of each array's chunks, (chunks,) uint32; None where the store has none. DamagedStore."""
+    """Return the chunk checksums of each array, (chunks,) uint32, or None if the store has none.
+
+    Raises DamagedStore if the file cannot be read or does not match the store.
+    """
     path = directory / CHECKSUMS
     if not path.exists():
         return None
-    remedy = "delete this file alone, and the arrays are checked as wholes, or prepare the store again"
+    remedy = "delete this file alone to have whole arrays checked instead, or prepare the store again"
     counts = {name: -(-array["bytes"] // CHUNK) for name, array in sorted(description["arrays"].items())}
     expected = _HEADER.size + 4 * sum(counts.values()) + 4
     try:
@@ -154,26 +157,29 @@ def read_checksums(directory: Path, description: dict[str, Any]) -> dict[str, np
 
 
 def check_whole(path: Path, array: dict[str, Any]) -> None:
-    """Compare the SHA-256 of an array's file with the one in its description. DamagedStore."""
+    """Raise DamagedStore unless the SHA-256 of an array's file is the one in its description."""
     try:
         same = file_sha256(path) == array["sha256"]
     except OSError as error:
         raise DamagedStore(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
     if not same:
-        raise DamagedStore(f"{path} is damaged: its checksum is not the one in the description; {REMEDY}")
+        raise DamagedStore(f"{path} is damaged (its checksum differs from the description); {REMEDY}")
 
 
 def check_old(path: Path, array: dict[str, Any]) -> None:
-    """Check an array without chunk checksums as a whole, unless it is over MOST_AT_ONCE: then warn. DamagedStore."""
+    """Check a whole array that has no chunk checksums; above MOST_AT_ONCE bytes, only log a warning.
+
+    Raises DamagedStore if the checksum differs.
+    """
     size = array["bytes"]
     if size > MOST_AT_ONCE:
         log.warning(
-            "%s (%.3g GiB) has no checksums of its chunks and was not checked: --verify-stores of jaxlm.pretrain "
-            "does it once",
+            "%s (%.3g GiB) has no chunk checksums and was not checked; check it once with --verify-stores of "
+            "jaxlm.pretrain",
             path,
             size / 2**30,
         )
         return
-    if size >= _SAID_FROM:
-        log.info("%s: checking %.3g GiB, which have no checksums of their chunks", path, size / 2**30)
+    if size >= _LOGGED_FROM:
+        log.info("checking %s (%.3g GiB), which has no chunk checksums", path, size / 2**30)
     check_whole(path, array)

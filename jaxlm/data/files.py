@@ -1,8 +1,8 @@
-"""Documents out of text, line and JSONL files, compressed or not, in bounded memory.
+"""Readers of documents from text, line and JSONL files, compressed or not, in bounded memory.
 
 Readers yield fragments `(text, last)`: a document is one or more fragments, the last one marked. Line and JSONL files
-are read by slices: the documents that belong to bytes [begin, end) are a pure function of the file and the two numbers,
-and slices that meet share no document and lose none.
+are read in slices: the documents of bytes [begin, end) are a pure function of the file and these two numbers. Adjacent
+slices neither share nor drop a document.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from jaxlm.errors import InputError
 Errors = Literal["strict", "replace"]
 Fragments = Iterator[tuple[str, bool]]
 
-# How much larger text is than its compressed file, for estimates only.
+# Ratio of text size to compressed file size, for estimates only.
 COMPRESSED = {".gz": 2.8, ".xz": 3.6, ".zst": 3.0}
 
 _FRAGMENT = 1 << 20
@@ -27,12 +27,13 @@ _BOM = "\ufeff"
 
 
 def is_compressed(path: str) -> bool:
+    """Return whether a path has the suffix of a supported compression."""
     return Path(path).suffix in COMPRESSED
 
 
 def open_binary(path: str) -> IO[bytes]:
     """Open a file for reading bytes; .gz, .xz and .zst are decompressed."""
-    open_regular(Path(path)).close()  # a device or a pipe would be read for ever
+    open_regular(Path(path)).close()  # reading a device or a pipe may never end
     suffix = Path(path).suffix
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
@@ -44,7 +45,7 @@ def open_binary(path: str) -> IO[bytes]:
 
 
 def read_text(path: str, errors: Errors = "strict") -> Fragments:
-    """The whole file as one document, exactly as it is (but for a byte order mark); nothing where it is blank."""
+    """Yield the whole file as one document, unchanged except for a byte order mark; a blank file yields nothing."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     waiting: list[str] = []
     blank, offset = True, 0
@@ -62,7 +63,7 @@ def read_text(path: str, errors: Errors = "strict") -> Fragments:
             blank = blank and (not text or text.isspace())
             if not chunk:
                 break
-            # One fragment is always held back, because the last one must be marked.
+            # One fragment is always held back, so that the last one can be marked.
             waiting.append(text)
             if not blank:
                 while len(waiting) > 1:
@@ -73,9 +74,9 @@ def read_text(path: str, errors: Errors = "strict") -> Fragments:
 
 
 def read_lines(path: str, begin: int = 0, end: int | None = None, errors: Errors = "strict") -> Fragments:
-    """Blocks of lines parted by blank lines. A document keeps its line breaks, as \\n, between its lines.
+    """Yield the blocks of lines separated by blank lines. Lines of a document are joined by \\n.
 
-    The slice owns the documents after the first blank line that starts at or after `begin` (from the first line where
+    The slice owns the documents after the first blank line that starts at or after `begin` (from the first line if
     begin is 0), up to the first blank line that starts at or after `end`.
     """
     lines: list[tuple[int, bytes]] = []
@@ -107,7 +108,7 @@ def read_lines(path: str, begin: int = 0, end: int | None = None, errors: Errors
 def read_jsonl(
     path: str, field: str, begin: int = 0, end: int | None = None, errors: Errors = "strict"
 ) -> Iterator[tuple[str, bool]]:
-    """The field `field` of each line that starts in [begin, end); blank lines and empty texts are no documents."""
+    """Yield field `field` of each line that starts in [begin, end); blank lines and empty texts are skipped."""
     with _reading(path), open_binary(path) as file:
         for number, (start, line) in enumerate(_lines_from(file, begin)):
             if end is not None and start >= end:
@@ -119,18 +120,22 @@ def read_jsonl(
             try:
                 record = parse_json(text)
             except ValueError as error:
-                raise InputError(f"{_place(path, begin, number)} is not JSON ({error})") from error
+                raise InputError(f"{_place(path, begin, number)} is not JSON ({error}); fix the line") from error
             if not isinstance(record, dict):
-                raise InputError(f"{_place(path, begin, number)} is not a JSON object with a field {field!r}")
+                raise InputError(
+                    f"{_place(path, begin, number)} is not a JSON object with a field {field!r}; fix the line"
+                )
             if field not in record:
                 has = ", ".join(map(repr, list(record)[:8])) or "none"
                 raise InputError(
                     f"{_place(path, begin, number)} has no field {field!r} (it has {has}); "
-                    "name the field: jsonl:GLOB#FIELD"
+                    "name the field with jsonl:GLOB#FIELD"
                 )
             if not isinstance(record[field], str):
                 kind = type(record[field]).__name__
-                raise InputError(f"{_place(path, begin, number)}: field {field!r} is not a string but {kind}")
+                raise InputError(
+                    f"{_place(path, begin, number)}: field {field!r} must be a string, got {kind}; fix the line"
+                )
             value = record[field]
             if not value.isascii():
                 try:
@@ -138,8 +143,8 @@ def read_jsonl(
                 except UnicodeEncodeError as error:
                     if errors == "strict":
                         raise InputError(
-                            f"{_place(path, begin, number)}: field {field!r} holds half of a surrogate pair at "
-                            f"character {error.start}; mend it or pass --errors replace"
+                            f"{_place(path, begin, number)}: field {field!r} has half of a surrogate pair at "
+                            f"character {error.start}; fix it or pass --errors replace"
                         ) from error
                     value = value.encode(errors="replace").decode()
             if value and not value.isspace():
@@ -147,7 +152,7 @@ def read_jsonl(
 
 
 def _lines_from(file: IO[bytes], begin: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without its line break) of the lines that start at or after `begin`."""
+    """Yield (offset, line without its line break) for the lines that start at or after `begin`."""
     offset = 0
     if begin > 0:
         file.seek(begin - 1)
@@ -182,7 +187,7 @@ def _not_utf8(path: str, offset: int, error: UnicodeDecodeError) -> InputError:
 
 
 def _place(path: str, begin: int, lines_after: int) -> str:
-    """`FILE: line N` for the line that is `lines_after` after the first one that starts at or after `begin`."""
+    """Return `FILE: line N` for the line that is `lines_after` after the first one that starts at or after `begin`."""
     before = 0
     if begin > 0:
         with open_binary(path) as file:
@@ -191,14 +196,14 @@ def _place(path: str, begin: int, lines_after: int) -> str:
             while left > 0 and (chunk := file.read(min(left, _FRAGMENT))):
                 before += chunk.count(b"\n")
                 left -= len(chunk)
-            # The line that `begin` falls into belongs to the slice before, unless it starts there.
+            # A line that contains `begin` but starts before it belongs to the previous slice.
             file.seek(begin - 1)
             before += file.read(1) != b"\n"
     return f"{path}: line {before + lines_after + 1}"
 
 
 class _reading:
-    """Turns what can go wrong with a file into an InputError that names it."""
+    """Context that converts read errors of a file into an InputError that names it."""
 
     def __init__(self, path: str):
         self._path = path
@@ -208,23 +213,25 @@ class _reading:
 
     def __exit__(self, kind, error, traceback) -> None:
         if isinstance(error, (gzip.BadGzipFile, lzma.LZMAError, EOFError, _BadZstd)):
-            raise InputError(f"{self._path}: the compressed file is damaged or cut off ({error})") from error
+            raise InputError(
+                f"{self._path}: the compressed file is damaged or truncated ({error}); replace it"
+            ) from error
         if isinstance(error, OSError):
-            raise InputError(f"{self._path}: {error.strerror or error}") from error
+            raise InputError(f"{self._path} cannot be read: {error.strerror or error}") from error
 
 
 class _BadZstd(Exception):
-    """A .zst file that does not decompress."""
+    """Error for a .zst file that cannot be decompressed."""
 
 
 class _ZstdReader(io.RawIOBase):
-    """Decompresses all frames of a .zst file; unlike the library's own reader it notices a file that is cut off."""
+    """Reader of all frames of a .zst file; unlike the library's own reader, it detects a truncated file."""
 
     def __init__(self, path: str):
         try:
             import zstandard
         except ImportError as error:
-            raise InputError(f"{path}: reading .zst needs zstandard: pip install zstandard") from error
+            raise InputError(f"{path}: reading .zst needs zstandard; pip install zstandard") from error
         self._library = zstandard
         self._file = open(path, "rb")
         self._frame: Any = None
@@ -240,7 +247,7 @@ class _ZstdReader(io.RawIOBase):
                 self._input = self._file.read(1 << 15)
             if not self._input:
                 if self._frame is not None:
-                    raise _BadZstd("it ends within a frame")
+                    raise _BadZstd("it ends inside a frame")
                 return 0
             if self._frame is None:
                 self._frame = self._library.ZstdDecompressor().decompressobj()

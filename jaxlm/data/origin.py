@@ -1,11 +1,11 @@
-"""Where the pieces of a row came from, for logs and for people."""
+"""Origins of the tokens of a row, for logs and displays."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where a piece of a row came from: `tokens` tokens from offset `token` of document `document` of a store."""
+    """Origin of a span of a row: `tokens` tokens from offset `token` of document `document` of a store."""
 
     store: str
     source: str
@@ -19,9 +19,9 @@ class RowOrigin:
 
 @dataclass(frozen=True)
 class PairOrigin:
-    """Where the two sides of a pair came from. is_next: whether `second` follows `first` in its document.
+    """Origin of the two segments of a pair. is_next: whether `second` follows `first` in its document.
 
-    chunk: the tokens of the chunk that the pair was made of; those in neither side are dropped in this epoch.
+    chunk: origin of the pair's chunk; its tokens that are in neither segment are dropped in this epoch.
     """
 
     first: RowOrigin
@@ -31,7 +31,7 @@ class PairOrigin:
 
     @property
     def dropped(self) -> int:
-        """Tokens of the chunk that are in neither side."""
+        """Return the number of tokens of the chunk that are in neither segment."""
         own = self.first.tokens + (self.second.tokens if self.is_next else 0)
         return self.chunk.tokens - own
 

@@ -1,4 +1,4 @@
-"""Whether a preparation may begin, go on or is complete already: arguments and inputs, then and now."""
+"""Checks that decide whether a preparation begins, continues or is complete, by its arguments and inputs."""
 
 import hashlib
 import json
@@ -15,37 +15,37 @@ from jaxlm.errors import InputError
 from jaxlm.host import LockHeld, lock_file
 from jaxlm.text import Case, tokenizer_from_spec
 
-# What the arguments were before they could be given.
+# Defaults of arguments for stores made before these arguments existed.
 EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased"}
 
 
 def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Source, ...], case: Case = "auto") -> Store:
-    """The complete store at `output`, if these arguments made it; InputError otherwise.
+    """Return the complete store at `output` if these arguments made it; raise InputError otherwise.
 
-    case: of the tokenizer, where its vocabulary is a published one.
+    case: of the tokenizer, if its vocabulary is a published one.
     """
     if not (output / DESCRIPTION).is_file():
-        what = "is a file" if output.is_file() else "is a directory that holds something else"
-        raise InputError(f"{output} {what}: name another --output")
+        kind = "file" if output.is_file() else "directory with other content"
+        raise InputError(f"--output must be new or a token store, got {output}, a {kind}; name another --output")
     store = open_store(output)
     made = store.description["arguments"]
     for field, value in arguments.items():
         if (old := made.get(field, EARLIER.get(field))) != value:
             flag = field.replace("_", "-")
             raise InputError(
-                f"{output} was made with --{flag} {shown(old)}, not {shown(value)}: name another --output, or delete it"
+                f"{output} was made with --{flag} {shown(old)}, not {shown(value)}; name another --output, or delete it"
             )
     try:
         inputs = [list_units(source, number)[1] for number, source in enumerate(sources)]
     except InputError as error:
-        print(f"note: the sources cannot be read any more ({error})", flush=True)
+        print(f"note: the sources can no longer be read ({error})", flush=True)
         inputs = store.description["inputs"]
     if inputs != store.description["inputs"]:
         changed = next(
             old["source"] for old, new in zip(store.description["inputs"], inputs, strict=True) if old != new
         )
         raise InputError(
-            f"{output} is complete, but source {changed!r} has changed since: name another --output, or delete it"
+            f"{output} is complete, but source {changed!r} has changed since; name another --output, or delete it"
         )
     _check_tokenizer(store, arguments["tokenizer"], case)
     shutil.rmtree(partial_path(output), ignore_errors=True)
@@ -59,39 +59,39 @@ def _check_tokenizer(store: Store, spec: str, case: Case) -> None:
     try:
         tokenizer = tokenizer_from_spec(spec, case)
     except InputError:
-        return  # its files are gone; the store has its own copy
+        return  # its files are gone, but the store has its own copy
     if tokenizer.fingerprint != store.tokenizer_fingerprint:
-        raise InputError(f"{store.path} was made with another tokenizer than {spec!r} is now: name another --output")
+        raise InputError(f"{store.path} was made with another tokenizer than {spec!r} is now; name another --output")
 
 
 def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
-    """Whether work on the same plan was begun before; InputError where it was another plan."""
+    """Return whether the same plan was begun before; raise InputError if another plan was."""
     file = partial / "plan.json"
     try:
         begun = parse_json(file.read_bytes())
     except (FileNotFoundError, ValueError):
         write_file(file, json.dumps(plan).encode())
         return False
-    remedy = f"name another --output, or delete {partial} to begin again"
+    remedy = f"name another --output, or delete {partial} to start over"
     for field, value in plan["arguments"].items():
         old = begun["arguments"].get(field, EARLIER.get(field))
         if old == value or (field == "errors" and value == "replace"):
-            continue  # what was read strictly had nothing to replace
+            continue  # text that was read strictly has nothing to replace
         raise InputError(
-            f"{partial} was begun with --{field.replace('_', '-')} {shown(old)}, not {shown(value)}: {remedy}"
+            f"{partial} was begun with --{field.replace('_', '-')} {shown(old)}, not {shown(value)}; {remedy}"
         )
     if begun.get("version") != plan["version"]:
-        raise InputError(f"{partial} was begun by another version of jaxlm: {remedy}")
+        raise InputError(f"{partial} was begun by another version of jaxlm; {remedy}")
     if begun["unit_bytes"] != plan["unit_bytes"]:
-        raise InputError(f"{partial} was begun with --unit-bytes {begun['unit_bytes']}: {remedy}")
+        raise InputError(f"{partial} was begun with --unit-bytes {begun['unit_bytes']}; {remedy}")
     if begun["units"] != plan["units"]:
-        raise InputError(f"the sources have changed since {partial} was begun: {remedy}")
+        raise InputError(f"the sources have changed since {partial} was begun; {remedy}")
     write_file(file, json.dumps(plan).encode())
     return True
 
 
 class locked:
-    """Holds the partial store for this process; another one that wants it gets an InputError."""
+    """Lock on the partial store, held within the context. Raises InputError if another process holds it."""
 
     def __init__(self, partial: Path):
         self._partial = partial
@@ -108,7 +108,7 @@ class locked:
 
 
 def digest_of(units: list[Unit]) -> str:
-    """Of all units, with the sizes and times of their files: whether what was made still fits the sources."""
+    """Return a digest of all units with the sizes and modification times of their files."""
     digest = hashlib.sha256()
     for unit in units:
         for part in unit.slices:
@@ -119,6 +119,7 @@ def digest_of(units: list[Unit]) -> str:
 
 
 def summary(store: Store) -> str:
+    """Return one line with the counts of a store."""
     parts = ""
     sentences = "" if store.sentences is None else f"{store.sentences:,} sentences, "
     if len(store.sections) > 1:
@@ -130,9 +131,10 @@ def summary(store: Store) -> str:
     return (
         f"{store.path}: {store.documents:,} documents, {sentences}{store.num_tokens:,} tokens, {store.bytes:,} bytes, "
         f"{store.words:,} words{parts}; vocabulary {store.vocab_size:,}, "
-        f"{store.bytes / store.num_tokens:.2f} bytes a token"
+        f"{store.bytes / store.num_tokens:.2f} bytes per token"
     )
 
 
 def shown(value: Any) -> str:
+    """Return an argument's value as it is written on the command line."""
     return " ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)

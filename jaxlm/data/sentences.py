@@ -1,9 +1,9 @@
-"""Where sentences begin, found while documents stream: by sentencex, or at the input's own line breaks.
+"""Sentence boundaries of streamed documents, from sentencex or from the line breaks of the input.
 
-sentencex (Wikimedia's rules for some 300 languages, in Rust) works offline, keeps every character and splits 66 MB of
-books a second on one core, which is more than any tokenizer takes; it leaves a quotation whole. A border is kept where
-cutting the text does not change its ids; elsewhere two sentences are one. So a document has the same ids with and
-without sentences.
+sentencex (Wikimedia's rules for about 300 languages, in Rust) works offline, keeps every character, does not split
+quotations, and processes 66 MB of books per second on one core, faster than any tokenizer. A boundary is kept only if
+splitting the text there does not change its ids; otherwise two sentences become one. A document therefore has the same
+ids with and without sentences.
 """
 
 import re
@@ -17,7 +17,7 @@ from jaxlm.text import Tokenizer
 Sentences = Literal["auto", "split", "lines", "none"]
 Borders = Callable[[str], list[int]]
 
-# A paragraph ends at a blank line or, where none comes, after so many characters: what is looked at in one go.
+# Maximum characters of a paragraph, the unit of processing; most end earlier, at a blank line.
 PARAGRAPH = 1 << 16
 
 _BREAK = re.compile(r"\n[^\S\n]*\n\s*(?=\S)")
@@ -25,30 +25,33 @@ _WHITE_SPACE = re.compile(r"\s")
 
 
 def resolved(sentences: Sentences, tokenizer: Tokenizer) -> Sentences:
-    """`auto` made plain: split for WordPiece, none for the others. InputError where the tokenizer allows no borders."""
+    """Return `sentences` with `auto` resolved: split for WordPiece, none for other tokenizers.
+
+    Raises InputError if texts cannot be split at boundaries without changing the tokenizer's ids.
+    """
     if sentences == "auto":
         return "split" if tokenizer.kind == "wordpiece" else "none"
     if sentences != "none" and not tokenizer.cuts:
         raise InputError(
-            f"--sentences {sentences}: a text in the vocabulary of kind {tokenizer.kind!r} cannot be cut without "
-            "changing its ids; use a WordPiece, BPE or GPT-2 vocabulary, or --sentences none"
+            f"--sentences must be none for a vocabulary of kind {tokenizer.kind!r}, where splitting changes ids, "
+            f"got {sentences}; use none, or a WordPiece, BPE or GPT-2 vocabulary"
         )
     return sentences
 
 
 def borders_by(sentences: Sentences, language: str) -> Borders:
-    """The function from a paragraph to the places where its sentences end, white space after them left out."""
+    """Return a function from a paragraph to the end offsets of its sentences, before trailing white space."""
     return line_ends if sentences == "lines" else sentence_ends(language)
 
 
 def sentence_ends(language: str) -> Borders:
-    """sentencex's borders. language: a code such as en; one that it does not know gets its general rules."""
+    """Return the boundary function of sentencex. language: a code such as en; unknown codes use general rules."""
     from sentencex import segment
 
     def ends(paragraph: str) -> list[int]:
         found, at = [], 0
         for sentence in segment(language, paragraph):
-            # Found in the text, not counted: of long paragraphs the library leaves out the white space at the end.
+            # Searched for, not counted: the library drops the white space at the end of long paragraphs.
             place = paragraph.find(content, at) if (content := sentence.strip()) else -1
             if place >= 0:
                 at = place + len(content)
@@ -59,21 +62,21 @@ def sentence_ends(language: str) -> Borders:
 
 
 def line_ends(paragraph: str) -> list[int]:
-    """Each line that is not blank is a sentence."""
+    """Return the end offsets of the non-blank lines, each of which is a sentence."""
     return [found.end() for found in re.finditer(r"\S(?=[^\S\n]*(?:\n|$))", paragraph)]
 
 
 def sentences_of(fragments: Fragments, tokenizer: Tokenizer, borders: Borders) -> Iterator[tuple[str, bool]]:
-    """The same documents, cut where sentences begin: (sentence, whether the document ends with it).
+    """Yield the sentences of documents: (sentence, whether the document ends with it).
 
-    White space between two sentences goes to the second. Depends on the text alone, not on how it comes in fragments.
+    White space between two sentences belongs to the second. The result does not depend on the split into fragments.
     """
     open_text = ""
     for paragraph, last in paragraphs(fragments):
         text, begin = open_text + paragraph, 0
         for end in borders(paragraph):
             place = end + len(open_text)
-            # The border is the first place from there on that can be cut, past no more than white space.
+            # The boundary is the first place from there on that allows a split, skipping white space only.
             while not (cut := tokenizer.cuts_at(text, place)) and place < len(text) and text[place].isspace():
                 place += 1
             if cut and place > begin:
@@ -86,7 +89,7 @@ def sentences_of(fragments: Fragments, tokenizer: Tokenizer, borders: Borders) -
 
 
 def paragraphs(fragments: Fragments) -> Iterator[tuple[str, bool]]:
-    """The same documents in paragraphs with the blank lines after them; (paragraph, whether it is the last)."""
+    """Yield the paragraphs of documents with the blank lines after them: (paragraph, whether it is the last)."""
     text = ""
     for fragment, last in fragments:
         text += fragment
@@ -108,7 +111,7 @@ def paragraphs(fragments: Fragments) -> Iterator[tuple[str, bool]]:
 
 
 def _after_white_space(text: str, begin: int, end: int) -> int:
-    """The last place in (begin, end] that follows white space, or `end`."""
+    """Return the last place in (begin, end] that follows white space, or `end`."""
     for place in range(end, begin, -1):
         if _WHITE_SPACE.match(text[place - 1]):
             return place

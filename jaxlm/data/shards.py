@@ -1,8 +1,8 @@
-"""A shard: the tokens of one unit of input, made by one process, a pure function of the unit and the tokenizer.
+"""Shards: the tokens of one unit of input each, a pure function of the unit and the tokenizer.
 
-Its files: `N.tokens` (ids), `N.lengths` (int64, ids in each document), with sentences `N.sentences` (int64, ids in
-each of them) and, written last, `N.json` with the counts. A shard whose JSON is there is whole. Shards are made by
-worker processes and read by whoever joins them to a store.
+Files: `N.tokens` (ids), `N.lengths` (int64, ids per document), `N.sentences` (int64, ids per sentence, if kept) and,
+written last, `N.json` with the counts. A shard with a JSON file is complete. Worker processes write shards; the parent
+process joins them into a store.
 """
 
 import json
@@ -29,17 +29,17 @@ from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
 from jaxlm.text import Tokenizer, load_tokenizer
 
-# Texts are encoded in blocks of about this many characters where the tokenizer allows it: libraries slow down on longer
-# ones (SentencePiece from 5.7 to 2.1 MB/s on whole books).
+# Characters per encoded block if the tokenizer allows splitting: libraries are slower on longer texts (SentencePiece
+# drops from 5.7 to 2.1 MB/s on whole books).
 BLOCK = 500
 
-# Characters encoded in one call, which bounds memory.
+# Characters encoded per call, which bounds memory.
 BATCH = 1 << 18
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Counts of one shard. bytes, words: of its text. sentences: None where they are not kept."""
+    """Counts of a shard. bytes, words: of its text. sentences: None if they are not kept."""
 
     number: int
     tokens: int
@@ -51,9 +51,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker knows: where tokenizer and shards lie, the sources, what to do with bytes not UTF-8.
+    """Settings shared by all workers. tokenizer, shards: directories. errors: handling of invalid UTF-8.
 
-    sentences: how they are found (not auto), for a text in `language`.
+    sentences: method of finding boundaries (not auto), for text in `language`.
     """
 
     tokenizer: Path
@@ -65,11 +65,11 @@ class Job:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The arrays of a shard."""
+        """Return the names of the arrays of a shard."""
         return ("tokens", "lengths") if self.sentences == "none" else ("tokens", "lengths", "sentences")
 
     def blocks(self, unit: Unit, tokenizer: Tokenizer) -> Iterator["Block"]:
-        """The text of a unit as it is encoded."""
+        """Return the text of a unit in the blocks that are encoded."""
         fragments = read_unit(self.sources[unit.source], unit, self.errors)
         return blocks(fragments, tokenizer, self._borders())
 
@@ -78,8 +78,7 @@ class Job:
 
 
 class Block(NamedTuple):
-    """A piece of a document that is encoded by itself. last, ends_sentence: whether a document, a sentence ends with
-    it."""
+    """Part of a document that is encoded by itself. last, ends_sentence: whether it ends a document, a sentence."""
 
     text: str
     last: bool
@@ -88,10 +87,10 @@ class Block(NamedTuple):
 
 @dataclass
 class Encoded:
-    """Some documents, or parts of them, in ids.
+    """Ids of some documents or parts of documents.
 
-    ids: (tokens,). lengths: of the documents that end here, sentences: of the sentences that end here, int64, in ids;
-    a length counts the ids of earlier parts too. bytes, words: of the text.
+    ids: (tokens,). lengths, sentences: int64, number of ids of each document and each sentence that ends here, those in
+    earlier parts included. bytes, words: of the text.
     """
 
     ids: np.ndarray
@@ -102,7 +101,7 @@ class Encoded:
 
 
 def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard:
-    """Encode a unit and write its shard; a shard that is there already is taken as it is."""
+    """Encode a unit and write its shard; an existing shard is returned unchanged."""
     if (shard := find_shard(job, number)) is not None:
         return shard
     dtype = token_dtype(tokenizer.size)
@@ -126,7 +125,7 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
 
 
 def find_shard(job: Job, number: int) -> Shard | None:
-    """The shard of that number where it is whole, else None."""
+    """Return the shard with this number if it is complete, else None."""
     try:
         return Shard(**parse_json((job.shards / f"{number}.json").read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -134,7 +133,7 @@ def find_shard(job: Job, number: int) -> Shard | None:
 
 
 def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Ids (tokens,), lengths (documents,) and lengths of the sentences, or None, of a shard; mapped."""
+    """Return ids (tokens,), document lengths and sentence lengths (or None) of a shard, memory-mapped."""
     counts = {"tokens": shard.tokens, "lengths": shard.documents, "sentences": shard.sentences or 0}
     arrays: list[np.ndarray] = []
     for name in job.files:
@@ -142,21 +141,25 @@ def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> tuple[np.ndarray, np.
         kind = dtype if name == "tokens" else kind
         size = path.stat().st_size if path.exists() else -1
         if size != count * kind.itemsize:
-            raise RunError(f"{path} has {size} bytes instead of {count * kind.itemsize}: delete {job.shards.parent}")
+            raise RunError(
+                f"{path} must have {count * kind.itemsize} bytes, got {size}; delete {job.shards.parent} and prepare "
+                "again"
+            )
         arrays.append(np.memmap(path, kind, "r") if count else np.zeros(0, kind))
     return arrays[0], arrays[1], arrays[2] if len(arrays) == 3 else None
 
 
 def remove_shard(job: Job, shard: Shard) -> None:
+    """Delete the files of a shard."""
     for name in ("json", *job.files):
         (job.shards / f"{shard.number}.{name}").unlink(missing_ok=True)
 
 
 def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """Encode documents a batch at a time.
+    """Encode documents in batches.
 
-    Each document is followed by the tokenizer's `end` where it has one, in its last sentence. Ids of a long document
-    may come in several batches; its length comes with the last.
+    Each document ends with the tokenizer's `end` id, if it has one, as part of its last sentence. The ids of a long
+    document may be spread over several batches; its length comes with the last.
     """
     end = [tokenizer.specials["end"]] if "end" in tokenizer.specials else []
     waiting: list[Block] = []
@@ -177,12 +180,12 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
                 sentences.append(open_sentence)
                 open_sentence = 0
             if block.last:
-                if open_length:  # a text may have no id at all, in a vocabulary without an end
+                if open_length:  # a text may have no ids if the vocabulary has no end
                     lengths.append(open_length)
                 open_length = 0
             text = block.text
             text_bytes += len(text) if text.isascii() else len(text.encode())
-            # A word that a cut parts is one word.
+            # A word that is split between blocks counts once.
             words += len(text.split()) - (within_word and bool(text) and not text[0].isspace())
             within_word = not block.last and not text[-1:].isspace() and (bool(text) or within_word)
         count = sum(map(len, ids))
@@ -201,12 +204,12 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
 
 
 def blocks(fragments: Fragments, tokenizer: Tokenizer, borders: Borders | None = None) -> Iterator[Block]:
-    """The same documents in blocks of about BLOCK characters, cut where it does not change ids; whole otherwise.
+    """Yield the documents in blocks of about BLOCK characters, split only where this does not change their ids.
 
-    With `borders` they are cut where sentences begin too.
+    With `borders`, documents are also split where sentences begin.
     """
     if borders is not None:
-        # Each sentence by itself, as if it were a document, is cut into blocks.
+        # Each sentence is split into blocks like a document of its own.
         for sentence, last in sentences_of(fragments, tokenizer, borders):
             *firsts, (rest, _) = _blocks(iter([(sentence, True)]), tokenizer)
             for text, _ in firsts:
@@ -221,7 +224,7 @@ def _blocks(fragments: Fragments, tokenizer: Tokenizer) -> Fragments:
     waiting: list[str] = []
     for text, last in fragments:
         if waiting and not last and (not tokenizer.cuts or not (" " in text or "\n" in text)):
-            waiting.append(text)  # no place to cut: what waits is not looked through again
+            waiting.append(text)  # no place to split, so the waiting text is not searched again
             continue
         text = "".join([*waiting, text])
         waiting.clear()
@@ -242,9 +245,9 @@ def _blocks(fragments: Fragments, tokenizer: Tokenizer) -> Fragments:
 
 
 def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, tokenizer: Tokenizer) -> Iterator[Shard]:
-    """Make the shards of numbered units with `workers` processes; each is given out when it is done, in any order.
+    """Yield the shards of numbered units as `workers` processes complete them, in any order.
 
-    One worker is this process itself. Raises InputError and RunError of a worker here; the others are stopped.
+    A single worker is this process itself. Reraises InputError and RunError of a worker and stops the others.
     """
     if min(workers, len(units)) <= 1:
         for number, unit in units:
@@ -269,7 +272,7 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
                 connection.send(task)
                 asked[connection] += 1
 
-        # Each has one more unit waiting than it works on, so that none is idle while this process joins shards.
+        # Each worker has one unit queued, so that none is idle while this process joins shards.
         for connection in [*asked, *asked]:
             with _alive(processes[connection]):
                 ask(connection)
@@ -295,22 +298,22 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
 
 @contextmanager
 def _alive(process: BaseProcess) -> Iterator[None]:
-    """RunError where the process at the other end of a connection has died."""
+    """Raise RunError if the process at the other end of a connection has died."""
     try:
         yield
     except (EOFError, OSError) as error:
         process.join()
         raise RunError(
-            f"a worker process died (exit {process.exitcode}), perhaps for want of memory: try fewer --workers; "
+            f"a worker process died (exit {process.exitcode}), perhaps out of memory; use fewer --workers, then "
             "the same command continues"
         ) from error
 
 
 def _work(connection: Connection, job: Job) -> None:
-    """A worker process: answers numbered units with shards until the connection closes."""
+    """Run a worker process: make the shards of received units until the connection closes."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tokenizer = load_tokenizer(job.tokenizer)
@@ -332,12 +335,15 @@ def _work(connection: Connection, job: Job) -> None:
                 f"{error.filename or job.shards}: {error.strerror or error}; the same command continues",
             )
         except MemoryError:
-            answer = ("failed", "a worker process ran out of memory: try fewer --workers; the same command continues")
+            answer = (
+                "failed",
+                "a worker process ran out of memory; use fewer --workers, then the same command continues",
+            )
         connection.send(answer)
 
 
 def _end_with_parent() -> None:
-    # A worker whose parent was killed must not go on writing beside the next start's workers.
+    # An orphaned worker must not keep writing beside the workers of the next start.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

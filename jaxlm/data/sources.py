@@ -1,8 +1,8 @@
-"""Where documents come from: files and TensorFlow Datasets, cut into slices that are read independently.
+"""Sources of documents: files and TensorFlow Datasets, split into slices that are read independently.
 
-A source is named by one string: text:GLOB (a file is a document), lines:GLOB (blank lines part documents),
-jsonl:GLOB[#FIELD], tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]. A unit is some slices of one source: the
-work that makes one shard. Units depend on the inputs alone, so any number of processes makes the same store.
+A source is named by one string: text:GLOB (a file is a document), lines:GLOB (blank lines separate documents),
+jsonl:GLOB[#FIELD], tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]. A unit is some slices of one source and
+gives one shard. Units depend on the inputs alone, so the store is the same for any number of processes.
 """
 
 import functools
@@ -22,13 +22,13 @@ KINDS = "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], tfds:NAME[@SPLIT][#FIELD], t
 FIELD = "text"
 SPLIT = "train"
 
-# Text for one unit of work. Enough that starting one costs nothing, little enough that few seconds are lost by a kill.
+# Bytes of text per unit: large enough that starting one costs little, small enough that a kill loses a few seconds.
 UNIT_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a source: bytes [begin, end) of the file `path`, or records [begin, end) where path is empty."""
+    """Slice of a source: bytes [begin, end) of file `path`, or records [begin, end) if path is empty."""
 
     path: str
     begin: int
@@ -37,7 +37,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Unit:
-    """The work that makes one shard. source: which of the sources; size: its text in bytes, estimated."""
+    """Slices of a source that give one shard. source: its index. size: estimated bytes of text."""
 
     source: int
     slices: tuple[Slice, ...]
@@ -46,7 +46,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Source:
-    """A source as its string names it. place: a glob, a data set's name or a directory."""
+    """Parsed name of a source. place: a glob, the name of a data set, or a directory."""
 
     spec: str
     kind: str
@@ -56,10 +56,10 @@ class Source:
 
 
 def parse_source(spec: str) -> Source:
-    """Read a source's string. InputError where it is none; nothing is opened yet."""
+    """Parse the name of a source without opening anything; raise InputError if it is malformed."""
     kind, colon, place = spec.partition(":")
     if not colon or not place or kind not in ("text", "lines", "jsonl", "tfds", "tfds-dir"):
-        raise InputError(f"source {spec!r}: expected one of {KINDS}")
+        raise InputError(f"--source must be one of {KINDS}, got {spec!r}")
     field, split = FIELD, ""
     if kind in ("jsonl", "tfds", "tfds-dir") and "#" in place:
         place, _, field = place.rpartition("#")
@@ -68,20 +68,20 @@ def parse_source(spec: str) -> Source:
         if "@" in place:
             place, _, split = place.rpartition("@")
     if not place or not field or (kind.startswith("tfds") and not split):
-        raise InputError(f"source {spec!r}: a part of it is empty; expected one of {KINDS}")
+        raise InputError(f"--source must have no empty part, got {spec!r}; use one of {KINDS}")
     return Source(spec, kind, place, field, split)
 
 
 def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tuple[list[Unit], dict[str, Any]]:
-    """The units of a source, in order, and what it consists of: {"source", "files", "bytes"} or {…, "records"}.
+    """Return the units of a source in order, and its contents: {"source", "files", "bytes"} or {…, "records"}.
 
-    `number` is the source's place among the sources. Raises InputError where there is nothing to read.
+    number: index of the source. Raises InputError if there is nothing to read.
     """
     if source.kind.startswith("tfds"):
         data = _data_source(source)
         records = len(data)
         if not records:
-            raise InputError(f"source {source.spec!r}: the split {source.split!r} has no records")
+            raise InputError(f"source {source.spec!r}: split {source.split!r} has no records; name another split")
         each = max(1, _record_bytes(source))
         step = max(1, unit_bytes // each)
         parts = [Slice("", k, min(k + step, records)) for k in range(0, records, step)]
@@ -118,12 +118,12 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
                 close()
     close()
     if not units:
-        raise InputError(f"source {source.spec!r}: its {len(sizes)} files are empty")
+        raise InputError(f"source {source.spec!r}: its {len(sizes)} files are empty; name other files")
     return units, {"source": source.spec, "files": len(sizes), "bytes": sum(size for _, size in sizes)}
 
 
 def largest_file(source: Source, units: list[Unit]) -> int:
-    """Bytes of text, estimated, in the largest file of a `text:` source, where a file is a document; 0 for others."""
+    """Return the estimated bytes of text in the largest file of a `text:` source, or 0 for other kinds."""
     if source.kind != "text":
         return 0
     paths = {part.path for unit in units for part in unit.slices}
@@ -131,7 +131,7 @@ def largest_file(source: Source, units: list[Unit]) -> int:
 
 
 def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragments:
-    """The documents of a slice as fragments (text, last)."""
+    """Return the documents of a slice as fragments (text, last)."""
     if source.kind == "text":
         return read_text(part.path, errors)
     if source.kind == "lines":
@@ -142,27 +142,27 @@ def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragme
 
 
 def read_unit(source: Source, unit: Unit, errors: Errors = "strict") -> Fragments:
-    """The documents of a unit, in order, as fragments (text, last)."""
+    """Yield the documents of a unit, in order, as fragments (text, last)."""
     for part in unit.slices:
         yield from read_slice(source, part, errors)
 
 
 def _file_sizes(source: Source) -> list[tuple[str, int]]:
-    """The files of a source in sorted order, with their sizes in bytes."""
+    """Return the files of a source in sorted order, with their sizes in bytes."""
     place = os.path.expanduser(source.place)
     if os.path.isdir(place):
-        raise InputError(f"source {source.spec!r}: {place} is a directory; name its files: {source.kind}:{place}/*")
+        raise InputError(f"source {source.spec!r}: {place} is a directory; name its files with {source.kind}:{place}/*")
     found = [place] if os.path.isfile(place) else sorted(glob.glob(place, recursive=True))
     files = [path for path in found if os.path.isfile(path)]
     if not files:
-        what = "only directories match" if found else "no file matches"
+        problem = "only directories match" if found else "no file matches"
         raise InputError(
-            f"source {source.spec!r}: {what} {place!r} (seen from {os.getcwd()}); mend the pattern, in quotes"
+            f"source {source.spec!r}: {problem} {place!r} (relative to {os.getcwd()}); fix the pattern and quote it"
         )
     try:
         return [(path, os.stat(path).st_size) for path in files]
     except OSError as error:
-        raise InputError(f"source {source.spec!r}: {error.filename}: {error.strerror}") from error
+        raise InputError(f"source {source.spec!r}: {error.filename} cannot be read: {error.strerror}") from error
 
 
 def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[tuple[str, bool]]:
@@ -172,7 +172,7 @@ def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[tuple
         if source.field not in record:
             raise InputError(
                 f"source {source.spec!r}: a record has no field {source.field!r}, only {', '.join(record)}; "
-                f"name the field: {source.kind}:{source.place}@{source.split}#FIELD"
+                f"name the field with {source.kind}:{source.place}@{source.split}#FIELD"
             )
         value = record[source.field]
         if isinstance(value, bytes):
@@ -183,7 +183,9 @@ def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[tuple
                     f"source {source.spec!r}: record {number}, byte {error.start} is not UTF-8; pass --errors replace"
                 ) from error
         if not isinstance(value, str):
-            raise InputError(f"source {source.spec!r}: field {source.field!r} is not text but {type(value).__name__}")
+            raise InputError(
+                f"source {source.spec!r}: field {source.field!r} must be text, got {type(value).__name__}; name another"
+            )
         if value and not value.isspace():
             yield value, True
 
@@ -194,12 +196,12 @@ def _builder(source: Source):
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise InputError(
-            f"source {source.spec!r} needs tensorflow_datasets, which is not installed: pip install 'jaxlm[tfds]'"
+            f"source {source.spec!r} needs tensorflow_datasets, which is not installed; pip install 'jaxlm[tfds]'"
         ) from error
     if source.kind == "tfds-dir":
         path = Path(source.place).expanduser()
         if not path.is_dir():
-            raise InputError(f"source {source.spec!r}: no directory {path}")
+            raise InputError(f"source {source.spec!r}: {path} must be a directory; fix the path")
         try:
             return tfds.builder_from_directory(str(path))
         except Exception as error:  # TFDS raises many kinds
@@ -207,11 +209,11 @@ def _builder(source: Source):
     try:
         builder = tfds.builder(source.place, file_format="array_record")
         builder.download_and_prepare()
-    except Exception as error:  # TFDS raises many kinds: an unknown name, no network, no disk
+    except Exception as error:  # TFDS raises many kinds: unknown name, no network, full disk
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        # Without TensorFlow most of the catalogue does not load, and TFDS says that there is no such data set.
-        extra = "" if _has_tensorflow() else "; it may need TensorFlow: pip install 'jaxlm[tfds]'"
-        raise InputError(f"source {source.spec!r}: TFDS cannot give it ({first}){extra}") from error
+        # Without TensorFlow most of the catalogue does not load, and TFDS reports an unknown data set.
+        extra = "" if _has_tensorflow() else "; it may need TensorFlow, pip install 'jaxlm[tfds]'"
+        raise InputError(f"source {source.spec!r}: TFDS cannot load it ({first}){extra}") from error
     return builder
 
 
@@ -219,7 +221,7 @@ def _builder(source: Source):
 def _data_source(source: Source):
     builder = _builder(source)
     if (splits := list(builder.info.splits)) and source.split.split("[")[0] not in splits:
-        raise InputError(f"source {source.spec!r}: no split {source.split!r}; it has {', '.join(splits)}")
+        raise InputError(f"source {source.spec!r}: split must be one of {', '.join(splits)}, got {source.split!r}")
     try:
         return builder.as_data_source(split=source.split)
     except Exception as error:  # TFDS raises many kinds, for TFRecord files among others
@@ -227,34 +229,34 @@ def _data_source(source: Source):
 
 
 def _record_bytes(source: Source) -> int:
-    """Bytes of a record on average, or a guess where the data set does not say."""
+    """Return the mean bytes per record, or a guess if the data set does not state its size."""
     info = _builder(source).info
     split = info.splits[source.split] if len(info.splits) else None
     return int(split.num_bytes or 0) // split.num_examples if split and split.num_bytes and split.num_examples else 256
 
 
 def open_split(name: str, split: str, data_dir: str | None) -> Any:
-    """The rows of one split of a data set of TFDS's catalogue, by index, from `data_dir` or TFDS's own directory.
+    """Return the rows of a split of a TFDS data set, by index, from `data_dir` or TFDS's default directory.
 
-    InputError, one line, where a package is missing or the set cannot be had.
+    Raises InputError if a package is missing or the data set is not available.
     """
     where = f"task-dir tfds:{data_dir}" if data_dir else "task-dir tfds"
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise InputError(f"{where}: {error}; {TFDS_EXTRA}") from None
+        raise InputError(f"{where} cannot be used: {error}; {TFDS_EXTRA}") from None
     try:
         return tfds.data_source(name, split=split, data_dir=data_dir)
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        # Without TensorFlow, GLUE's code does not load and TFDS says that there is no such data set.
+        # Without TensorFlow, GLUE's code does not load and TFDS reports an unknown data set.
         if not _has_tensorflow():
             raise InputError(
                 f"{where}: {name} is not prepared there as ArrayRecord, and preparing it needs TensorFlow; "
                 f"{TFDS_EXTRA} ({first})"
             ) from None
         raise InputError(
-            f"{where}: {name} {split}: {first}; see that it can be downloaded or is prepared there"
+            f"{where}: {name} {split} cannot be loaded ({first}); check that it can be downloaded or is prepared there"
         ) from None
 
 

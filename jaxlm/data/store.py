@@ -1,16 +1,16 @@
-"""The token store: a text as one array of ids, memory-mapped, with checksums and the tokenizer that made it.
+"""The token store: a text as one memory-mapped array of ids, with checksums and its tokenizer.
 
 A directory:
-    description.json       what follows, with counts, checksums, the sources and the tokenizer's fingerprint
+    description.json       the arrays with their checksums, counts, the sources and the tokenizer's fingerprint
     tokens.bin             ids of all documents, uint16 (uint32 for vocabularies over 65,536), each document followed
-                           by the id that ends documents where the tokenizer has one
+                           by the end-of-document id if the tokenizer has one
     document_starts.bin    int64, documents + 1 offsets into tokens.bin
-    sentence_starts.bin    int64, sentences + 1 offsets into tokens.bin, where sentences were kept; a document begins
-                           one, and the id that ends a document belongs to its last
-    token_counts.bin       int64, how often each id occurs in tokens.bin
-    checksums.bin          a checksum of each chunk of the arrays (jaxlm/data/arrays.py); older stores have none
-    tokenizer/             what `load_tokenizer` reads
-Integers are little-endian. The description's `arrays` lists every array; readers ignore those they do not know.
+    sentence_starts.bin    int64, sentences + 1 offsets into tokens.bin, if sentences are kept; each document begins
+                           a sentence, and its end-of-document id belongs to its last sentence
+    token_counts.bin       int64, number of occurrences of each id in tokens.bin
+    checksums.bin          checksums of the chunks of the arrays (jaxlm/data/arrays.py); absent in older stores
+    tokenizer/             files that `load_tokenizer` reads
+Integers are little-endian. `arrays` in the description lists every array; readers ignore unknown ones.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class Section:
-    """The part of a store that came from one source.
+    """Documents of a store that come from one source.
 
-    weight: the share asked for in training, or None. bytes, words: of the text (UTF-8; words as white space parts
-    them). first_document, first_token: where the section begins in the store.
+    weight: mixture weight in training, or None. bytes, words: of the text (UTF-8; words are separated by white space).
+    first_document, first_token: start of the section in the store.
     """
 
     source: str
@@ -53,12 +53,12 @@ class Section:
 
 
 class Store:
-    """An open store. Arrays are mapped, not read; what is read of them is checked first, and raises DamagedStore.
+    """Open token store with memory-mapped arrays. Chunks are checked on first read and raise DamagedStore if damaged.
 
     tokens: (num_tokens,) uint16 or uint32. document_starts: (documents + 1,) int64. token_counts: (vocab_size,) int64.
-    sentence_starts: (sentences + 1,) int64, and sentences, how many; both None where sentences were not kept.
-    end: the id that ends documents, or None.
-    fingerprint: SHA-256 of the description, which holds the arrays' own: what a run remembers of its data.
+    sentence_starts: (sentences + 1,) int64. sentences: their number. Both are None if sentences are not kept.
+    end: the end-of-document id, or None.
+    fingerprint: SHA-256 of the description with the checksums of the arrays; recorded by runs.
     """
 
     def __init__(self, path: Path, description: dict[str, Any]):
@@ -73,7 +73,7 @@ class Store:
         self.num_tokens: int = description["tokens"]
         self.bytes: int = description["bytes"]
         self.words: int = description["words"]
-        self._verified: set[str] = set()  # names of arrays that were read as a whole
+        self._verified: set[str] = set()  # names of arrays checked as a whole
         names = [field.name for field in fields(Section)]
         self.sections = tuple(Section(**{name: s[name] for name in names}) for s in description["sections"])
 
@@ -94,7 +94,7 @@ class Store:
         return self._array("token_counts")
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the store; InputError where its directory was damaged or exchanged."""
+        """Return the tokenizer that made the store; raise InputError if its directory was damaged or replaced."""
         tokenizer = load_tokenizer(self.path / TOKENIZER)
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise InputError(
@@ -103,18 +103,18 @@ class Store:
         return tokenizer
 
     def verify(self) -> None:
-        """Read every array and compare its checksum; DamagedStore naming the first that does not match."""
+        """Check every array; raise DamagedStore naming the first whose checksum differs."""
         for name, array in self.description["arrays"].items():
             check_whole(self.path / array["file"], array)
             self._verified.add(name)
         self.tokenizer()
 
     def unigram_entropy(self) -> float:
-        """Entropy of the distribution of ids, in nats: the loss of a model that knows frequencies and nothing else."""
+        """Return the entropy of the unigram distribution in nats, which is the loss of a unigram model."""
         counts = np.asarray(self.token_counts, np.float64)
         counts = counts[counts > 0]
-        shares = counts / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
+        probabilities = counts / counts.sum()
+        return float(-(probabilities * np.log(probabilities)).sum())
 
     def _array(self, name: str) -> CheckedArray:
         array = self.description["arrays"][name]
@@ -132,17 +132,20 @@ class Store:
 
 
 def open_store(path: str | Path) -> Store:
-    """Open a store: its description and the sizes of its files are checked now, contents as they are read."""
+    """Open a store. Its description and file sizes are checked at once, contents on first read.
+
+    Raises InputError if there is no complete store at `path`.
+    """
     if lies_elsewhere(path):
         raise InputError(
-            f"{path}: a store is read from a disk: copy it there first (gcloud storage rsync --recursive; on a pod "
-            "launch/tpu_pod.sh does it)"
+            f"a store must be on a local disk, got {path}; copy it with gcloud storage rsync --recursive (on a pod, "
+            "launch/tpu_pod.sh does this)"
         )
     path = Path(path)
     if not (path / DESCRIPTION).is_file():
         if partial_path(path).is_dir():
-            raise InputError(f"{path} is not finished: run the same jaxlm.prepare command again, it continues")
-        raise InputError(f"{path} is not a token store: make one with python -m jaxlm.prepare --output {path}")
+            raise InputError(f"{path} is not finished; run the same jaxlm.prepare command again to continue")
+        raise InputError(f"{path} is not a token store; make one with python -m jaxlm.prepare --output {path}")
     try:
         description = parse_json((path / DESCRIPTION).read_bytes())
         if description["format"] != FORMAT:
@@ -154,7 +157,7 @@ def open_store(path: str | Path) -> Store:
         ) from error
     if version != VERSION:
         raise InputError(
-            f"{path} has store version {version}, this jaxlm reads {VERSION}; delete it and prepare it again"
+            f"{path} has store version {version}, but this jaxlm reads {VERSION}; delete it and prepare it again"
         )
     if fingerprint != description_fingerprint(description):
         raise InputError(
@@ -165,17 +168,17 @@ def open_store(path: str | Path) -> Store:
         size = file.stat().st_size if file.is_file() else -1
         if size != array["bytes"]:
             found = "is missing" if size < 0 else f"has {size} bytes"
-            raise InputError(f"{file} {found}, {DESCRIPTION} says {array['bytes']}; delete it and prepare it again")
+            raise InputError(f"{file} {found}, but {DESCRIPTION} says {array['bytes']}; delete it and prepare it again")
     return Store(path, description)
 
 
 def lies_elsewhere(path: str | Path) -> bool:
-    """Whether a store's name is a URL, gs://BUCKET/STORE say, or was one before it became a path."""
+    """Return whether a path is a URL, for example gs://BUCKET/STORE, or was one before it became a Path."""
     return re.match(r"\w+:/", str(path)) is not None
 
 
 def partial_path(output: Path) -> Path:
-    """Where a store is made before it appears: beside it, so that the last step is a rename."""
+    """Return the directory that a store is built in: beside its output, so that the last step is a rename."""
     return output.with_name(output.name + ".partial")
 
 
@@ -184,6 +187,6 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def description_fingerprint(description: dict[str, Any]) -> str:
-    """SHA-256 over the description without its own `fingerprint`."""
+    """Return the SHA-256 of the description without its own `fingerprint`."""
     rest = {key: value for key, value in description.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""The versions of the schemes that make rows of a store: a run records those it began with, and keeps them.
+"""Versions of the schemes that make rows from a store; each run records the versions it began with.
 
-A version changes when the same store, config and seed may give other rows. `config.json` holds those of a run's layout
-as `fingerprints.data_order`, so that a run which is resumed goes on with the rows it was made with.
+A version changes when the same store, config and seed may give other rows. `config.json` holds the versions of a run's
+layout as `fingerprints.data_order`, so that a resumed run continues with the same rows.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ _OF_LAYOUT = {
 
 @dataclass(frozen=True)
 class DataVersions:
-    """The versions that a run reads its stores under; without arguments those of a new run.
+    """Versions under which a run reads its stores. The defaults are those of a new run.
 
-    order: which row an index is, and windows. packed: rows of packed documents; in version 1 the id that ends documents
-    is no input and the first token of a document no target. chunks: what sentence pairs are made from. pairs: what is
-    drawn of them; in version 1 a random second part is the first stretch found, whatever data.random_candidates says.
-    streams: which tokens a row of a stream has.
+    order: windows, and the order of rows. packed: packed rows; in version 1 the end-of-document id is not an input and
+    the first token of a document is not a target. chunks: chunks of sentence pairs. pairs: sampling of pairs; in
+    version 1 a random second segment is the first span found, regardless of data.random_candidates. streams: rows of
+    streams.
     """
 
     order: int = 1
@@ -36,12 +36,12 @@ class DataVersions:
     streams: int = 1
 
     def recorded(self, layout: str) -> int | list[int]:
-        """The versions that rows of a layout depend on, as `fingerprints.data_order` has them."""
+        """Return the versions that rows of a layout depend on, as recorded in `fingerprints.data_order`."""
         versions = [getattr(self, name) for name in _OF_LAYOUT.get(layout, _OF_LAYOUT["windows"])]
         return versions if len(versions) > 1 else versions[0]
 
     def begins_documents(self, end: int | None) -> bool:
-        """Return whether a packed document begins with `end`, the id that ends documents; None: there is no such id."""
+        """Return whether a packed document begins with `end`, the end-of-document id (None: the tokenizer has none)."""
         return self.packed >= 2 and end is not None
 
 
@@ -49,9 +49,9 @@ CURRENT = DataVersions()
 
 
 def saved_versions(config: Mapping[str, Any], name: str) -> DataVersions:
-    """The versions that a run's saved config names; the current ones where it has no data order.
+    """Return the versions recorded in a run's saved config, or the current ones if it has no data order.
 
-    name: of the run, for people. InputError where a version is newer than this jaxlm's.
+    name: of the run, for messages. Raises InputError if a version is newer than this jaxlm's.
     """
     order = config.get("fingerprints", {}).get("data_order")
     layout = config.get("data", {}).get("layout", "windows")

@@ -1,4 +1,4 @@
-"""Makes token stores: part by part, killable at any moment, and visible only when whole."""
+"""Incremental writer of token stores: interruptible at any time, visible only when complete."""
 
 import json
 import os
@@ -24,15 +24,15 @@ from jaxlm.data.store import (
 from jaxlm.errors import InputError
 from jaxlm.text import Tokenizer
 
-# Items copied at a time from a mapped shard.
+# Items copied at a time from a memory-mapped shard.
 _CHUNK = 1 << 21
 
 
 class StoreWriter:
-    """Makes a store in a directory, part by part, and moves it to its place when it is whole.
+    """Writer that builds a store in a directory part by part, then renames it to its output when complete.
 
-    After each `append` with `commit` its state is on disk, and a new writer on the same directory goes on from there;
-    what was written after the last one is cut off. sentences: whether their borders are kept.
+    Each `commit` saves the state to disk. A new writer on the same directory continues from the last commit and
+    truncates anything written after it. sentences: whether sentence boundaries are kept.
     """
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, sentences: bool = False):
@@ -50,7 +50,7 @@ class StoreWriter:
                 self._counts[:] = np.fromfile(self._counts_file(), "<i8")
             except (OSError, ValueError, KeyError) as error:
                 raise InputError(
-                    f"{self._state_file} or what it names cannot be read ({error}); delete {directory} and "
+                    f"{self._state_file} or a file it names cannot be read ({error}); delete {directory} and "
                     "prepare again"
                 ) from error
         self._tokens = _open_at(self._store / "tokens.bin", self.state["tokens"] * self.dtype.itemsize)
@@ -62,11 +62,11 @@ class StoreWriter:
 
     @property
     def parts(self) -> int:
-        """How many committed parts the store holds."""
+        """Return the number of committed parts."""
         return self.state["parts"]
 
     def begin_section(self, source: str, weight: float | None) -> None:
-        """What is appended from here on belongs to `source`."""
+        """Begin the section of `source`; later appends belong to it."""
         section = Section(source, weight, self.state["documents"], 0, self.state["tokens"], 0, 0, 0)
         self.state["sections"].append(asdict(section))
 
@@ -78,9 +78,9 @@ class StoreWriter:
         words: int,
         sentences: np.ndarray | None = None,
     ) -> None:
-        """Add whole documents: their ids one after the other, and the number of ids of each, and of each sentence.
+        """Append whole documents: concatenated ids, number of ids per document, and number of ids per sentence.
 
-        All three may be mapped. Sentences are wanted where the store keeps them, and only there.
+        All three may be memory-mapped. sentences: required if the store keeps them, otherwise None.
         """
         for begin in range(0, len(tokens), _CHUNK):
             chunk = np.ascontiguousarray(tokens[begin : begin + _CHUNK], self.dtype)
@@ -88,10 +88,14 @@ class StoreWriter:
             self._counts += np.bincount(chunk, minlength=len(self._counts))
         first = self.state["tokens"]
         end = first + len(tokens)
-        assert _write_starts(self._starts, first, lengths) == end, "lengths do not add up to the tokens"
-        assert (self._sentences is None) == (sentences is None), "sentences go to a store that keeps them"
+        assert _write_starts(self._starts, first, lengths) == end, "lengths must sum to the number of tokens"
+        assert (self._sentences is None) == (sentences is None), (
+            "sentences must be given if and only if the store keeps them"
+        )
         if self._sentences is not None and sentences is not None:
-            assert _write_starts(self._sentences, first, sentences) == end, "sentences do not add up to the tokens"
+            assert _write_starts(self._sentences, first, sentences) == end, (
+                "sentence lengths must sum to the number of tokens"
+            )
             self.state["sentences"] += len(sentences)
         self.state["tokens"] = end
         self.state["documents"] += len(lengths)
@@ -102,19 +106,19 @@ class StoreWriter:
         section["words"] += words
 
     def commit(self) -> None:
-        """Make what was appended last: one more part that a later writer need not make again."""
+        """Commit all appends since the last commit as one more part."""
         self.state["parts"] += 1
         for file in self._files:
             file.flush()
             os.fsync(file.fileno())
-        # The counts of this part have a name of their own, so that the state's rename switches both.
+        # The counts of each part have their own file name, so that renaming the state file switches both.
         previous = self._counts_file(self.state["parts"] - 1)
         write_file(self._counts_file(), self._counts.astype("<i8").tobytes())
         write_file(self._state_file, json.dumps(self.state).encode())
         previous.unlink(missing_ok=True)
 
     def finish(self, output: Path, *, arguments: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
-        """Write what is left, describe the store and rename it to `output`, which must not exist."""
+        """Write the remaining files and the description, then rename the store to `output`, which must not exist."""
         state = self.state
         for file in self._files[1:]:
             file.write(np.array([state["tokens"]], "<i8").data)
@@ -168,7 +172,7 @@ class StoreWriter:
 
     @property
     def _files(self) -> list[IO[bytes]]:
-        """What grows: the tokens first, then the offsets into them."""
+        """Return the files that grow: tokens first, then the offsets into them."""
         return [self._tokens, self._starts] + ([] if self._sentences is None else [self._sentences])
 
     def _counts_file(self, parts: int | None = None) -> Path:
@@ -176,13 +180,13 @@ class StoreWriter:
 
 
 def publish(directory: Path, store: Path, output: Path) -> None:
-    """Give the finished `store` its name, then remove the directory it was made in."""
+    """Rename the finished `store` to `output`, then remove the directory it was built in."""
     rename_synced(store, output)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _write_starts(file: IO[bytes], first: int, lengths: np.ndarray) -> int:
-    """Write where things of these lengths begin, the first one at `first`; gives where the last one ends."""
+    """Write the start offsets of items of these lengths, from `first` on; return the end of the last item."""
     for begin in range(0, len(lengths), _CHUNK):
         ends = first + np.cumsum(lengths[begin : begin + _CHUNK], dtype=np.int64)
         file.write(np.concatenate([[first], ends[:-1]]).astype("<i8").data)
@@ -192,7 +196,7 @@ def _write_starts(file: IO[bytes], first: int, lengths: np.ndarray) -> int:
 
 def _open_at(path: Path, length: int) -> IO[bytes]:
     if length > (path.stat().st_size if path.exists() else 0):
-        raise InputError(f"{path} is shorter than it was: delete {path.parent.parent} and prepare again")
+        raise InputError(f"{path} is shorter than recorded; delete {path.parent.parent} and prepare again")
     file = path.open("r+b" if path.exists() else "w+b")
     file.truncate(length)
     file.seek(length)

@@ -147,10 +147,10 @@ def test_changed_sources_are_not_passed_over(corpus):
 def test_an_output_that_holds_something_else_is_left_alone(corpus):
     Path("store").mkdir()
     Path("store/thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="holds something else: name another --output"):
+    with pytest.raises(InputError, match="a directory with other content; name another --output"):
         prepare(corpus)
     assert Path("store/thesis.tex").read_text() == "years of work"
-    with pytest.raises(InputError, match="is a file"):
+    with pytest.raises(InputError, match=r"got blocks\.txt, a file"):
         prepare(replace(corpus, output=Path("blocks.txt")))
     Path("empty").mkdir()
     assert prepare(replace(corpus, output=Path("empty"))).documents == 145

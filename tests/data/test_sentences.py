@@ -273,7 +273,7 @@ def test_a_preparation_goes_on_where_it_stopped(corpus, monkeypatch):
         ({"tokenizer": "train-wordpiece:50000"}, r"must be at most \d+, got 50000"),
         (
             {"tokenizer": "train-sentencepiece:360", "sentencepiece_model": "unigram", "sentences": "split"},
-            "'sentencepiece' cannot be cut without changing its ids",
+            "--sentences must be none for a vocabulary of kind 'sentencepiece'.*, got split",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
     for name, damaged in [("cut", content[: len(content) // 2]), ("other", b"no such format at all" * 9)]:
         path = tmp_path / f"{name}{suffix}"
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=rf"{name}\{suffix}: .*damaged or cut off"):
+        with pytest.raises(InputError, match=rf"{name}\{suffix}: .*damaged or truncated"):
             read_all(f"text:{path}")
 
 
@@ -149,8 +149,8 @@ def test_bytes_that_are_not_utf8(tmp_path, kind, errors, monkeypatch):
     "line, message",
     [
         ('{"body": "x", "id": 1}', r"no field 'text' \(it has 'body', 'id'\).*#FIELD"),
-        ('{"text": 7}', "not a string but int"),
-        ('{"text": null}', "not a string but NoneType"),
+        ('{"text": 7}', "must be a string, got int"),
+        ('{"text": null}', "must be a string, got NoneType"),
         ('["text"]', "not a JSON object"),
         ('{"text": "x"', "is not JSON"),
         ("plain words", "is not JSON"),
@@ -178,16 +178,16 @@ def test_half_a_surrogate_pair_is_replaced_on_request(tmp_path):
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ("books/*.txt", "expected one of text:GLOB"),
-        ("csv:x.csv", "expected one of text:GLOB"),
-        ("text:", "expected one of text:GLOB"),
-        ("jsonl:x.jsonl#", "a part of it is empty"),
-        ("tfds:glue/cola@", "a part of it is empty"),
+        ("books/*.txt", "--source must be one of text:GLOB"),
+        ("csv:x.csv", "--source must be one of text:GLOB"),
+        ("text:", "--source must be one of text:GLOB"),
+        ("jsonl:x.jsonl#", "--source must have no empty part"),
+        ("tfds:glue/cola@", "--source must have no empty part"),
         ("text:{}/none/*.txt", "no file matches"),
-        ("text:{}", r"is a directory; name its files: text:.*/\*"),
+        ("text:{}", r"is a directory; name its files with text:.*/\*"),
         ("text:{}/*/", "only directories match"),
         ("lines:{}/empty", "its 1 files are empty"),
-        ("tfds-dir:{}/none", "no directory"),
+        ("tfds-dir:{}/none", "must be a directory"),
         ("tfds-dir:{}", "is not a prepared TFDS directory"),
     ],
 )
@@ -246,7 +246,11 @@ def test_tfds_records(tfds_directory):
 
 @pytest.mark.parametrize(
     "ending, message",
-    [("", r"no field 'text', only poem, year"), ("#year", "not text but"), ("@dev#poem", "no split 'dev'; it has")],
+    [
+        ("", r"no field 'text', only poem, year"),
+        ("#year", "must be text, got "),
+        ("@dev#poem", "split must be one of .*, got 'dev'"),
+    ],
 )
 def test_tfds_mistakes(tfds_directory, ending, message):
     with pytest.raises(InputError, match=message):

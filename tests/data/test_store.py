@@ -83,7 +83,7 @@ def test_damage_is_found(store):
     with pytest.raises(InputError, match=r"tokens\.bin is damaged"):
         damaged.verify()
     tokens.write_bytes(content[:-2])
-    with pytest.raises(InputError, match=r"tokens\.bin has \d+ bytes, description\.json says"):
+    with pytest.raises(InputError, match=r"tokens\.bin has \d+ bytes, but description\.json says"):
         open_store(store.path)
     tokens.unlink()
     with pytest.raises(InputError, match=r"tokens\.bin is missing"):
@@ -115,10 +115,10 @@ def test_an_exchanged_tokenizer_is_found(store):
 
 
 def test_what_is_not_a_store_says_so(tokenizer, tmp_path):
-    with pytest.raises(InputError, match="not a token store: make one with python -m jaxlm.prepare"):
+    with pytest.raises(InputError, match="not a token store; make one with python -m jaxlm.prepare"):
         open_store(tmp_path / "nothing")
     StoreWriter(partial_path(tmp_path / "half"), tokenizer)
-    with pytest.raises(InputError, match="not finished: run the same jaxlm.prepare command again"):
+    with pytest.raises(InputError, match="not finished; run the same jaxlm.prepare command again"):
         open_store(tmp_path / "half")
 
 

@@ -400,5 +400,5 @@ def test_stores_are_read_from_a_disk(stores, tmp_path):
     arguments = pretrain_arguments(tmp_path / "run", stores, "--num-steps", 1)
     for field in ("store", "validation"):
         ended = run_here("pretrain", *arguments, f"--data.{field}", "gs://bucket/store")
-        assert_one_line(ended, 2, "gs://bucket/store: a store is read from a disk", "launch/tpu_pod.sh does it")
+        assert_one_line(ended, 2, "must be on a local disk, got gs://bucket/store", "launch/tpu_pod.sh does this")
     assert not (tmp_path / "run").exists()
