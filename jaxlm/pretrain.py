@@ -53,8 +53,7 @@ from jaxlm.training.loop import Profile, Session, explain_failure, run_training
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.program import CompiledStep, Program, make_program
-from jaxlm.training.state import TrainState, saved_part
-from jaxlm.training.step import Settings, settings_of
+from jaxlm.training.step import Settings, TrainState, saved_part, settings_of
 from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import Validation, held_out_rows
 

@@ -15,11 +15,9 @@ from jaxlm.evaluation.command import Evaluation, batch_size_for, progress_of, sa
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_sizes
-from jaxlm.training.learner import carry_of
 from jaxlm.training.perplexity import perplexity, text_notes
-from jaxlm.training.program import CompiledStep
-from jaxlm.training.state import first_carry
-from jaxlm.training.step import make_eval_step
+from jaxlm.training.program import CompiledStep, carry_of
+from jaxlm.training.step import first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
 
 

@@ -41,8 +41,7 @@ from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.loop import Session, run_training
 from jaxlm.training.program import CompiledStep, Program, make_program
-from jaxlm.training.state import TrainState, from_saved, saved_part
-from jaxlm.training.step import Settings, settings_of
+from jaxlm.training.step import Settings, TrainState, from_saved, saved_part, settings_of
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 
 log = logging.getLogger(__name__)

@@ -51,8 +51,7 @@ from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.loop import Session, run_training
 from jaxlm.training.program import CompiledStep
-from jaxlm.training.state import TrainState, saved_part
-from jaxlm.training.step import Settings
+from jaxlm.training.step import Settings, TrainState, saved_part
 
 log = logging.getLogger(__name__)
 

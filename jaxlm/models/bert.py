@@ -19,10 +19,9 @@ from jaxlm.errors import InputError
 from jaxlm.models.family import Family, Inputs, Outputs
 from jaxlm.nn.attention import attend
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.execution import Execution, stacked
 from jaxlm.nn.linear import embed, gathered, linear, linear_head, project, project_heads, project_to_heads
 from jaxlm.nn.pointwise import ActivationName, LayerNorm, activate, check_rate, dropout, fold
-from jaxlm.nn.stack import stacked
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""Run fields of a model, which change how it runs, not what it computes: they may change when a run resumes."""
+"""The execution of a model, which does not affect its results: dtype, kernels, rematerialization, the layer loop."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 from jaxlm.nn.attention import Backend
+from jaxlm.nn.attention_kernels import SAVED
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,34 @@ class Execution:
         if self.unroll < 0 or self.unroll > num_layers:
             raise InputError(f"execution.unroll must be from 0 to the model's {num_layers} layers, got {self.unroll}")
         return self.unroll or (1 if devices.platform() == "gpu" else num_layers)
+
+
+_POLICIES = jax.checkpoint_policies
+_SAVED = {
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(SAVED)
+    ),
+    "full": None,
+}
+
+
+def stacked(
+    block: type[nn.Module], num_layers: int, execution: Execution, *, in_axes: tuple[Any, ...], static: tuple[int, ...]
+) -> Any:
+    """Return the module class of `num_layers` blocks, unrolled and rematerialized as `execution` selects.
+
+    The block takes the states first and returns (states, outputs that are stacked over the layers). in_axes: for each
+    further argument, 0 if every layer has its own and nn.broadcast if all share it. static: the arguments, counted with
+    the module as 0, that are Python values.
+    """
+    if execution.remat != "none":
+        block = nn.remat(block, prevent_cse=False, policy=_SAVED[execution.remat], static_argnums=static)
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=in_axes,
+        length=num_layers,
+        unroll=execution.layers_per_iteration(num_layers),
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )

@@ -23,7 +23,7 @@ from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import MAY_DIFFER
-from jaxlm.training.state import TrainState, from_saved, saved_part
+from jaxlm.training.step import TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
 
 log = logging.getLogger(__name__)

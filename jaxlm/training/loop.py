@@ -15,7 +15,7 @@ from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import RunError, Stopped
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
-from jaxlm.training.state import TrainState
+from jaxlm.training.step import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from jaxlm.objectives.masking import Specials
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.learner import Learner, carry_of
 from jaxlm.training.perplexity import perplexity, totals
+from jaxlm.training.program import Learner, carry_of
 from jaxlm.training.step import EvalStep
 
 

@@ -1,4 +1,4 @@
-"""The program of a training: its state and its step, to run, measure or analyze."""
+"""The learner of a run, and its program: the state and the compiled step, to run, measure or analyze."""
 
 import contextlib
 import logging
@@ -13,11 +13,40 @@ from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxlm.compiler.memory import check_program_memory
 from jaxlm.distributed.mesh import abstract_replicated
+from jaxlm.models.family import Model
+from jaxlm.objectives.objective import Objective
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.learner import Learner
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
-from jaxlm.training.state import TrainState, abstract_state, fresh_state
-from jaxlm.training.step import Metrics, Settings, make_train_step, settings_of
+from jaxlm.training.parameter_groups import ParameterGroup
+from jaxlm.training.step import Metrics, Settings, TrainState, abstract_state, fresh_state, make_train_step, settings_of
+
+
+def no_carry(rows: int) -> None:
+    """Return no carry, for models without state between batches."""
+    return None
+
+
+def carry_of(model: Model, layout: str, rows: int) -> Any:
+    """Return a model's carry before the first row of streams, or None in other layouts, whose rows are independent."""
+    return model.family.initial_carry(model.config, rows) if layout == "streams" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A model and its training; pretraining and fine-tuning each make one.
+
+    init_params: a key -> parameters, boxed with their logical axes: {"backbone"} or {"backbone", "head"}. objective:
+    for batches of any length. flops_per_token(length): FLOPs of a step, forward and backward. groups: parameters with a
+    learning rate of their own, or frozen. carry(rows): the carry before the first batch of `rows` rows, None for most
+    models.
+    """
+
+    model: Model
+    init_params: Callable[[jax.Array], Any]
+    objective: Objective
+    flops_per_token: Callable[[int], float]
+    groups: tuple[ParameterGroup, ...] = ()
+    carry: Callable[[int], Any] = no_carry
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import task_objective, task_outputs
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.learner import Learner
 from jaxlm.training.parameter_groups import ParameterGroup
+from jaxlm.training.program import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

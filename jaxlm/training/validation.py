@@ -20,8 +20,7 @@ from jaxlm.training.config import PretrainConfig
 from jaxlm.training.perplexity import text_notes
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.program import CompiledStep
-from jaxlm.training.state import first_carry
-from jaxlm.training.step import make_eval_step
+from jaxlm.training.step import first_carry, make_eval_step
 
 
 def held_out_rows(

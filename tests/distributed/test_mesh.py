@@ -32,8 +32,7 @@ from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.state import abstract_state, fresh_state, new_state
-from jaxlm.training.step import make_eval_step, make_train_step, settings_of
+from jaxlm.training.step import abstract_state, fresh_state, make_eval_step, make_train_step, new_state, settings_of
 
 pytestmark = pytest.mark.skipif(
     len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them"

@@ -29,8 +29,7 @@ from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, BertConfig
 from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.state import new_state
-from jaxlm.training.step import make_train_step, settings_of
+from jaxlm.training.step import make_train_step, new_state, settings_of
 
 CAUSAL = replace(STILL_BERT, attention="causal")
 

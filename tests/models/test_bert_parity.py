@@ -29,8 +29,7 @@ from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import task_objective, task_outputs
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.state import new_state
-from jaxlm.training.step import make_train_step, settings_of
+from jaxlm.training.step import make_train_step, new_state, settings_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "bert_parity.npz"
 WHY = "needs PyTorch and transformers, the extra [parity]; the frozen twin in tests/golden runs without"

@@ -20,8 +20,7 @@ from jaxlm.models.lstm import LSTMConfig, empty_state
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.state import new_state
-from jaxlm.training.step import make_train_step, settings_of
+from jaxlm.training.step import make_train_step, new_state, settings_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "lstm_parity.npz"
 WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"

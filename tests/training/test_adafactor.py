@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.state import abstract_state, fresh_state
+from jaxlm.training.step import abstract_state, fresh_state
 
 # name -> logical axes, shape, axes of the stack, of the rows and of the columns (none: a moment for each entry)
 LEAVES = {

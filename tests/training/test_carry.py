@@ -17,8 +17,18 @@ from jaxlm.objectives.language_model import reset_carry
 from jaxlm.objectives.objective import Objective
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.perplexity import totals
-from jaxlm.training.state import abstract_state, fresh_state, from_saved, new_state, saved_part
-from jaxlm.training.step import joined_rows, make_eval_step, make_train_step, settings_of, split_rows
+from jaxlm.training.step import (
+    abstract_state,
+    fresh_state,
+    from_saved,
+    joined_rows,
+    make_eval_step,
+    make_train_step,
+    new_state,
+    saved_part,
+    settings_of,
+    split_rows,
+)
 
 ROWS, WIDTH, STEPS = 8, 3, 4
 PARAMS = {"backbone": {"w": np.array([0.5, -1.0, 2.0], np.float32)}}

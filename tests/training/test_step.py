@@ -27,8 +27,15 @@ from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import task_objective
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.state import TrainState, new_state, saved_part
-from jaxlm.training.step import layer_norms, make_eval_step, make_train_step, settings_of
+from jaxlm.training.step import (
+    TrainState,
+    layer_norms,
+    make_eval_step,
+    make_train_step,
+    new_state,
+    saved_part,
+    settings_of,
+)
 
 ROWS = 8
 PLAIN = Execution()
