@@ -1,7 +1,7 @@
-"""What a step is fed: one batch of rows of tokens, of rows of sentence pairs, or of labelled examples.
+"""Batches: rows of tokens, rows of sentence pairs, and labelled examples.
 
-The loaders fill these with NumPy arrays; the loop turns them into global device arrays with the rows sharded.
-Letters: B rows or examples, C sequences of one example (choices, or both orders of a pair), L length, P pairs in a row.
+The loaders fill these with NumPy arrays; the loop turns them into global device arrays with sharded rows.
+Letters: B rows or examples, C sequences per example (choices, or both orders of a pair), L length, P pairs per row.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Batch:
 
     ids, targets, positions, segments: int32 (B, L). targets[b, l] is the token that follows ids[b, l].
     segments number the documents of a row from 1; 0 is padding. positions restart with each segment.
-    weights: float32 (B, L), 1 where the target counts and 0 elsewhere (padding, the border between two segments).
-    begins: of streams, bool (B,), True where the row is the first of its stream, so that a state carried from the
-    batch before must be empty. None in other layouts.
-    mask_seeds: uint32 (B, 2), from which a row's masks are drawn; None where the objective masks nothing.
+    weights: float32 (B, L), 1 if the target counts, otherwise 0 (padding, the boundary between two segments).
+    begins: bool (B,), True if the row is the first of its stream, so that its carry is reset. None unless the layout is
+    streams.
+    mask_seeds: uint32 (B, 2), seeds of the masks of each row. None if the objective masks nothing.
     """
 
     ids: Array
@@ -35,22 +35,22 @@ class Batch:
 
 
 def mask_seeds(seed: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the seeds of the masks of rows, uint32 (B, 2): a function of the run's seed and the index of the row.
+    """Return the seeds of the masks of rows, uint32 (B, 2), a function of the run's seed and the row index.
 
-    An index names a row of an epoch, so that other masks are drawn in every epoch.
+    An index names a row of an epoch, so masks differ between epochs.
     """
     return np.stack([np.random.SeedSequence((seed % 2**64, int(i))).generate_state(2) for i in indices])
 
 
 @struct.dataclass
 class PairBatch:
-    """Rows of sentence pairs for an encoder, one or several to a row: CLS A SEP B SEP each (BERT, section 3.1).
+    """Rows of one or several sentence pairs for an encoder, each CLS A SEP B SEP (BERT, section 3.1).
 
-    ids, types, positions, segments: int32 (B, L). ids are the text's own, masks are made in the step. types are 0 over
-    CLS A SEP and 1 over B SEP; positions restart with each pair; segments number the pairs of a row from 1, 0 is
-    padding. firsts: int32 (B, P), the index of each pair's CLS. next_labels: int32 (B, P), 0 where B follows A in its
-    document, 1 where it is from elsewhere. pair_weights: float32 (B, P), 0 for a pair that is not there.
-    mask_seeds: uint32 (B, 2), from which a row's masks are drawn.
+    ids, types, positions, segments: int32 (B, L). ids are unmasked; the step applies the masks. types (token_type_ids)
+    are 0 over CLS A SEP and 1 over B SEP. positions restart with each pair. segments number the pairs of a row from 1;
+    0 is padding. firsts: int32 (B, P), the index of each pair's CLS. next_labels: int32 (B, P), 0 if B follows A in its
+    document, 1 if B is random. pair_weights: float32 (B, P), 0 for an absent pair.
+    mask_seeds: uint32 (B, 2), seeds of the masks of each row.
     """
 
     ids: Array
@@ -65,14 +65,14 @@ class PairBatch:
 
 @struct.dataclass
 class ExampleBatch:
-    """Labelled examples, each of C token sequences.
+    """Labelled examples of C token sequences each.
 
-    ids: int32 (B, C, L), padded at the end. lengths: int32 (B, C), the tokens of each sequence (0: an absent one).
-    extract: int32 (B, C), the index of the token whose state goes to the head: the extract token, an encoder's CLS.
-    second: int32 (B, C), the index at which an encoder's second segment begins (the length where there is none).
-    labels: int32 (B,) class or right choice, float32 (B,) score, int32 (B, 2) first and last token of a span, or int32
-    (B, L) tag of each token (-1: no tag is asked for). weights: float32 (B,), 0 for rows that only fill the batch.
-    index: int32 (B,), the example's row in its split, so that predictions can be put in order (-1: filler).
+    ids: int32 (B, C, L), padded at the end. lengths: int32 (B, C), number of tokens of each sequence (0: absent).
+    extract: int32 (B, C), index of the token whose state is the input of the head: the extract token, or CLS.
+    second: int32 (B, C), index at which an encoder's second segment begins (the length if there is none).
+    labels: int32 (B,) class or correct choice, float32 (B,) score, int32 (B, 2) first and last token of a span, or
+    int32 (B, L) tag of each token (-1: no tag). weights: float32 (B,), 0 for padding rows.
+    index: int32 (B,), the example's row in its split, by which predictions are ordered (-1: padding).
     """
 
     ids: Array

@@ -1,6 +1,6 @@
-"""The data of a run: the stores, their mixture, and the layout of their text in rows.
+"""Data configs of a run: stores, their mixture, and the layout of text in rows.
 
-Each layout is a dataclass with its own fields; `DataConfig` is the union of them, told apart by `layout`.
+Each layout is a dataclass with its own fields; `DataConfig` is their union, discriminated by `layout`.
 """
 
 import typing
@@ -15,38 +15,37 @@ Layout = Literal["windows", "packed", "pairs", "streams"]
 
 _LAYOUT = tyro.conf.arg(
     metavar="{" + ",".join(typing.get_args(Layout)) + "}",
-    help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents, split "
-    "where they are longer than a row, none of which attends to another. pairs: sentence pairs for an encoder (Devlin "
-    "et al., 2019), several to a row; the store must keep sentences. streams: row b of each "
-    "batch continues where row b of the batch before it ended. Each layout has flags of its own: --help lists "
-    "those of the layout that is given.",
+    help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents that do "
+    "not attend to each other; longer ones are split. pairs: several sentence pairs per row for an encoder (Devlin et "
+    "al., 2019); the store must keep sentences. streams: row b of each batch continues row b of the previous batch. "
+    "Each layout has its own flags; --help lists those of the given layout.",
 )
 
 
 @dataclass(frozen=True)
 class Stores:
-    """Token stores to train on and to evaluate on: the fields that all layouts share."""
+    """Token stores to train and evaluate on: the fields shared by all layouts."""
 
     store: tuple[str, ...] = ()
     """Token stores to train on, made by jaxlm.prepare."""
     validation: tuple[str, ...] = ()
-    """Token stores to evaluate on, in rows of the same layout. Every token is predicted once; of pairs, masked tokens
-    and the next sentence of every pair, always the same."""
+    """Token stores to evaluate on, in the same layout. Every token is predicted once. Of pairs, the masked tokens and
+    every next sentence are predicted, the same in every evaluation."""
     weights: tuple[float, ...] = ()
     """Weights of the training stores in the mixture, one per store. Default: the weights given at preparation, or the
     numbers of tokens."""
 
     def check(self) -> None:
-        """Raise InputError for weights that do not fit the stores."""
+        """Raise InputError unless there is one positive weight per store, or none."""
         if self.weights and len(self.weights) != len(self.store):
             raise InputError(
                 f"data.weights must have one value per store, got {len(self.weights)} for {len(self.store)} in "
-                "data.store; give as many"
+                "data.store; give one each"
             )
         for weight in self.weights:
             if not 0 < weight < float("inf"):
                 raise InputError(
-                    f"data.weights must be finite numbers above 0, got {weight}; leave a store out instead of 0"
+                    f"data.weights must be finite numbers above 0, got {weight}; omit a store instead of giving it 0"
                 )
 
 
@@ -59,7 +58,7 @@ class Windows(Stores):
 
 @dataclass(frozen=True)
 class Packed(Stores):
-    """Rows of whole documents, none of which attends to another."""
+    """Rows of whole documents that do not attend to each other."""
 
     layout: Annotated[Literal["packed"], _LAYOUT] = "packed"
 
@@ -70,32 +69,31 @@ class SentencePairs(Stores):
 
     layout: Annotated[Literal["pairs"], _LAYOUT] = "pairs"
     pairs_per_row: int = 0
-    """The most pairs in a row. 1: one pair and padding, as in the original. 0: one per 16 tokens of the length."""
+    """Maximum number of pairs per row. 1: one pair and padding, as in the original. 0: one per 16 tokens of length."""
     chunks: Literal["filled", "whole"] = "filled"
     """Text of a pair. filled: sentences until the target length is reached, as in the original; the longer side is
-    truncated, front or back, to fit the row. whole: only sentences that fit, so that all text is in a pair in every
-    epoch, with more padding."""
+    truncated, front or back, to fit the row. whole: only sentences that fit, with more padding; all text is in a
+    pair in every epoch."""
     short_target_share: float = 0.1
-    """Fraction of pairs with a target length drawn from 2 up to the longest (create_pretraining_data.py:56-58)."""
+    """Fraction of pairs with a target length sampled from 2 to the maximum (create_pretraining_data.py:56-58)."""
     short_target_drawn: Literal["chunk", "document"] = "chunk"
-    """Unit that a target length is drawn for. chunk: each pair. document: all pairs of a document, as in the
-    original's code (:239-241)."""
+    """Unit that a target length is sampled for. chunk: each pair. document: all pairs of a document, as in the original
+    code (:239-241)."""
     random_share: float = 0.5
-    """Fraction of pairs whose second part is from a random other document (section 3.1)."""
+    """Fraction of pairs whose second segment is from a random other document (section 3.1)."""
     random_candidates: int = 16
-    """Candidates drawn for a random second part. The one nearest in length to the part it replaces is taken. 1: the
-    first one, whose length may give away that the pair is random."""
+    """Number of candidates for a random second segment. The one closest in length to the replaced text is used. 1: the
+    first one, whose length may reveal that the pair is random."""
     one_sentence: Literal["cut", "random"] = "cut"
-    """Pair of a text that is a single sentence. cut: the sentence is split. random: always a random pair, as in the
-    original's code."""
+    """Pair of a single-sentence text. cut: the sentence is split. random: always a random pair, as in the original
+    code."""
     masks: Literal["dynamic", "static"] = "dynamic"
-    """dynamic: new pairs and masks in every epoch. static: those of the first mask_copies epochs are repeated, as in
-    the original's files."""
+    """Pairs and masks per epoch. dynamic: new ones in every epoch. static: those of the first mask_copies epochs are
+    repeated, as in the original files."""
     mask_copies: int = 10
-    """Number of copies of the text with static masks (the original's dupe_factor)."""
+    """Number of copies of the text with static masks (dupe_factor in the original)."""
     short_length: int = 0
-    """Length of the rows in the first short_share of the steps. 0: all steps have the same length (appendix A.2:
-    128)."""
+    """Length of the rows in the first short_share of all steps. 0: the same length in all steps (appendix A.2: 128)."""
     short_share: float = 0.9
     """Fraction of the steps at short_length."""
 
@@ -112,12 +110,12 @@ class SentencePairs(Stores):
 
 @dataclass(frozen=True)
 class Streams(Stores):
-    """Rows that continue those of the batch before, for models that carry a state from batch to batch."""
+    """Rows that continue those of the previous batch, for models with a carry."""
 
     layout: Annotated[Literal["streams"], _LAYOUT] = "streams"
 
     def check(self) -> None:
-        """Raise InputError for a mixture, which has no order to read on in."""
+        """Raise InputError for mixture weights, as streams have no mixture."""
         if self.weights:
             raise InputError(
                 f"data.weights must be left out with data.layout streams, got {' '.join(map(str, self.weights))}; "
@@ -128,5 +126,5 @@ class Streams(Stores):
 ShuffledConfig = Windows | Packed | SentencePairs
 DataConfig = ShuffledConfig | Streams
 
-# The dataclass of each layout.
+# Dataclass of each layout.
 MEMBERS: dict[str, type[DataConfig]] = {member.layout: member for member in typing.get_args(DataConfig)}

@@ -1,7 +1,7 @@
-"""Batches: which rows make up a step, read ahead by threads; and all of a validation text exactly once.
+"""Loaders of batches: training steps with prefetching threads, and validation text exactly once.
 
-Step s holds the rows s * B to (s + 1) * B, for any number of processes: each reads its own of them. The state of the
-loader is the number of the step.
+Step s holds rows s * B to (s + 1) * B - 1 for any number of processes, each of which reads only its own rows. The
+state of the loader is the number of the step.
 """
 
 import sys
@@ -31,7 +31,7 @@ B = TypeVar("B", Batch, PairBatch)
 
 
 class _Batches(grain.MapDataset):
-    """Element s is this process's rows of step first_step + s."""
+    """Grain data set whose element s is this process's rows of step first_step + s."""
 
     def __init__(self, rows: Rows, batch_size: int, host_rows: np.ndarray, first_step: int):
         super().__init__()
@@ -49,27 +49,27 @@ class _Batches(grain.MapDataset):
 def batches(
     rows: Rows, *, batch_size: int, host_rows: np.ndarray, first_step: int, prefetch: int = 4
 ) -> Iterator[Batch | PairBatch]:
-    """The batches of steps first_step, first_step + 1, … without end, `prefetch` of them read ahead (0: none).
+    """Return the endless batches of steps first_step, first_step + 1, …, with `prefetch` read ahead (0: none).
 
-    batch_size: rows of the global batch. host_rows: the indices in it that this process feeds, in this order.
+    batch_size: rows of the global batch. host_rows: indices in it that this process reads, in this order.
     """
     options = grain.ReadOptions(num_threads=min(_THREADS, prefetch), prefetch_buffer_size=prefetch)
     return iter(_Batches(rows, batch_size, np.asarray(host_rows), first_step).to_iter_dataset(options))
 
 
 def batch_at(rows: Rows, step: int, batch_size: int, host_rows: np.ndarray | None = None) -> Any:
-    """The batch of one step, or this process's rows of it: a Batch or a PairBatch, as the layout of the rows is."""
+    """Return the batch of a step, or this process's rows of it: a PairBatch for rows of pairs, otherwise a Batch."""
     within = np.arange(batch_size) if host_rows is None else host_rows
     return rows.read([step * batch_size + int(row) for row in within])
 
 
 def row_origins(rows: Rows, step: int, batch_size: int) -> list[list[RowOrigin] | list[PairOrigin]]:
-    """For each row of a step's global batch, where its pieces came from."""
+    """Return the origins of each row of a step's global batch."""
     return [rows.origin(step * batch_size + row) for row in range(batch_size)]
 
 
 def describe_rows(rows: Rows, step: int, batch_size: int, most: int = 8) -> str:
-    """Where the rows of a step came from, in one line that names the first `most` of them."""
+    """Return one line with the origins of the first `most` rows of a step."""
     named = []
     for row in range(min(batch_size, most)):
         first, *others = rows.origin(step * batch_size + row)
@@ -79,9 +79,9 @@ def describe_rows(rows: Rows, step: int, batch_size: int, most: int = 8) -> str:
 
 
 class _Validation(Sequence[B]):
-    """Sources in rows, one after the other and in order; rows after the last stay empty.
+    """Batches of the rows of all sources in order; rows after the last are padding.
 
-    masked: rows of text get seeds for the masks of a masked language model, always the same.
+    masked: whether rows of text get seeds for the masks of a masked language model, the same in every evaluation.
     """
 
     masked = False
@@ -117,14 +117,14 @@ class _Validation(Sequence[B]):
 
     @abstractmethod
     def _fill(self, source: int, row: int, batch: B, b: int) -> None:
-        """Put row `row` of a source into row b of the batch."""
+        """Write row `row` of a source into row b of the batch."""
 
 
 class ValidationWindows(_Validation[Batch]):
-    """Stores in rows of `length`, in order, each token a target exactly once; rows after the end have weight 0.
+    """Windows of stores in order, with each token a target exactly once; rows after the end have weight 0.
 
-    A store begins in a new row. Its first token is predicted from the id that ends documents; where the tokenizer has
-    none it is the one token that is not predicted. num_tokens: targets in all batches, of all processes.
+    Each store begins a new row. Its first token is predicted from the end-of-document id; if the tokenizer has none,
+    this token is not predicted. num_tokens: number of targets in all batches of all processes.
     """
 
     def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
@@ -144,7 +144,7 @@ class ValidationWindows(_Validation[Batch]):
         tokens, end = self._tokens[source], self._ends[source]
         start = row * self._length
         slots = min(self._length, self._targets[source] - start)
-        # Where the first token is a target too, targets begin at token 0 and inputs one before.
+        # If the first token is a target, targets begin at token 0 and inputs one token earlier.
         first = start + (end is None)
         batch.targets[b, :slots] = tokens[first : first + slots]
         batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
@@ -155,9 +155,10 @@ class ValidationWindows(_Validation[Batch]):
 
 
 class ValidationPacked(_Validation[Batch]):
-    """Stores in packed rows, as training has them in an epoch: each token that is a target there is one here, once.
+    """Packed rows of stores, with the targets of one training epoch.
 
-    No document sees another; rows after the end have weight 0. num_tokens: targets in all batches, of all processes.
+    Documents do not attend to each other. Rows after the end have weight 0. num_tokens: number of targets in all
+    batches of all processes.
     """
 
     def __init__(
@@ -181,12 +182,11 @@ class ValidationPacked(_Validation[Batch]):
 
 
 class ValidationStreams(_Validation[Batch]):
-    """Stores, one after the other, in batch_size streams of equal length, each token a target exactly once.
+    """Concatenated stores in batch_size streams of equal length, with each token a target exactly once.
 
-    Row b of a batch continues that of the batch before, and `begins` is True in the first batch alone. The last rows of
-    a stream end in padding of weight 0. The first token of the text is predicted from the id that ends documents; where
-    the tokenizer has none it is the one token that is not predicted. num_tokens: targets in all batches, of all
-    processes.
+    Row b of a batch continues row b of the previous batch; `begins` is True in the first batch alone. Streams end in
+    padding of weight 0. The first token of the text is predicted from the end-of-document id; if the tokenizer has
+    none, this token is not predicted. num_tokens: number of targets in all batches of all processes.
     """
 
     def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
@@ -206,7 +206,7 @@ class ValidationStreams(_Validation[Batch]):
         slots = min(self._length, (stream + 1) * self._stream - start, self.num_tokens - start)
         if slots <= 0:
             return
-        first = start + (self._end is None)  # the first target's place in the text; its input is one before
+        first = start + (self._end is None)  # position of the first target in the text; its input is one token earlier
         batch.targets[b, :slots] = self._text.read(first, first + slots)
         batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
         batch.ids[b, 0] = self._text.read(first - 1, first)[0] if first else self._end
@@ -216,9 +216,10 @@ class ValidationStreams(_Validation[Batch]):
 
 
 class ValidationPairs(_Validation[PairBatch]):
-    """The pairs of epoch 0 of some stores, in order, from a fixed seed: the same pairs and masks for any run.
+    """Pairs of epoch 0 of some stores, in order and from a fixed seed, with the same pairs and masks in every run.
 
-    Each pair comes once; rows after the end have none. num_pairs: in all batches, of all processes. pairs_per_row: P.
+    Each pair occurs once; rows after the end are padding. num_pairs: number in all batches of all processes.
+    pairs_per_row: P.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ def validation_pairs(
     host_rows: np.ndarray | None = None,
     versions: DataVersions = CURRENT,
 ) -> ValidationPairs:
-    """Every pair of the stores' epoch 0 once, in order, in batches of which this process takes `host_rows`."""
+    """Return every pair of epoch 0 of the stores once, in batches of which this process reads `host_rows`."""
     return ValidationPairs(stores, data, length, batch_size, host_rows, versions)
 
 
@@ -270,10 +271,10 @@ def validation_batches(
     versions: DataVersions = CURRENT,
     masked: bool = False,
 ) -> ValidationWindows | ValidationPacked | ValidationStreams:
-    """Every token of the stores predicted once, in batches of which this process takes `host_rows`.
+    """Return every token of the stores as a target once, in batches of which this process reads `host_rows`.
 
-    layout: windows, across documents and in order; packed, each document by itself; or streams, each row of a batch
-    going on from that of the batch before. masked: give rows the seeds of masks.
+    layout: windows, across documents and in order; packed, each document by itself; or streams, where each row of a
+    batch continues that of the previous batch. masked: whether rows get seeds for masks.
     """
     found: ValidationWindows | ValidationPacked | ValidationStreams
     if layout == "streams":

@@ -1,12 +1,12 @@
-"""Packing: which documents, or sentence pairs, share a row, decided once for a store, longest first.
+"""Packing of documents or sentence pairs into rows, computed once per store, longest first.
 
-A document of n tokens gives n pairs of an input and a target where the id that ends documents is its first input, and
-n - 1 where its first token is; in rows of L slots it is cut into pieces of L pairs that fill a row each, and a rest.
-The last target of a piece is the first input of the piece after it, so that every token is a target once, or every
-token but a document's first.
-The rests are packed on the histogram of their lengths: take the longest that is left, fill what remains of the row
-with the longest that fit, and repeat that pattern as often as the histogram allows. There are a few patterns a length,
-however many documents, and which documents a row holds follows by arithmetic.
+A document of n tokens gives n pairs of an input and a target if its first input is the end-of-document id, otherwise
+n - 1. In rows of L slots it is split into spans of L pairs, which fill a row each, and a remainder. The last target of
+a span is the first input of the next span, so that every token, or every token but a document's first, is a target
+once.
+The remainders are packed on the histogram of their lengths: take the longest one left, fill the rest of the row with
+the longest that fit, and repeat this pattern as often as the histogram allows. There are a few patterns per length for
+any number of documents, and the documents of a row follow by arithmetic.
 """
 
 import bisect
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Documents looked at in one go; bounds the temporary arrays.
+# Documents processed at a time, which bounds the temporary arrays.
 _BLOCK = 1 << 20
 
 
-class Piece(NamedTuple):
-    """A part of a row: `slots` pairs of a document, from pair `token` on.
+class Span(NamedTuple):
+    """Span of a row: `slots` pairs of a document, from pair `token` on.
 
-    document: numbered in the section. token: offset in the document, of the first target where a document begins with
-    the id that ends documents, of the first input where it does not.
+    document: its number in the section. token: offset in the document of the first target if documents begin with the
+    end-of-document id, otherwise of the first input.
     """
 
     document: int
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 class _Uses(NamedTuple):
-    """In a pattern: `uses` rests of `slots`; `taken` rests of that length have gone to earlier patterns."""
+    """Entry of a pattern: `uses` remainders of length `slots`, after `taken` of that length in earlier patterns."""
 
     slots: int
     uses: int
@@ -39,15 +39,16 @@ class _Uses(NamedTuple):
 
 
 class Bins:
-    """Items of given sizes in rows of `length` slots, at most `most` to a row (None: as many as fit), index-addressed.
+    """Items of given sizes packed into rows of `length` slots, index-addressed.
 
-    sizes: (items,) below 2^31, at most `length` each; items of size 0 are left out. rows: how many there are.
-    Memory: 4 bytes an item (8 from 2^31 items on), twice that while it is made.
+    sizes: (items,) below 2^31, at most `length` each; items of size 0 are left out. most: maximum items per row (None:
+    as many as fit). rows: number of rows. total: sum of the sizes.
+    Memory: 4 bytes per item (8 from 2^31 items on), twice that while it is computed.
     """
 
     def __init__(self, sizes: np.ndarray, length: int, most: int | None = None):
         counts = np.bincount(sizes, minlength=length + 1)
-        # Stable, so a radix sort in linear time for small sizes: items by size, in the order of the store.
+        # Items by size, then in store order. A stable sort of small sizes is a linear-time radix sort.
         order = np.argsort(sizes, kind="stable")[counts[0] :]
         self._order = order.astype(np.int32 if len(sizes) < 1 << 31 else np.int64)
         counts[0] = 0
@@ -58,7 +59,7 @@ class Bins:
         self.total = int(counts @ np.arange(len(counts)))
 
     def row(self, index: int) -> list[tuple[int, int]]:
-        """The items of a row and their sizes, longest first."""
+        """Return the items of a row and their sizes, longest first."""
         pattern = int(np.searchsorted(self._ends, index, side="right"))
         repeat = index - (int(self._ends[pattern - 1]) if pattern else 0)
         items = []
@@ -69,17 +70,17 @@ class Bins:
 
     @property
     def most_items(self) -> int:
-        """The most items that a row holds."""
+        """Return the maximum number of items in a row."""
         return max((sum(part.uses for part in pattern) for pattern in self._patterns), default=0)
 
 
 class PackingPlan:
-    """The rows of a section of packed documents, index-addressed.
+    """Rows of packed documents of a section, index-addressed.
 
-    starts: (documents + 1,) offsets of the documents' tokens. length: slots of a row, L. begun: whether a document's
-    first input is the id that ends documents, so that it has as many pairs as tokens.
-    rows: how many there are. pairs: pairs of input and target in all of them.
-    Memory: 12 bytes a document (16 from 2^31 documents on), 26 while it is made.
+    starts: (documents + 1,) offsets of the documents' tokens. length: slots per row, L. begun: whether the first input
+    of a document is the end-of-document id, so that it has as many pairs as tokens.
+    rows: number of rows. pairs: number of pairs of input and target in all rows.
+    Memory: 12 bytes per document (16 from 2^31 documents on), 26 while it is computed.
     """
 
     def __init__(self, starts: np.ndarray, length: int, *, begun: bool):
@@ -97,23 +98,23 @@ class PackingPlan:
         self.rows = self._rests.rows + int(self._full_before[-1])
         self.pairs = int(self._full_before[-1]) * length + self._rests.total
 
-    def row(self, index: int) -> list[Piece]:
-        """The pieces of a row, longest first."""
+    def row(self, index: int) -> list[Span]:
+        """Return the spans of a row, longest first."""
         if index >= self._rests.rows:
             full = index - self._rests.rows
             document = int(np.searchsorted(self._full_before, full, side="right")) - 1
-            return [Piece(document, (full - int(self._full_before[document])) * self._length, self._length)]
-        pieces = []
+            return [Span(document, (full - int(self._full_before[document])) * self._length, self._length)]
+        spans = []
         for document, slots in self._rests.row(index):
             pairs = int(self._starts[document + 1]) - int(self._starts[document]) - self._unpaired
-            pieces.append(Piece(document, pairs - slots, slots))
-        return pieces
+            spans.append(Span(document, pairs - slots, slots))
+        return spans
 
 
 def pack_lengths(counts: np.ndarray, length: int, most: int | None = None) -> tuple[list[tuple[_Uses, ...]], list[int]]:
-    """Patterns of rows and how often each occurs, longest first; counts[n] pieces have n slots, n <= length.
+    """Return the patterns of rows and the number of rows of each, longest first.
 
-    most: pieces of a row; None: as many as fit.
+    counts[n]: number of items of n slots, n <= length. most: maximum items per row (None: as many as fit).
     """
     left = {slots: int(count) for slots, count in enumerate(counts) if slots and count}
     taken = dict.fromkeys(left, 0)

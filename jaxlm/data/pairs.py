@@ -1,21 +1,21 @@
-"""Sentence pairs: what a chunk of a document gives in an epoch, drawn from (seed, section, epoch, row).
+"""Sentence pairs: the pair of each chunk of a document per epoch, sampled from (seed, section, epoch, row).
 
-Devlin et al. (2019, sections 3.1 and A.2); google-research/bert, create_pretraining_data.py:223-433. A chunk's
-sentences are parted at a random border: A before it, B after it or, half of the time, from a random other document.
-What is over the longest that a row takes is cut from the longer side, a token at a time, from its front or its back
-with equal chances. Where this differs from the original code:
+Devlin et al. (2019, sections 3.1 and A.2); google-research/bert, create_pretraining_data.py:223-433. A chunk is split
+at a random sentence boundary: A is the text before it, and B the text after it or, half of the time, text from a random
+other document. Pairs longer than a row allows lose tokens of the longer segment one at a time, from its front or back
+with equal probability. Differences from the original code:
 
-- A random B is nearly as long as what it stands in for: of several stretches of whole sentences the longest that fits,
-  or, where the chunk is longer than a row, the one that reaches its end with the least over it, cut in the same way
-  (`random_parts`). In the original it is the first stretch that reaches a target length. So it has a length of its own,
-  and a row cannot be packed before it is drawn; in documents of a few sentences that length tells true pairs from
-  random ones (an AUC of 0.66 in documents of 2 or 3 sentences, 0.60 in those of 2 to 6, 0.52 in books).
-- The part of a chunk that a random B stands in for is in no pair of that epoch. The original puts these sentences back,
-  and the next chunk begins with them.
-- A chunk of one sentence is parted at a random token, and a random B beside it begins within a sentence too, and ends
-  within one where the sentence goes on beyond the chunk; "A and B are spans of text, not sentences" (section 3). The
-  original makes it a random pair always, which is a choice here.
-- The other document is another one. The original tries ten times, and then takes what it has.
+- A random B is nearly as long as the text it replaces: of several spans of whole sentences, the longest that fits or,
+  if the chunk is longer than a row, the shortest that reaches its end, truncated in the same way (`random_parts`). The
+  original takes the first span that reaches a target length. Its length then differs, so rows cannot be packed before
+  sampling; and in documents of a few sentences it separates true from random pairs (AUC 0.66 in documents of 2 or 3
+  sentences, 0.60 of 2 to 6, 0.52 in books).
+- The text that a random B replaces is in no pair of that epoch. The original returns these sentences, and the next
+  chunk begins with them.
+- A single-sentence chunk is split at a random token. A random B of it also begins inside a sentence, and ends inside
+  one if the sentence continues beyond the chunk; "A and B are spans of text, not sentences" (section 3). The original
+  always makes a random pair of it, which is an option here.
+- The other document always differs. The original tries ten times, then accepts the same one.
 """
 
 import functools
@@ -34,14 +34,14 @@ from jaxlm.data.store import Section, Store
 from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 
-# One pair for so many slots, the most in a row where the config does not say.
+# Slots per pair that give the default maximum number of pairs per row.
 SLOTS_A_PAIR = 16
 
 ROLES = ("cls", "sep", "mask")
 
 
 class Pair(NamedTuple):
-    """Two stretches of a store's tokens, [first, first_end) and [second, second_end), of chunk [chunk, chunk_end)."""
+    """Two spans of a store's tokens, [first, first_end) and [second, second_end), of chunk [chunk, chunk_end)."""
 
     first: int
     first_end: int
@@ -53,10 +53,10 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """The rows of a section in pairs. rows: how many in an epoch. most: the most pairs that a row has.
+    """Rows of sentence pairs of a section. rows: number per epoch. most: maximum number of pairs per row.
 
-    random_parts: where the second parts of random pairs are from. number: which section of a run it is. versions: those
-    of the run. Raises InputError where there is nothing to make pairs of.
+    random_parts: source of random second segments. number: index of the section in the run. versions: those of the run.
+    Raises InputError if the section has no pairs.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Pairs:
             at = end
 
     def origin(self, row: int, epoch: int) -> list[PairOrigin]:
-        """Where the pairs of a row came from, in their order."""
+        """Return the origins of the pairs of a row, in order."""
         return [
             PairOrigin(
                 self._place(pair.first, pair.first_end),
@@ -132,18 +132,18 @@ class Pairs:
         data, sentences = self.data, self._sentences
         start, tokens = int(self.plan.starts[chunk]), int(self.plan.tokens[chunk])
         end, most = start + tokens, min(tokens, self.plan.capacity)
-        border, last = np.searchsorted(sentences, (start + 1, end)).tolist()
-        alone = border == last
+        boundary, last = np.searchsorted(sentences, (start + 1, end)).tolist()
+        alone = boundary == last
         random = draws.below(1 << 32) < round(data.random_share * 2**32)
         if alone:
             middle = start + 1 + draws.below(tokens - 1)
             random = random or data.one_sentence == "random"
         else:
-            middle = int(sentences[border + draws.below(last - border)])
+            middle = int(sentences[boundary + draws.below(last - boundary)])
         if not random:
             first, first_end, second, second_end = shortened(start, middle, middle, end, most, draws)
         else:
-            ends_within = alone and int(sentences[last]) - end > self._ending  # a sentence longer than the chunk
+            ends_within = alone and int(sentences[last]) - end > self._ending  # the sentence is longer than the chunk
             other = self.random_parts.take(
                 start, end - middle, start + most - middle, draws, begins_within=alone, ends_within=ends_within
             )
@@ -154,37 +154,37 @@ class Pairs:
         where = f"{self.store.path}: source {self.section.source}"
         if not self.rows:
             raise InputError(
-                f"{where} has no stretch of {SHORTEST} tokens to make pairs of; prepare the store without it"
+                f"{where} has no chunk of {SHORTEST} tokens to make a pair from; prepare the store without it"
             )
         if not self.data.random_share and self.data.one_sentence == "cut":
             return
         if not self.random_parts.documents:
             raise InputError(
-                f"{where} is one document, and a random second sentence is from another: prepare the store from "
-                "several (lines: takes blank lines for borders), or set data.random_share 0"
+                f"{where} is one document, but random second segments come from another; prepare the store from "
+                "several (lines: separates documents at blank lines), or set data.random_share 0"
             )
-        borders = np.searchsorted(
+        bounds = np.searchsorted(
             self._sentences, (self.section.first_token, self.section.first_token + self.section.tokens)
         )
-        if int(borders[1] - borders[0]) <= self.section.documents:
+        if int(bounds[1] - bounds[0]) <= self.section.documents:
             raise InputError(
-                f"{where}: each of its {self.section.documents} documents is one sentence, so that none follows "
-                "another: prepare it with --sentences split (or lines), or set data.random_share 0"
+                f"{where}: each of its {self.section.documents} documents is one sentence, so no sentence follows "
+                "another; prepare it with --sentences split (or lines), or set data.random_share 0"
             )
 
 
 def shortened(
     first: int, first_end: int, second: int, second_end: int, most: int, draws: Draws
 ) -> tuple[int, int, int, int]:
-    """Two stretches with `most` tokens together at most: the longer one loses a token, at its front or back, and again.
+    """Return two spans truncated to at most `most` tokens together, a token at a time at front or back of the longer.
 
-    Where both are as long the second one does (create_pretraining_data.py:418-433). most: 2 or more.
+    Of equal lengths, the second is truncated (create_pretraining_data.py:418-433). most: 2 or more.
     """
     a, b = first_end - first, second_end - second
     over = a + b - most
     if over <= 0:
         return first, first_end, second, second_end
-    # Taken down to the other's length first, then from both in turn, the second one first.
+    # Truncated to equal lengths first, then both in turn, the second one first.
     from_longer = min(over, abs(a - b))
     rest = over - from_longer
     from_a = (from_longer if a > b else 0) + rest // 2
@@ -193,17 +193,18 @@ def shortened(
 
 
 def chunk_options(data: SentencePairs, length: int) -> ChunkOptions:
-    """What the plan of chunks and rows of `length` depends on. InputError where a row is too short for a pair."""
+    """Return the options of the chunk plan. Raises InputError if rows of `length` are too short for a pair."""
     if length < SPECIALS + SHORTEST:
         raise InputError(
-            f"rows of {length} are too short for pairs: CLS A SEP B SEP takes {SPECIALS + SHORTEST} slots at least"
+            f"rows of pairs must have at least {SPECIALS + SHORTEST} slots (CLS A SEP B SEP), got {length}; give a "
+            "larger length or data.short_length"
         )
     pairs_per_row = data.pairs_per_row or max(1, length // SLOTS_A_PAIR)
     return ChunkOptions(length, pairs_per_row, data.short_target_share, data.short_target_drawn, data.chunks)
 
 
 def empty_pairs(rows: int, length: int, pairs: int) -> PairBatch:
-    """Padding everywhere: segment 0, weight 0."""
+    """Return a batch of padding, with segments and weights 0."""
     ids, types, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
     firsts, labels = (np.zeros((rows, pairs), np.int32) for _ in range(2))
     weights, seeds = np.zeros((rows, pairs), np.float32), np.zeros((rows, 2), np.uint32)
@@ -212,12 +213,12 @@ def empty_pairs(rows: int, length: int, pairs: int) -> PairBatch:
 
 @functools.lru_cache(maxsize=64)
 def mask_slots(length: int, pairs: int, rate: float = 0.15) -> int:
-    """The most tokens that are predicted of a row of `length` with at most `pairs` pairs.
+    """Return the maximum number of predicted tokens in a row of `length` with at most `pairs` pairs.
 
-    Of a pair of n tokens, CLS and SEP counted, they are max(1, round(rate n)) (create_pretraining_data.py:369-370).
+    A pair of n tokens, CLS and SEP included, has max(1, round(rate n)) (create_pretraining_data.py:369-370).
     """
     sizes = range(SPECIALS + SHORTEST, length + 1)
-    most = np.zeros(length + 1, np.int64)  # by the slots that are taken
+    most = np.zeros(length + 1, np.int64)  # by number of used slots
     for _ in range(min(pairs, length // (SPECIALS + SHORTEST))):
         grown = most.copy()
         for size in sizes:
@@ -229,11 +230,11 @@ def mask_slots(length: int, pairs: int, rate: float = 0.15) -> int:
 
 
 class PairFigures(NamedTuple):
-    """What pairs a run sees. pairs, rows: in an epoch of all sections. short: the share of chunks with a short target.
+    """Statistics of the pairs of a run. pairs, rows: per epoch of all sections. most: maximum pairs per row.
 
-    true, filled: shares of true pairs and of slots that are no padding, counted in some rows of epoch 0. candidates:
-    the stretches that are drawn for a random second part. alone: the share of chunks of a single sentence. lost: tokens
-    in no chunk, and so in no pair of any epoch.
+    short, alone: fractions of chunks with a short target and of a single sentence. lost: tokens in no chunk, and so in
+    no pair of any epoch. true, filled: fractions of true pairs and of non-padding slots in a sample of epoch 0.
+    candidates: spans sampled per random second segment.
     """
 
     pairs: int
@@ -247,19 +248,19 @@ class PairFigures(NamedTuple):
     candidates: int
 
     def __str__(self) -> str:
-        several = f"the nearest in length of {self.candidates} stretches"
+        several = f"the closest in length of {self.candidates} spans"
         return (
-            f"{self.pairs:,} pairs in {self.rows:,} rows an epoch, at most {self.most} a row; "
+            f"{self.pairs:,} pairs in {self.rows:,} rows per epoch, at most {self.most} per row; "
             f"{self.short:.1%} of them short, {self.true:.1%} true, {self.alone:.1%} of one sentence; "
             f"{self.filled:.1%} of slots filled, {self.lost:,} tokens in no pair; "
-            f"a random second part is {several if self.candidates > 1 else 'the first stretch found'}"
+            f"a random second segment is {several if self.candidates > 1 else 'the first span found'}"
         )
 
 
 def pair_figures(rows: Sequence[object], sample: int = 1024) -> PairFigures:
-    """The shares of true pairs, short pairs and filled slots; see PairFigures. sample: rows counted a section.
+    """Return the statistics of the pairs of a run. sample: rows counted per section.
 
-    rows: the sources of a run's rows, all of them pairs.
+    rows: sources of the run's rows, all of them pairs.
     """
     sources = [source for source in rows if isinstance(source, Pairs)]
     pairs = sum(len(source.plan.starts) for source in sources)
@@ -269,9 +270,9 @@ def pair_figures(rows: Sequence[object], sample: int = 1024) -> PairFigures:
         batch = empty_pairs(len(chosen), source.length, source.most)
         for b, row in enumerate(chosen.tolist()):
             source.fill(row, batch, b, 0)
-        share = source.rows / sum(other.rows for other in sources)
-        true += share * float(1 - batch.next_labels.sum() / batch.pair_weights.sum())
-        filled += share * float((batch.segments > 0).mean())
+        fraction = source.rows / sum(other.rows for other in sources)
+        true += fraction * float(1 - batch.next_labels.sum() / batch.pair_weights.sum())
+        filled += fraction * float((batch.segments > 0).mean())
     return PairFigures(
         pairs=pairs,
         rows=sum(source.rows for source in sources),
@@ -292,6 +293,6 @@ def _special_ids(store: Store) -> tuple[int, int]:
     if missing:
         raise InputError(
             f"{store.path}: its vocabulary (kind {tokenizer.kind}) has no {', '.join(missing)}, which pairs and masks "
-            "need: prepare it again with train-wordpiece:SIZE, train-sentencepiece:SIZE or a BERT vocabulary"
+            "need; prepare it again with train-wordpiece:SIZE, train-sentencepiece:SIZE or a BERT vocabulary"
         )
     return tokenizer.specials["cls"], tokenizer.specials["sep"]

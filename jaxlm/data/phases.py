@@ -1,8 +1,8 @@
-"""Two lengths in one run: short rows for the first steps, long ones for the rest.
+"""Phases of a run: short rows in the first steps, long rows in the rest.
 
 Devlin et al. (2019, appendix A.2): 90 % of the steps at 128 tokens, the rest at 512, where attention costs more and the
-positions past 128 are learnt. Which phase a step is in is a function of the step; each phase has rows of its own, in
-orders of its own, from its own epoch 0 on.
+positions beyond 128 are learned. The phase is a function of the step. Each phase has its own rows and its own order of
+them, from its own epoch 0 on.
 """
 
 import math
@@ -33,21 +33,22 @@ class Phase:
 
 
 def phases(data: DataConfig, *, length: int, num_steps: int) -> tuple[Phase, ...]:
-    """The phases of a run of num_steps, one or two. InputError where the short length is not a shorter one."""
+    """Return the one or two phases of a run. Raises InputError unless the short length is below `length`."""
     data.check()
     if not isinstance(data, SentencePairs) or not data.short_length:
         return (Phase(0, length, 0, num_steps),)
     if data.short_length >= length:
         raise InputError(
-            f"data.short_length {data.short_length}: it must be below the length {length}, or 0 for one length"
+            f"data.short_length must be below length {length}, got {data.short_length}; give a smaller one, or 0 for a "
+            "single length"
         )
-    border = round(data.short_share * num_steps)
-    both = (Phase(0, data.short_length, 0, border), Phase(1, length, border, num_steps))
+    boundary = round(data.short_share * num_steps)
+    both = (Phase(0, data.short_length, 0, boundary), Phase(1, length, boundary, num_steps))
     return tuple(phase for phase in both if phase.end_step > phase.first_step)
 
 
 def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
-    """The phase of a step; of one past the end, the last."""
+    """Return the phase of a step, or the last phase for steps beyond the end."""
     for phase in all_phases:
         if step < phase.end_step:
             return phase
@@ -55,7 +56,7 @@ def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
 
 
 def trained_phase(step: int, all_phases: Sequence[Phase]) -> Phase:
-    """The phase of the last of `step` updates, the longest that has begun; before the first update, the first."""
+    """Return the phase of the last of `step` updates; before the first update, the first phase."""
     return phase_at(max(step - 1, 0), all_phases)
 
 
@@ -68,27 +69,27 @@ def steps_of_passes(
     num_epochs: float,
     versions: DataVersions = CURRENT,
 ) -> int:
-    """The steps of num_epochs passes; where the length changes on the way, the passes of its phases together."""
-    passes = 0.0  # of one step
+    """Return the number of steps of num_epochs passes, summed over the phases."""
+    passes = 0.0  # per step
     for phase in phases(data, length=length, num_steps=1_000_000):
-        share = (phase.end_step - phase.first_step) / 1_000_000
-        passes += share * batch_size / rows_per_pass(stores, data, phase.length, batch_size, versions)
+        fraction = (phase.end_step - phase.first_step) / 1_000_000
+        passes += fraction * batch_size / rows_per_pass(stores, data, phase.length, batch_size, versions)
     return max(1, math.ceil(num_epochs / passes - 1e-9))
 
 
 def rows_per_pass(
     stores: Sequence[Store], data: DataConfig, length: int, batch_size: int, versions: DataVersions = CURRENT
 ) -> int:
-    """Return the rows in one pass over the stores. InputError where these are too short for a row."""
+    """Return the number of rows in one pass over the stores. Raises InputError if they are too short for a row."""
     if isinstance(data, Streams):
         return StreamRows(stores, length, batch_size).rows
     return sum(rows_per_epoch(stores, data, length, versions))
 
 
 class PhasedRows:
-    """The rows of all phases of a run, for the loader: row r belongs to step r // batch_size.
+    """Rows of all phases of a run: row r belongs to step r // batch_size.
 
-    phases: one or two. rows: of each. mask_seed: the seed of the masks of rows of text; None: they have none.
+    phases: one or two. rows: those of each phase. mask_seed: seed of the masks of rows of text, or None for no masks.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class PhasedRows:
         self._mask_seed = mask_seed
 
     def empty(self, number: int, rows: int) -> Batch | PairBatch:
-        """Return a batch of padding as phase `number` has them."""
+        """Return a batch of padding with the shapes of phase `number`."""
         return self._with_seeds(self.rows[number].empty(rows), range(rows))
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
@@ -112,7 +113,7 @@ class PhasedRows:
         return self._with_seeds(batch, indices)
 
     def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
-        """Where the pieces of a row came from, in their order."""
+        """Return the origins of the tokens of a row, in order."""
         number, first = self._phase(index)
         return self.rows[number].origin(index - first)
 
@@ -120,7 +121,7 @@ class PhasedRows:
         return batch if self._mask_seed is None else replace(batch, mask_seeds=mask_seeds(self._mask_seed, indices))
 
     def _phase(self, index: int) -> tuple[int, int]:
-        """Which phase row `index` is in, and its first row."""
+        """Return the number of the phase of row `index`, and its first row."""
         phase = phase_at(index // self.batch_size, self.phases)
         return self.phases.index(phase), phase.first_step * self.batch_size
 
@@ -136,11 +137,11 @@ def phased_rows(
     versions: DataVersions = CURRENT,
     masked: bool = False,
 ) -> PhasedRows:
-    """Return the rows of a run whose length may change on the way.
+    """Return the rows of all phases of a run.
 
-    versions: those of the run. masked: rows of text get the seeds that a masked language model draws its masks from.
+    versions: those of the run. masked: whether rows of text get seeds for the masks of a masked language model.
     """
-    mask_seed = seed if masked and data.layout != "pairs" else None  # rows of pairs have seeds of their own
+    mask_seed = seed if masked and data.layout != "pairs" else None  # rows of pairs have their own seeds
     found = phases(data, length=length, num_steps=num_steps)
     if isinstance(data, Streams):
         streams = [StreamRows(stores, phase.length, batch_size) for phase in found]

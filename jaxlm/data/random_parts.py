@@ -1,10 +1,10 @@
-"""Random second parts of pairs: stretches of whole sentences of other documents, as long as what they stand in for.
+"""Random second segments of pairs: spans of whole sentences from other documents, as long as the text they replace.
 
-Were a random part often shorter than a true one, lengths alone would tell which pairs are random. A stretch of whole
-sentences seldom has a given length, so several are drawn and the nearest one is taken: boosted trees that see the
-lengths of both parts then find the random pairs of unseen books with an AUC of 0.52 at most (0.58 to 0.66 with one
-stretch where chunks are whole or documents short). A part ends within a sentence where a true one would: the end of
-the sentence would tell as much.
+If random segments were often shorter than true ones, lengths alone would reveal the random pairs. A span of whole
+sentences seldom has a given length, so several candidates are sampled and the closest is taken. Boosted trees given the
+lengths of both segments then detect the random pairs of unseen books with an AUC of at most 0.52 (0.58 to 0.66 with one
+candidate if chunks are whole or documents short). A random segment ends inside a sentence where the true one would,
+since the end of a sentence would reveal as much.
 """
 
 import numpy as np
@@ -12,22 +12,21 @@ import numpy as np
 from jaxlm.data.draws import Draws
 from jaxlm.data.store import Section, Store
 
-# Random documents that the search for a single stretch looks at before it takes one that is too short, or a part of a
-# sentence.
+# Random documents that the search for a single span tries before it accepts a short one or part of a sentence.
 TRIES = 8
 
-# A long document has so many sentences for each candidate.
+# Minimum sentences per candidate of a long document.
 _LONG = 4
 
-_BLOCK = 1 << 20  # documents looked at in one go
+_BLOCK = 1 << 20  # documents processed at a time
 
 
 class RandomParts:
-    """The stretches that stand in for the second parts of pairs of a section, from the section's other documents.
+    """Sampler of random second segments for the pairs of a section, from its other documents.
 
-    A section of a single document takes those of the whole store. candidates: how many stretches are drawn for each;
-    of a single one there are `TRIES` more where its document is too short or it has no whole sentence that fits.
-    documents: how many it chooses from; 0 where fewer than two have a token.
+    A section of a single document uses those of the whole store. candidates: spans sampled per segment. A single
+    candidate is resampled, up to `TRIES` in all, if its document is too short or no whole sentence of it fits.
+    documents: number of documents to sample from; 0 if fewer than two have a token.
     """
 
     def __init__(self, store: Store, section: Section, candidates: int):
@@ -48,12 +47,12 @@ class RandomParts:
     def take(
         self, own: int, tokens: int, room: int, draws: Draws, *, begins_within: bool, ends_within: bool
     ) -> tuple[int, int]:
-        """Return where a stretch of a random document other than that of token `own` begins and ends.
+        """Return the start and end of a span of a random document other than that of token `own`.
 
-        tokens: of the part it stands in for. room: how many of these the row takes; where they are fewer, both parts
-        of the pair will be cut, so that the stretch reaches `tokens` (of a single candidate `room`), and otherwise it
-        has `tokens` at most, whole sentences in both cases. begins_within, ends_within: the part begins or also ends in
-        the middle of a sentence, and so does the stretch, which has exactly `tokens` where its document has as many.
+        tokens: length of the text it replaces. room: tokens of it that fit in the row. If room < tokens, both segments
+        are truncated later, and the span reaches `tokens` (with a single candidate, `room`); otherwise it has at most
+        `tokens`. Both are whole sentences. begins_within, ends_within: whether the replaced text begins, or also ends,
+        inside a sentence. The span then does too, with exactly `tokens` if its document has as many.
         """
         cut = room < tokens
         if self.candidates == 1:
@@ -65,15 +64,15 @@ class RandomParts:
         else:
             begins, ends = self._whole_sentences(starts, stops, where, tokens, cut=cut)
         nearest = int(np.abs(ends - begins - tokens).argmin())
-        if begins[nearest] == ends[nearest]:  # every first sentence is longer than what is wanted: one is cut
+        if begins[nearest] == ends[nearest]:  # every first sentence is too long: truncate one
             return self._first_found(own, tokens, draws, within=begins_within, cut=cut)
         return int(begins[nearest]), int(ends[nearest])
 
     def _other_documents(self, own: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the tokens of each candidate's document begin and end, and a fraction that says where in it it is.
+        """Return the start and end of each candidate's document, and the candidate's relative position in it.
 
-        A long document gives all candidates, so that each book is drawn as often: else those whose sentences are such
-        that more lengths are at hand would be, and tell random pairs. Short documents give one each.
+        A long document gives all candidates, so that all books are sampled equally often. Otherwise books with more
+        varied sentence lengths would be preferred, which would reveal random pairs. Short documents give one each.
         """
         which, where = draws.fractions(2 * self.candidates).reshape(2, -1)
         mine = self._document_of(own)
@@ -82,31 +81,31 @@ class RandomParts:
         if inside:
             chosen += chosen >= mine
         one = slice(chosen[0], chosen[0] + 2)
-        border, last = np.searchsorted(self._sentences, self._documents[one]).tolist()
-        if last - border >= _LONG * self.candidates:
+        boundary, last = np.searchsorted(self._sentences, self._documents[one]).tolist()
+        if last - boundary >= _LONG * self.candidates:
             chosen[:] = chosen[0]
         return self._documents[chosen], self._documents[chosen + 1] - self._ending, where
 
     def _within(
         self, starts: np.ndarray, stops: np.ndarray, where: np.ndarray, wanted: int, *, ends_within: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Stretches that begin at any token, and end with a sentence or at any token."""
+        """Return spans that begin at any token, and end with a sentence or at any token."""
         if ends_within:
             begins = starts + (where * np.maximum(1, stops - starts - wanted + 1)).astype(np.int64)
             return begins, np.minimum(begins + wanted, stops)
-        border = np.searchsorted(self._sentences, np.minimum(starts + wanted, stops))
+        boundary = np.searchsorted(self._sentences, np.minimum(starts + wanted, stops))
         last = np.searchsorted(self._sentences, stops)
-        ends = np.minimum(self._sentences[border + (where * (last - border + 1)).astype(np.int64)], stops)
+        ends = np.minimum(self._sentences[boundary + (where * (last - boundary + 1)).astype(np.int64)], stops)
         return np.maximum(starts, ends - wanted), ends
 
     def _whole_sentences(
         self, starts: np.ndarray, stops: np.ndarray, where: np.ndarray, wanted: int, *, cut: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Stretches of whole sentences, that reach `wanted` (cut) or fit in it; empty where not even one does."""
+        """Return spans of whole sentences that reach `wanted` (cut) or fit in it; empty if no sentence fits."""
         sentences = self._sentences
-        border = np.searchsorted(sentences, starts)
-        last = np.searchsorted(sentences, np.maximum(starts, stops - wanted) + 1)  # further on, there is not enough
-        begins = sentences[border + (where * (last - border)).astype(np.int64)]
+        boundary = np.searchsorted(sentences, starts)
+        last = np.searchsorted(sentences, np.maximum(starts, stops - wanted) + 1)  # beyond it, too few tokens are left
+        begins = sentences[boundary + (where * (last - boundary)).astype(np.int64)]
         if cut:
             ends = sentences[np.searchsorted(sentences, np.minimum(begins + wanted, stops))]
         else:
@@ -114,10 +113,10 @@ class RandomParts:
         return begins, np.minimum(ends, stops)
 
     def _first_found(self, own: int, wanted: int, draws: Draws, *, within: bool, cut: bool) -> tuple[int, int]:
-        """A single stretch: the first that is found in one of `TRIES` documents, the rule of version 1 of the pairs.
+        """Return the first span found in at most `TRIES` documents, which is the rule of version 1 of the pairs.
 
-        within: it begins at any token and ends with a sentence, exactly `wanted` long. cut: whole sentences from a
-        random one on, the last of them the one that reaches `wanted`. Otherwise whole sentences that fit in `wanted`.
+        within: the span begins at any token, ends with a sentence and has exactly `wanted` tokens. cut: the span is
+        whole sentences from a random one up to the one that reaches `wanted`. Otherwise: whole sentences that fit.
         """
         sentences = self._sentences
         for attempt in range(1, TRIES + 1):
@@ -125,12 +124,12 @@ class RandomParts:
             if end - start < wanted and attempt < TRIES:
                 continue
             if within:
-                border, last = np.searchsorted(sentences, (min(start + wanted, end), end)).tolist()
-                stop = min(int(sentences[border + draws.below(last - border + 1)]), end)
+                boundary, last = np.searchsorted(sentences, (min(start + wanted, end), end)).tolist()
+                stop = min(int(sentences[boundary + draws.below(last - boundary + 1)]), end)
                 return max(start, stop - wanted), stop
-            latest = max(start, end - wanted)  # further on, there is not as much as is wanted
-            border, last = np.searchsorted(sentences, (start, latest + 1)).tolist()
-            begin = int(sentences[border + draws.below(last - border)])
+            latest = max(start, end - wanted)  # beyond it, too few tokens are left
+            boundary, last = np.searchsorted(sentences, (start, latest + 1)).tolist()
+            begin = int(sentences[boundary + draws.below(last - boundary)])
             if begin == latest:
                 return begin, end
             if cut:
@@ -138,10 +137,10 @@ class RandomParts:
             stop = int(sentences[np.searchsorted(sentences, begin + wanted, side="right") - 1])
             if stop > begin:
                 return begin, stop
-        return begin, begin + wanted  # no first sentence was short enough: the last one is cut
+        return begin, begin + wanted  # no first sentence was short enough: truncate the last one
 
     def _other_document(self, own: int, draws: Draws) -> tuple[int, int]:
-        """Where the tokens of a random document begin and end, of all with a token but that of token `own`."""
+        """Return the start and end of a random non-empty document other than that of token `own`."""
         mine, first, count = self._document_of(own), self._first, self.documents
         document = first + draws.below(count - (first <= mine < first + count))
         document += first <= mine <= document

@@ -1,8 +1,8 @@
-"""Training rows: row r of a run is a function of its stores, its layout, its seed and r, and of nothing else.
+"""Training rows: row r of a run is a pure function of its stores, its layout, its seed and r.
 
-Each section of a store is a source of rows. In every epoch of a section each of its rows comes once, in an order drawn
-from (seed, section, epoch); sections are interleaved evenly by their shares. All of it is arithmetic on r, so that any
-row can be had at once: resuming costs nothing, and any number of processes share the work by taking their own indices.
+Each section of a store is a source of rows. In every epoch of a section each of its rows occurs once, in an order
+derived from (seed, section, epoch). Sections are interleaved evenly by their weights. All of this is arithmetic on r,
+so rows have random access: resuming costs nothing, and any number of processes divide the work by index.
 """
 
 import functools
@@ -24,25 +24,25 @@ from jaxlm.data.store import Section, Store
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 
-# What rows of a layout are called.
+# Name of the rows of each layout, for messages.
 LAYOUTS = {"windows": "windows", "packed": "packed rows", "pairs": "rows of pairs", "streams": "streams"}
 
-# Grain's permutation works within 32 bits; a larger section is shuffled in parts that are mixed evenly.
+# Grain's permutation is limited to 32 bits; a larger section is shuffled in parts that are interleaved evenly.
 _MOST_ROWS = 1 << 31
-# Shares that are not counts of rows become integers of this sum, so that mixing is exact arithmetic.
-_SHARES = 1 << 40
+# Sum of the integers that weights become unless they are row counts, so that mixing is exact arithmetic.
+_WEIGHT_SUM = 1 << 40
 _SHUFFLE_ROUNDS = 4
-# Up to this many rows an epoch's order is a list: Grain's permutation walks a cycle of 65,536 whatever their number,
-# 2 ms for an index of 12 rows.
+# Up to this many rows, the order of an epoch is a list: Grain's permutation walks a cycle of 65,536 even for a few
+# rows, which takes 2 ms for an index of 12 rows.
 _LISTED_ROWS = 1 << 14
 
 
 class _Windows:
-    """Rows of a section's text as it stands, across documents; the last row may be short."""
+    """Rows of consecutive tokens of a section, across documents; the last row may be short."""
 
     def __init__(self, store: Store, section: Section, length: int):
         self.store, self.section, self._length = store, section, length
-        self._tokens = store.tokens  # not as an array, which would read and check all of it now
+        self._tokens = store.tokens  # not np.asarray, which would read and check all of it
         self.pairs = max(section.tokens - 1, 0)
         self.rows = -(-self.pairs // length)
 
@@ -50,9 +50,9 @@ class _Windows:
         start = row * self._length
         slots = min(self._length, self.pairs - start)
         start += self.section.first_token
-        stretch = self._tokens[start : start + slots + 1]
-        batch.ids[b, :slots] = stretch[:-1]
-        batch.targets[b, :slots] = stretch[1:]
+        span = self._tokens[start : start + slots + 1]
+        batch.ids[b, :slots] = span[:-1]
+        batch.targets[b, :slots] = span[1:]
         batch.positions[b, :slots] = np.arange(slots)
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1
@@ -68,10 +68,10 @@ class _Windows:
 
 
 class Packed:
-    """Rows of packed documents: segments number them, positions restart, no target lies across a border.
+    """Rows of packed documents: segments number them, positions restart, and no target crosses a boundary.
 
-    A document begins with the id that ends documents as its first input, so that each of its tokens is a target; where
-    the tokenizer has none, and in version 1, its first token is its first input and no target.
+    The first input of a document is the end-of-document id, so that each of its tokens is a target. If the tokenizer
+    has no such id, and in version 1, the first input is the first token, which is not a target.
     """
 
     def __init__(self, store: Store, section: Section, length: int, versions: DataVersions):
@@ -94,10 +94,10 @@ class Packed:
                 ids[at] = self._begin
                 ids[at + 1 : end] = targets[at : end - 1]
             else:
-                start -= self._begin is not None  # the last target of the piece before
-                stretch = self._tokens[start : start + slots + 1]
-                ids[at:end] = stretch[:-1]
-                targets[at:end] = stretch[1:]
+                start -= self._begin is not None  # the last target of the previous span
+                span = self._tokens[start : start + slots + 1]
+                ids[at:end] = span[:-1]
+                targets[at:end] = span[1:]
             sizes.append(slots)
             begins.append(at)
             at = end
@@ -107,7 +107,7 @@ class Packed:
 
     def origin(self, row: int, epoch: int) -> list[RowOrigin]:
         name, source, first = str(self.store.path), self.section.source, self.section.first_document
-        more = self._begin is None  # the first token of a piece is read there, and predicted in the piece before
+        more = self._begin is None  # the first token of a span is its input, and a target in the previous span
         return [RowOrigin(name, source, first + d, token, slots + more) for d, token, slots in self._plan.row(row)]
 
 
@@ -116,7 +116,7 @@ Source = _Windows | Packed | Pairs
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one source that are shuffled together: `rows` of them from `first` on."""
+    """Rows of one source that are shuffled together: `rows` rows from `first` on."""
 
     source: Source
     first: int
@@ -125,27 +125,27 @@ class _Part:
 
 
 class TrainingRows:
-    """All rows of a run, without end.
+    """Endless rows of a run.
 
-    sources: of each section. pairs_per_row: P of a PairBatch; 0 where rows are no pairs. order: its version.
+    sources: one per section. pairs_per_row: P of a PairBatch, or 0 for rows of text. order: version of the order.
     """
 
     def __init__(
-        self, sources: Sequence[Source], shares: Sequence[int], length: int, seed: int, order: int = CURRENT.order
+        self, sources: Sequence[Source], weights: Sequence[int], length: int, seed: int, order: int = CURRENT.order
     ):
         self.length, self._order = length, order
         self.sources = tuple(sources)
         self.pairs_per_row = max((source.most for source in sources if isinstance(source, Pairs)), default=0)
         self._seed = seed % 2**64
         self._parts: list[_Part] = []
-        self._shares: list[int] = []
+        self._weights: list[int] = []
         counts = [-(-source.rows // _MOST_ROWS) for source in sources]
-        for source, share, count in zip(sources, shares, counts, strict=True):
+        for source, weight, count in zip(sources, weights, counts, strict=True):
             edges = [source.rows * k // count for k in range(count + 1)]
             for first, end in itertools.pairwise(edges):
                 self._parts.append(_Part(source, first, end - first, len(self._parts)))
-                self._shares.append(share * math.lcm(*counts) // count)
-        self._total = sum(self._shares)
+                self._weights.append(weight * math.lcm(*counts) // count)
+        self._total = sum(self._weights)
 
     def empty(self, rows: int) -> Batch | PairBatch:
         """Return a batch of padding, (rows, L)."""
@@ -154,7 +154,7 @@ class TrainingRows:
         return empty_batch(rows, self.length)
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
-        """The rows of these indices as one batch, (len(indices), L)."""
+        """Return the rows of these indices as one batch, (len(indices), L)."""
         batch: Any = self.empty(len(indices))
         for b, index in enumerate(indices):
             part, row, epoch = self._place(int(index))
@@ -162,31 +162,31 @@ class TrainingRows:
         return batch
 
     def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
-        """Where the pieces of a row came from, in their order."""
+        """Return the origins of the tokens of a row, in order."""
         part, row, epoch = self._place(index)
         return part.source.origin(row, epoch)
 
     def description(self) -> str | None:
-        """Return a sentence on the pairs, for people; None where rows are no pairs."""
+        """Return one line on the pairs for logs, or None for rows of text."""
         return str(pair_figures(self.sources)) if self.pairs_per_row else None
 
     def _place(self, index: int) -> tuple[_Part, int, int]:
-        """The part that row `index` is taken from, the row of its source, and the epoch of that part."""
-        part, taken = self._deal(index)
+        """Return the part of row `index`, the row in its source, and the epoch of that part."""
+        part, taken = self._part_of(index)
         epoch, at = divmod(taken, part.rows)
-        # Named by all of these, not by a sum of them: else epoch 1 of seed 0 would be epoch 0 of seed 1.
+        # A tuple and not a sum, so that epoch 1 of seed 0 differs from epoch 0 of seed 1.
         key = (self._order, self._seed, part.number, epoch)
         return part, part.first + _shuffled(at, part.rows, key), epoch
 
-    def _deal(self, index: int) -> tuple[_Part, int]:
-        """The part that deals row `index`, and how many rows it has dealt before.
+    def _part_of(self, index: int) -> tuple[_Part, int]:
+        """Return the part that row `index` belongs to, and the number of earlier rows of that part.
 
-        Of the first k rows that reach a part, floor(k * rest / all) go on to the parts after it, where `rest` is their
-        shares and `all` theirs and its own: each part's rows lie evenly among the others' for ever.
+        Of the first k rows that reach a part, floor(k * rest / all) go on to the parts after it, where `rest` is the
+        sum of their weights and `all` includes the part's own: the rows of each part are spread evenly without end.
         """
         before, after, remaining = index, index + 1, self._total
-        for part, share in zip(self._parts[:-1], self._shares, strict=False):
-            rest = remaining - share
+        for part, weight in zip(self._parts[:-1], self._weights, strict=False):
+            rest = remaining - weight
             on_before, on_after = before * rest // remaining, after * rest // remaining
             if on_before == on_after:
                 return part, before - on_before
@@ -197,43 +197,43 @@ class TrainingRows:
 def training_rows(
     stores: Sequence[Store], data: ShuffledConfig, *, length: int, seed: int, versions: DataVersions = CURRENT
 ) -> TrainingRows:
-    """The rows of a run: infinite, index-addressed; row r depends on the stores, layout, weights, length, seed and r.
+    """Return the endless, index-addressed rows of a run.
 
-    versions: those of the run. InputError where a section has nothing to make a row of, or the weights do not fit the
-    stores.
+    Row r depends on the stores, layout, weights, length, seed and r alone. versions: those of the run.
+    Raises InputError if a section has no rows, or the weights do not fit the stores.
     """
     data.check()
     sources = _sources(stores, data, length, seed, versions)
-    return TrainingRows(sources, mixture_shares(sources, stores, data.weights), length, seed, versions.order)
+    return TrainingRows(sources, mixture_weights(sources, stores, data.weights), length, seed, versions.order)
 
 
 def rows_per_epoch(
     stores: Sequence[Store], data: ShuffledConfig, length: int, versions: DataVersions = CURRENT
 ) -> list[int]:
-    """Rows in one pass over each section, the stores' one after the other."""
+    """Return the number of rows in one pass over each section of each store."""
     return [source.rows for source in _sources(stores, data, length, 0, versions)]
 
 
-def mixture_shares(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:
-    """Each section's share of the rows, as integers.
+def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:
+    """Return the integer weight of each section in the mixture of rows.
 
-    A store's share is its weight in data.weights, without these the number of its rows; in a store the sections share
-    by the weights they got at preparation, without these by their numbers of rows.
+    A store's weight is its value in data.weights, or its number of rows if there are none. Within a store, it is
+    divided in proportion to the sections' weights from preparation, or to their numbers of rows if they have none.
     """
     if not weights and all(section.weight is None for store in stores for section in store.sections):
         return [source.rows for source in sources]
-    shares: list[float] = []
+    mixture: list[float] = []
     for number, store in enumerate(stores):
         rows = [source.rows for source in sources if source.store is store]
         given = [section.weight for section in store.sections]
         own = [float(weight) for weight in given if weight is not None] if None not in given else rows
         of_store = weights[number] if weights else sum(rows)
-        shares += [of_store * weight / sum(own) for weight in own]
-    return [max(1, round(_SHARES * share / sum(shares))) for share in shares]
+        mixture += [of_store * weight / sum(own) for weight in own]
+    return [max(1, round(_WEIGHT_SUM * weight / sum(mixture))) for weight in mixture]
 
 
 def empty_batch(rows: int, length: int) -> Batch:
-    """Padding everywhere: segment 0, weight 0."""
+    """Return a batch of padding, with segments and weights 0."""
     ids, targets, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
 
@@ -254,14 +254,14 @@ def _sources(
             if source.rows == 0:
                 raise InputError(
                     f"{store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
-                    "documents, not one that follows another; prepare the store without it"
+                    "documents, too few for an input and a target; prepare the store without it"
                 )
             sources.append(source)
     return sources
 
 
 def _shuffled(at: int, rows: int, key: tuple[int, ...]) -> int:
-    """The `at`-th of `rows` indices in the order that `key` names."""
+    """Return the `at`-th of `rows` indices in the order derived from `key`."""
     if rows <= _LISTED_ROWS:
         return int(_order(rows, key)[at])
     return index_shuffle(at, max_index=rows - 1, seed=_seed32(key), rounds=_SHUFFLE_ROUNDS)

@@ -15,7 +15,7 @@ from jaxlm.errors import InputError
 from jaxlm.text import Tokenizer
 
 Sentences = Literal["auto", "split", "lines", "none"]
-Borders = Callable[[str], list[int]]
+Boundaries = Callable[[str], list[int]]
 
 # Maximum characters of a paragraph, the unit of processing; most end earlier, at a blank line.
 PARAGRAPH = 1 << 16
@@ -39,12 +39,12 @@ def resolved(sentences: Sentences, tokenizer: Tokenizer) -> Sentences:
     return sentences
 
 
-def borders_by(sentences: Sentences, language: str) -> Borders:
+def borders_by(sentences: Sentences, language: str) -> Boundaries:
     """Return a function from a paragraph to the end offsets of its sentences, before trailing white space."""
     return line_ends if sentences == "lines" else sentence_ends(language)
 
 
-def sentence_ends(language: str) -> Borders:
+def sentence_ends(language: str) -> Boundaries:
     """Return the boundary function of sentencex. language: a code such as en; unknown codes use general rules."""
     from sentencex import segment
 
@@ -66,7 +66,7 @@ def line_ends(paragraph: str) -> list[int]:
     return [found.end() for found in re.finditer(r"\S(?=[^\S\n]*(?:\n|$))", paragraph)]
 
 
-def sentences_of(fragments: Fragments, tokenizer: Tokenizer, borders: Borders) -> Iterator[tuple[str, bool]]:
+def sentences_of(fragments: Fragments, tokenizer: Tokenizer, boundaries: Boundaries) -> Iterator[tuple[str, bool]]:
     """Yield the sentences of documents: (sentence, whether the document ends with it).
 
     White space between two sentences belongs to the second. The result does not depend on the split into fragments.
@@ -74,7 +74,7 @@ def sentences_of(fragments: Fragments, tokenizer: Tokenizer, borders: Borders) -
     open_text = ""
     for paragraph, last in paragraphs(fragments):
         text, begin = open_text + paragraph, 0
-        for end in borders(paragraph):
+        for end in boundaries(paragraph):
             place = end + len(open_text)
             # The boundary is the first place from there on that allows a split, skipping white space only.
             while not (cut := tokenizer.cuts_at(text, place)) and place < len(text) and text[place].isspace():

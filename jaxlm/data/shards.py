@@ -23,7 +23,7 @@ import numpy as np
 from jaxlm.atomic_write import atomic_file, write_file
 from jaxlm.bounded_read import parse_json
 from jaxlm.data.files import Errors, Fragments
-from jaxlm.data.sentences import Borders, Sentences, borders_by, sentences_of
+from jaxlm.data.sentences import Boundaries, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Source, Unit, read_unit
 from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
@@ -71,9 +71,9 @@ class Job:
     def blocks(self, unit: Unit, tokenizer: Tokenizer) -> Iterator["Block"]:
         """Return the text of a unit in the blocks that are encoded."""
         fragments = read_unit(self.sources[unit.source], unit, self.errors)
-        return blocks(fragments, tokenizer, self._borders())
+        return blocks(fragments, tokenizer, self._boundaries())
 
-    def _borders(self) -> Borders | None:
+    def _boundaries(self) -> Boundaries | None:
         return None if self.sentences == "none" else borders_by(self.sentences, self.language)
 
 
@@ -203,14 +203,14 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
         yield encoded()
 
 
-def blocks(fragments: Fragments, tokenizer: Tokenizer, borders: Borders | None = None) -> Iterator[Block]:
+def blocks(fragments: Fragments, tokenizer: Tokenizer, boundaries: Boundaries | None = None) -> Iterator[Block]:
     """Yield the documents in blocks of about BLOCK characters, split only where this does not change their ids.
 
-    With `borders`, documents are also split where sentences begin.
+    With `boundaries`, documents are also split where sentences begin.
     """
-    if borders is not None:
+    if boundaries is not None:
         # Each sentence is split into blocks like a document of its own.
-        for sentence, last in sentences_of(fragments, tokenizer, borders):
+        for sentence, last in sentences_of(fragments, tokenizer, boundaries):
             *firsts, (rest, _) = _blocks(iter([(sentence, True)]), tokenizer)
             for text, _ in firsts:
                 yield Block(text, False, False)

@@ -1,8 +1,8 @@
-"""Streams: row b of each batch continues where row b of the batch before it ended.
+"""Streams: row b of each batch continues row b of the previous batch.
 
-For models that carry a state from one batch to the next: truncated backpropagation through time (Zaremba et al., 2014,
-"Recurrent neural network regularization", section 4.1), the memory of Transformer-XL (Dai et al., 2019). The batch of a
-step is arithmetic on the step, as in the other layouts; here it depends on the batch size too, and on no seed.
+For models that carry a state from batch to batch: truncated backpropagation through time (Zaremba et al., 2014,
+"Recurrent neural network regularization", section 4.1), the memory of Transformer-XL (Dai et al., 2019). As in
+the other layouts, the batch is arithmetic on the step; it also depends on the batch size, and on no seed.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jaxlm.errors import InputError
 
 
 class Text:
-    """The tokens of several stores as one sequence, in the order of the stores. tokens: their number."""
+    """Concatenated tokens of several stores. tokens: their number."""
 
     def __init__(self, stores: Sequence[Store]):
         self._stores = tuple(stores)
@@ -27,12 +27,12 @@ class Text:
 
     def read(self, start: int, end: int) -> np.ndarray:
         """Return the tokens from `start` up to `end`, int32."""
-        pieces = [
+        spans = [
             store.tokens[max(start - first, 0) : end - first]
             for store, first in zip(self._stores, self._starts, strict=False)
             if start < first + store.num_tokens and first < end
         ]
-        return np.concatenate(pieces, dtype=np.int32)
+        return np.concatenate(spans, dtype=np.int32)
 
     def origins(self, start: int, end: int) -> list[RowOrigin]:
         """Return the origins of the tokens from `start` up to `end`, one per section of a store."""
@@ -49,15 +49,15 @@ class Text:
 
 
 class StreamRows:
-    """All rows of a run in streams, without end: row r belongs to stream r % batch_size.
+    """Endless rows of a run in streams: row r belongs to stream r % batch_size.
 
-    The T tokens of the stores, one after the other, are split into B = batch_size streams of S = floor((T - 1) / B)
+    The T concatenated tokens of the stores are split into B = batch_size streams of S = floor((T - 1) / B)
     inputs: stream b has the inputs b S to b S + S - 1, and the tokens that follow them as targets. Its rows are
-    stretches of `length` of them, one per step; the last target of a row is the first input of the next. S mod length
+    spans of `length` of them, one per step; the last target of a row is the first input of the next. S mod length
     inputs at the end of each stream, and (T - 1) mod B at the end of the text, are in no row. Every epoch has the same
-    streams, from their beginnings. rows: of an epoch. unused: the inputs that are in no row.
+    streams. rows: number of rows per epoch. unused: number of inputs in no row.
 
-    Raises: InputError, where the text is too short for one row of each stream.
+    Raises InputError if the text is too short for one row per stream.
     """
 
     def __init__(self, stores: Sequence[Store], length: int, batch_size: int):
@@ -86,9 +86,9 @@ class StreamRows:
         batch = self.empty(len(indices))
         for b, index in enumerate(indices):
             start, first = self._place(int(index))
-            stretch = self._text.read(start, start + self.length + 1)
-            batch.ids[b] = stretch[:-1]
-            batch.targets[b] = stretch[1:]
+            span = self._text.read(start, start + self.length + 1)
+            batch.ids[b] = span[:-1]
+            batch.targets[b] = span[1:]
             batch.begins[b] = first
         batch.positions[:] = np.arange(self.length)
         batch.segments[:] = 1
@@ -101,7 +101,7 @@ class StreamRows:
         return self._text.origins(start, start + self.length + 1)
 
     def description(self) -> str:
-        """Return a sentence on the streams, for people."""
+        """Return one line on the streams for logs."""
         return (
             f"{self.batch_size} streams of {self.rows_per_stream * self.length:,} tokens, {self.rows_per_stream:,} "
             f"steps per epoch; {self.unused:,} tokens, at the ends of the streams and of the text, are in no row"

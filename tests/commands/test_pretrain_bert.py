@@ -143,7 +143,7 @@ def assert_same_run(run, base):
 def test_a_run_says_what_it_is(base, stores):
     said = base.ended.errors
     assert "24 steps: 12 of 8 x 32 tokens" in said and "and 12 of 8 x 64 tokens" in said and "bert_adamw" in said
-    shares = r"[\d,]+ pairs in [\d,]+ rows an epoch, at most \d a row; [\d.]+% of them short, [\d.]+% true"
+    shares = r"[\d,]+ pairs in [\d,]+ rows per epoch, at most \d per row; [\d.]+% of them short, [\d.]+% true"
     assert re.search(f"pairs at length 32: {shares}", said) and re.search(f"pairs at length 64: {shares}", said)
     assert "masks: 15% of tokens (80% masked, 10% random, 10% unchanged), dynamic; next-sentence loss x 1" in said
     assert said.count("compiled the training step") == 2 and "compiled again" not in said
@@ -170,7 +170,7 @@ def test_a_run_on_pairs_goes_on_with_the_pairs_it_was_made_with(stores, tmp_path
     (run / "config.json").write_text(json.dumps(config))
     assert run_config(RunDirectory(run)).data.random_candidates == 1
     ended = train(run, stores, *flags)
-    assert "resumed at step 2" in ended.errors and "a random second part is the first stretch found" in ended.errors
+    assert "resumed at step 2" in ended.errors and "a random second segment is the first span found" in ended.errors
     assert metrics(run) == metrics(tmp_path / "run") and checksums(run) == checksums(tmp_path / "run")
     assert json.loads((run / "config.json").read_text()) == config
     ended = train(tmp_path / "new", stores, *flags)

@@ -26,8 +26,8 @@ def store(tmp_path_factory):
         ([[5, 5], [5, 5]], {"sentences": "none"}, "keeps no sentences.*prepare it again with --sentences split"),
         ([[5, 5]], {}, "is one document.*data.random_share 0"),
         ([[5], [6], [7]], {}, "each of its 3 documents is one sentence.*--sentences split"),
-        ([[1], [1]], {}, "no stretch of 2 tokens"),
-        ([[5, 5], [5, 5]], {"length": 4}, "rows of 4 are too short for pairs: .* 5 slots"),
+        ([[1], [1]], {}, "no chunk of 2 tokens"),
+        ([[5, 5], [5, 5]], {"length": 4}, "rows of pairs must have at least 5 slots .*, got 4"),
         ([[5, 5], [5, 5]], {"random_share": 1.5}, r"data\.random_share must be from 0 to 1, got 1\.5"),
         ([[5, 5], [5, 5]], {"mask_copies": 0}, r"data\.mask_copies must be at least 1, got 0"),
     ],
@@ -50,7 +50,7 @@ def test_one_document_is_enough_where_no_pair_is_random(tmp_path):
 def test_a_vocabulary_without_its_special_tokens_is_refused(tmp_path, missing):
     specials = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name != missing]
     store = pair_store(tmp_path / "s", [[5, 5], [5, 5]], tokenizer=word_tokenizer(30, specials))
-    with pytest.raises(InputError, match=f"has no {missing[1:-1]}, which pairs and masks need: prepare it again"):
+    with pytest.raises(InputError, match=f"has no {missing[1:-1]}, which pairs and masks need; prepare it again"):
         rows_of(store)
 
 
@@ -66,7 +66,7 @@ def test_phases_are_a_function_of_the_step():
     for share, lengths in ((0.0, [64]), (1.0, [16])):
         only = phases(dataclasses.replace(data, short_share=share), length=64, num_steps=10)
         assert [phase.length for phase in only] == lengths
-    with pytest.raises(InputError, match=r"data\.short_length 64: it must be below the length 64"):
+    with pytest.raises(InputError, match=r"data\.short_length must be below length 64, got 64"):
         phases(dataclasses.replace(data, short_length=64), length=64, num_steps=10)
     assert [phase.length for phase in phases(Packed(), length=64, num_steps=10)] == [64]
 

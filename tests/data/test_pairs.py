@@ -357,7 +357,7 @@ def test_tokens_in_no_pair_are_counted_and_said(tmp_path):
     assert figures.lost == 2 and "2 tokens in no pair" in str(figures)
     assert str(figures).endswith("a random second part is the nearest in length of 16 stretches")
     former = pair_figures(rows_of(store, length=24, versions=DataVersions(pairs=1)).sources)
-    assert former.candidates == 1 and str(former).endswith("the first stretch found")
+    assert former.candidates == 1 and str(former).endswith("the first span found")
 
 
 def test_stores_mix_by_weight_and_each_has_its_own_epochs(tmp_path):
