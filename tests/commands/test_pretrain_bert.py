@@ -174,7 +174,7 @@ def test_a_run_on_pairs_goes_on_with_the_pairs_it_was_made_with(stores, tmp_path
     assert metrics(run) == metrics(tmp_path / "run") and checksums(run) == checksums(tmp_path / "run")
     assert json.loads((run / "config.json").read_text()) == config
     ended = train(tmp_path / "new", stores, *flags)
-    assert "a random second part is the nearest in length of 16 stretches" in ended.errors
+    assert "a random second segment is the closest in length of 16 spans" in ended.errors
     assert metrics(tmp_path / "new")[1] != metrics(run)[1]
     saved = json.loads((tmp_path / "new" / "config.json").read_text())
     assert (saved["fingerprints"]["data_order"], saved["data"]["random_candidates"]) == ([1, 1, 2], 16)

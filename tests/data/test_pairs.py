@@ -355,7 +355,7 @@ def test_tokens_in_no_pair_are_counted_and_said(tmp_path):
     store = pair_store(tmp_path / "s", [[5, 5], [1], [6, 6], [1]])
     figures = pair_figures(rows_of(store, length=24).sources)
     assert figures.lost == 2 and "2 tokens in no pair" in str(figures)
-    assert str(figures).endswith("a random second part is the nearest in length of 16 stretches")
+    assert str(figures).endswith("a random second segment is the closest in length of 16 spans")
     former = pair_figures(rows_of(store, length=24, versions=DataVersions(pairs=1)).sources)
     assert former.candidates == 1 and str(former).endswith("the first span found")
 
