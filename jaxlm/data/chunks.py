@@ -11,6 +11,7 @@ documents are split into chunks in parallel.
 """
 
 import functools
+import itertools
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ class ChunkOptions(NamedTuple):
     short_share: float
     short_drawn: Literal["chunk", "document"]
     chunks: Literal["whole", "filled"]
+    sentence_tokens: int = 0
 
 
 class ChunkPlan:
@@ -53,9 +55,8 @@ class ChunkPlan:
         self.options = options
         self.capacity = options.length - SPECIALS
         assert self.capacity >= SHORTEST
-        assert store.sentence_starts is not None
         self._documents = np.asarray(store.document_starts)
-        self._sentences = np.asarray(store.sentence_starts)
+        self._sentences = sentence_starts(store, options.sentence_tokens)
         self._ending = 0 if store.end is None else 1  # end-of-document ids, which are in no pair
         self.short = self.alone = 0
         parts = [self._split(first, end) for first, end in self._blocks(section)]
@@ -141,10 +142,22 @@ def _hash(keys: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def sentence_starts(store: Store, sentence_tokens: int) -> np.ndarray:
+    """Return the token at which each sentence begins, and the end of the last: (sentences + 1,) int64.
+
+    Documents of a store that keeps no sentences are split into spans of `sentence_tokens` tokens instead.
+    """
+    if store.sentence_starts is not None:
+        return np.asarray(store.sentence_starts)
+    documents = np.asarray(store.document_starts)
+    spans = [np.arange(first, end, sentence_tokens) for first, end in itertools.pairwise(documents.tolist())]
+    return np.concatenate([*spans, documents[-1:]]).astype(np.int64)
+
+
 @functools.lru_cache(maxsize=8)
 def chunk_plan(store: Store, section: Section, options: ChunkOptions) -> ChunkPlan:
     """Return the plan of a section, cached. Raises InputError if the store keeps no sentences."""
-    if store.sentence_starts is None:
+    if store.sentence_starts is None and not options.sentence_tokens:
         raise InputError(
             f"{store.path} keeps no sentences, which pairs are made from; prepare it again with --sentences split "
             "(or lines)"

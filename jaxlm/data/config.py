@@ -87,6 +87,8 @@ class SentencePairs(Stores):
     one_sentence: Literal["cut", "random"] = "cut"
     """Pair of a single-sentence text. cut: the sentence is split. random: always a random pair, as in the original
     code."""
+    sentence_tokens: int = 0
+    """Number of tokens that count as a sentence in stores that keep none. 0: refuse such stores."""
     masks: Literal["dynamic", "static"] = "dynamic"
     """Pairs and masks per epoch. dynamic: new ones in every epoch. static: those of the first mask_copies epochs are
     repeated, as in the original files."""
@@ -103,7 +105,13 @@ class SentencePairs(Stores):
         for name in ("short_target_share", "random_share", "short_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"data.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
-        for name, least in (("pairs_per_row", 0), ("random_candidates", 1), ("short_length", 0), ("mask_copies", 1)):
+        for name, least in (
+            ("pairs_per_row", 0),
+            ("random_candidates", 1),
+            ("sentence_tokens", 0),
+            ("short_length", 0),
+            ("mask_copies", 1),
+        ):
             if getattr(self, name) < least:
                 raise InputError(f"data.{name} must be at least {least}, got {getattr(self, name)}; give a larger one")
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxlm.data.batch import PairBatch
-from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan
+from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan, sentence_starts
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.draws import Draws
 from jaxlm.data.origin import PairOrigin, RowOrigin
@@ -77,9 +77,10 @@ class Pairs:
         self.plan = chunk_plan(store, section, chunk_options(data, length))
         self.rows, self.most = self.plan.rows, self.plan.bins.most_items
         self._tokens, self._documents = store.tokens, np.asarray(store.document_starts)
-        self._sentences = np.asarray(store.sentence_starts)
+        self._sentences = sentence_starts(store, data.sentence_tokens)
         self._ending = 0 if store.end is None else 1
-        self.random_parts = RandomParts(store, section, 1 if versions.pairs == 1 else data.random_candidates)
+        candidates = 1 if versions.pairs == 1 else data.random_candidates
+        self.random_parts = RandomParts(store, section, candidates, self._sentences)
         self._check()
 
     def fill(self, row: int, batch: PairBatch, b: int, epoch: int) -> None:
@@ -200,7 +201,8 @@ def chunk_options(data: SentencePairs, length: int) -> ChunkOptions:
             "larger length or data.short_length"
         )
     pairs_per_row = data.pairs_per_row or max(1, length // SLOTS_A_PAIR)
-    return ChunkOptions(length, pairs_per_row, data.short_target_share, data.short_target_drawn, data.chunks)
+    shares = (data.short_target_share, data.short_target_drawn, data.chunks)
+    return ChunkOptions(length, pairs_per_row, *shares, data.sentence_tokens)
 
 
 def empty_pairs(rows: int, length: int, pairs: int) -> PairBatch:

@@ -29,9 +29,9 @@ class RandomParts:
     documents: number of documents to sample from; 0 if fewer than two have a token.
     """
 
-    def __init__(self, store: Store, section: Section, candidates: int):
+    def __init__(self, store: Store, section: Section, candidates: int, sentences: np.ndarray):
         self.candidates = candidates
-        self._documents, self._sentences = np.asarray(store.document_starts), np.asarray(store.sentence_starts)
+        self._documents, self._sentences = np.asarray(store.document_starts), sentences
         self._ending = 0 if store.end is None else 1
         self._first = section.first_document
         count = section.documents

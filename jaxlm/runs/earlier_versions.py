@@ -15,6 +15,7 @@ ADDED_FIELDS = {
     "start_trained_length": None,
     "fingerprints.start": None,
     "data.random_candidates": 1,
+    "data.sentence_tokens": 0,
     "optimizer.momentum": 0.0,
     "optimizer.initial_accumulator": 0.1,
 }

@@ -22,8 +22,9 @@ from pair_store import (
     word_tokenizer,
 )
 from scipy import stats
+from toy_store import write_store
 
-from jaxlm.data.chunks import ChunkOptions, ChunkPlan, short_targets
+from jaxlm.data.chunks import ChunkOptions, ChunkPlan, sentence_starts, short_targets
 from jaxlm.data.draws import Draws
 from jaxlm.data.loader import batch_at, batches
 from jaxlm.data.pairs import chunk_options, mask_slots, pair_figures, shortened
@@ -301,8 +302,6 @@ def test_one_sentence_is_parted_within_or_always_random(tmp_path):
 
 
 def test_ends_of_documents_are_in_no_pair(tmp_path):
-    from toy_store import write_store
-
     from jaxlm.text import train_sentencepiece
 
     texts = ["The cat sat.\nThe dog lay down.\nIt slept."] * 4 + ["A fox.\nA crow sang."] * 4
@@ -387,11 +386,29 @@ def test_a_section_of_one_document_takes_others_of_its_store(tmp_path):
 
 def test_documents_without_tokens_are_never_drawn(tmp_path):
     texts = [" ", "w1 w2 w3\nw4 w5 w6", "\u0301", "w7 w8 w9\nw10 w11"]
-    from toy_store import write_store
-
     store = write_store(tmp_path / "s", texts, word_tokenizer(12), sentences="lines")
     rows = rows_of(store, length=24, random_share=1.0)
     assert {origin.second.tokens > 0 for index in range(50) for origin in rows.origin(index)} == {True}
+
+
+def test_spans_of_tokens_stand_for_sentences_where_a_store_keeps_none(tmp_path):
+    """Fails when a pair is divided within a span, a document's end is no boundary, or kept sentences are ignored."""
+    texts = [" ".join(f"w{k}" for k in range(first, first + count)) for first, count in ((0, 23), (23, 40), (63, 7))]
+    tokenizer = word_tokenizer(80)
+    without = write_store(tmp_path / "without", texts, tokenizer)
+    starts = sentence_starts(without, 5)
+    documents = np.asarray(without.document_starts)
+    assert set(documents.tolist()) <= set(starts.tolist()) and np.diff(starts).max() == 5
+    for first, end in itertools.pairwise(documents.tolist()):
+        within = starts[(starts >= first) & (starts < end)]
+        np.testing.assert_array_equal(within, np.arange(first, end, 5))
+    rows = rows_of(without, length=24, sentence_tokens=5, random_share=0.0, chunks="whole")
+    assert rows.sources[0].rows > 0
+    for index in range(20):
+        for origin in rows.origin(index):
+            assert origin.second.token % 5 == 0 or origin.first.tokens + origin.second.tokens < 5
+    lines = write_store(tmp_path / "lines", ["w1 w2\nw3 w4 w5", "w6 w7\nw8"], tokenizer, sentences="lines")
+    np.testing.assert_array_equal(sentence_starts(lines, 5), lines.sentence_starts)
 
 
 def test_options_reach_the_plan():
@@ -406,8 +423,6 @@ def test_options_reach_the_plan():
 )
 def test_rows_of_books_are_full(data_directory, tmp_path, length, chunks, fills):
     """Real text with sentencex's sentences: whole books, and their paragraphs as short documents."""
-    from toy_store import write_store
-
     from jaxlm.text import tokenizer_from_spec
 
     tokenizer = tokenizer_from_spec(f"wordpiece:{data_directory / 'vocab' / 'bert' / 'bert-base-uncased-vocab.txt'}")
