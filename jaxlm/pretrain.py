@@ -169,7 +169,7 @@ def fingerprints(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The rows and programs of a run, before its directory is opened."""
+    """The rows and programs of a run, before its directory is opened. unigram_entropy: of a run from scratch, nats."""
 
     plan: Plan
     mesh: jax.sharding.Mesh
@@ -179,6 +179,7 @@ class _Prepared:
     settings: Settings
     step: CompiledStep
     eval_batch_size: int
+    unigram_entropy: float | None
 
     def compile_ahead(self, first_step: int) -> None:
         """Compile the step of every phase that a run at `first_step` has before it, without allocating memory.
@@ -229,7 +230,8 @@ def prepared(planned: Plan) -> _Prepared:
         settings = replicated(settings, mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
     planned = replace(planned, config=config)
-    return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size)
+    entropy = None if planned.source is not None else _unigram_entropy(planned.stores)
+    return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size, entropy)
 
 
 def pretrain(arguments: Arguments, given: set[str]) -> None:
@@ -274,7 +276,7 @@ def pretrain(arguments: Arguments, given: set[str]) -> None:
             total=num_steps,
             work=ready.pretraining.work(planned.phases, config.batch_size),
             log_every=config.log_every,
-            unigram_entropy=None if source is not None else _unigram_entropy(planned.stores),
+            unigram_entropy=ready.unigram_entropy,
             gate_metric=ready.pretraining.language_loss,
         )
         ready.step.on_compile = partial(recorder.meter.pause, "compilation")

@@ -115,7 +115,7 @@ def test_checksums_are_no_part_of_a_store(store, monkeypatch, caplog):
     caplog.clear()
     large = open_store(store)
     assert large.num_tokens == len(large.tokens[:])
-    assert "was not checked: --verify-stores" in caplog.text and "tokens.bin" in caplog.text
+    assert "was not checked; check it once with --verify-stores" in caplog.text and "tokens.bin" in caplog.text
     with pytest.raises(DamagedStore, match=r"tokens\.bin is damaged"):
         large.verify()
 

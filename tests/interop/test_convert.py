@@ -235,7 +235,9 @@ def test_a_padded_table_gives_no_ids_that_the_tokenizer_lacks(runs, tmp_path):
     made = run_here(*words, "--temperature", 0)
     assert made.code == 0 and made.output.startswith("The cat"), made.errors
     for seed in (-1, 5_000_000_000, 2**70):
-        assert_one_line(run_here(*words, "--seed", seed), 2, f"--seed {seed}: a whole number from 0 to 4294967295")
+        assert_one_line(
+            run_here(*words, "--seed", seed), 2, f"--seed must be a whole number from 0 to 4294967295, got {seed}"
+        )
 
 
 def test_of_two_dropout_rates_one_is_exported_and_the_other_said(tmp_path):

@@ -195,6 +195,6 @@ def test_runs_from_before_there_were_encoders_are_read():
     values = json.loads(json.dumps(TASKS["cola"].to_json()))
     old = {name: value for name, value in values.items() if name not in ("papers", "options", "selects", "second")}
     task = Task.from_json(old | {"paper": {"length": 512}})
-    assert task.paper_for("gpt") == {"length": 512} and task.paper_for("bert") == {} and task.selects == "dev"
+    assert task.paper_for("gpt1") == {"length": 512} and task.paper_for("bert") == {} and task.selects == "dev"
     with pytest.raises(InputError, match="task.json: options: .* read it with the version that wrote it"):
         Task.from_json(values | {"options": {"strides": 3}})
