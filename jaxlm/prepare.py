@@ -47,6 +47,7 @@ class PrepareConfig:
 
     source: tyro.conf.UseAppendAction[tuple[str, ...]]
     """text:GLOB (one document per file), lines:GLOB (blank lines separate documents), jsonl:GLOB[#FIELD],
+    parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD] (a directory of datasets.save_to_disk),
     tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]. .gz, .xz and .zst files are read directly.
     """
 

@@ -56,6 +56,7 @@ OWNERS = {
     "tensorflow": ["jaxlm.data.sources"],
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
+    "pyarrow": ["jaxlm.data.columnar"],
     "tensorboardX": ["jaxlm.runs.metrics_log"],
     "etils": ["jaxlm.runs.checkpoints", "jaxlm.runs.remote", "jaxlm.runs.directory"],
     "fsspec": ["jaxlm.runs.remote"],

@@ -1,7 +1,8 @@
-"""Sources of documents: files and TensorFlow Datasets, split into slices that are read independently.
+"""Sources of documents: files and data sets, split into slices that are read independently.
 
 A source is named by one string: text:GLOB (a file is a document), lines:GLOB (blank lines separate documents),
-jsonl:GLOB[#FIELD], tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]. A unit is some slices of one source and
+jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD] (a directory of `datasets.save_to_disk`),
+tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD] (TensorFlow Datasets). A unit is some slices of one source and
 gives one shard. Units depend on the inputs alone, so the store is the same for any number of processes.
 """
 
@@ -14,11 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxlm.data.columnar import ColumnFile, Kind, saved_files
 from jaxlm.data.files import COMPRESSED, Errors, Fragments, is_compressed, read_jsonl, read_lines, read_text
 from jaxlm.errors import InputError
 
 TFDS_EXTRA = "install the extra [tfds]: pip install 'jaxlm[tfds]'"
-KINDS = "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]"
+KINDS = (
+    "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD], "
+    "tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]"
+)
+# Kinds of sources, with the optional parts of their names: a split after @, a field after #.
+PARTS = {"text": "", "lines": "", "jsonl": "#", "parquet": "#", "hf-dataset": "@#", "tfds": "@#", "tfds-dir": "@#"}
+COLUMNAR: dict[str, Kind] = {"parquet": "parquet", "hf-dataset": "arrow"}
 FIELD = "text"
 SPLIT = "train"
 
@@ -28,7 +36,10 @@ UNIT_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class Slice:
-    """Slice of a source: bytes [begin, end) of file `path`, or records [begin, end) if path is empty."""
+    """Slice of a source: bytes [begin, end) of file `path`, or records [begin, end) if path is empty.
+
+    Of a Parquet file row groups [begin, end), of an Arrow stream record batches.
+    """
 
     path: str
     begin: int
@@ -46,7 +57,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Source:
-    """Parsed name of a source. place: a glob, the name of a data set, or a directory."""
+    """Parsed name of a source. place: a glob, the name of a data set, or a directory. split: empty if there is none."""
 
     spec: str
     kind: str
@@ -58,16 +69,15 @@ class Source:
 def parse_source(spec: str) -> Source:
     """Parse the name of a source without opening anything; raise InputError if it is malformed."""
     kind, colon, place = spec.partition(":")
-    if not colon or not place or kind not in ("text", "lines", "jsonl", "tfds", "tfds-dir"):
+    if not colon or not place or kind not in PARTS:
         raise InputError(f"--source must be one of {KINDS}, got {spec!r}")
-    field, split = FIELD, ""
-    if kind in ("jsonl", "tfds", "tfds-dir") and "#" in place:
+    # The only split of a saved data set needs no name.
+    field, split = FIELD, SPLIT if kind.startswith("tfds") else ""
+    if "#" in PARTS[kind] and "#" in place:
         place, _, field = place.rpartition("#")
-    if kind in ("tfds", "tfds-dir"):
-        split = SPLIT
-        if "@" in place:
-            place, _, split = place.rpartition("@")
-    if not place or not field or (kind.startswith("tfds") and not split):
+    if named := "@" in PARTS[kind] and "@" in place:
+        place, _, split = place.rpartition("@")
+    if not place or not field or (named and not split):
         raise InputError(f"--source must have no empty part, got {spec!r}; use one of {KINDS}")
     return Source(spec, kind, place, field, split)
 
@@ -89,6 +99,9 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
         return sized, {"source": source.spec, "records": records, "bytes": each * records}
 
     sizes = _file_sizes(source)
+    described = {"source": source.spec, "files": len(sizes), "bytes": sum(size for _, size in sizes)}
+    if source.kind in COLUMNAR:
+        return _columnar_units(source, number, [path for path, _ in sizes], unit_bytes), described
     units: list[Unit] = []
     slices: list[Slice] = []
     filled = 0.0
@@ -119,7 +132,23 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
     close()
     if not units:
         raise InputError(f"source {source.spec!r}: its {len(sizes)} files are empty; name other files")
-    return units, {"source": source.spec, "files": len(sizes), "bytes": sum(size for _, size in sizes)}
+    return units, described
+
+
+def _columnar_units(source: Source, number: int, paths: list[str], unit_bytes: int) -> list[Unit]:
+    """Return the units of files of columns: consecutive parts of one file, at least one."""
+    units = []
+    for path in paths:
+        begin, filled = 0, 0
+        sizes = ColumnFile(path, COLUMNAR[source.kind]).sizes(source.field)
+        for part, size in enumerate(sizes, 1):
+            filled += size
+            if filled >= unit_bytes or part == len(sizes):
+                units.append(Unit(number, (Slice(path, begin, part),), filled))
+                begin, filled = part, 0
+    if not units:
+        raise InputError(f"source {source.spec!r}: its {len(paths)} files are empty; name other files")
+    return units
 
 
 def largest_file(source: Source, units: list[Unit]) -> int:
@@ -138,6 +167,8 @@ def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragme
         return read_lines(part.path, part.begin, part.end, errors)
     if source.kind == "jsonl":
         return read_jsonl(part.path, source.field, part.begin, part.end, errors)
+    if source.kind in COLUMNAR:
+        return ColumnFile(part.path, COLUMNAR[source.kind]).texts(source.field, part.begin, part.end, errors)
     return _read_records(source, part, errors)
 
 
@@ -150,6 +181,8 @@ def read_unit(source: Source, unit: Unit, errors: Errors = "strict") -> Fragment
 def _file_sizes(source: Source) -> list[tuple[str, int]]:
     """Return the files of a source in sorted order, with their sizes in bytes."""
     place = os.path.expanduser(source.place)
+    if source.kind == "hf-dataset":
+        return [(path, os.stat(path).st_size) for path in saved_files(place, source.split)]
     if os.path.isdir(place):
         raise InputError(f"source {source.spec!r}: {place} is a directory; name its files with {source.kind}:{place}/*")
     found = [place] if os.path.isfile(place) else sorted(glob.glob(place, recursive=True))
