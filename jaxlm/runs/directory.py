@@ -35,7 +35,7 @@ from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.host import LockHeld, cpu_cores, lock_file
-from jaxlm.runs.earlier_versions import ADDED_FIELDS, upgraded
+from jaxlm.runs.earlier_versions import ADDED_FIELDS, ADDED_OPTIONS, upgraded
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 
@@ -262,7 +262,9 @@ class RunDirectory:
         if known := config_file.exists():
             self.__dict__.pop("config", None)
             saved = _fields(self.config)
-            given = _without(given, [name for name in ADDED_FIELDS if name not in saved])
+            asked = _fields(given)
+            kept = {name for name, value in ADDED_OPTIONS.items() if asked.get(name, value) != value}
+            given = _without(given, [name for name in ADDED_FIELDS if name not in saved and name not in kept])
             changed = self._compare(given, run_fields)
         if changed or not known:
             write_json(config_file, given)

@@ -6,8 +6,17 @@ from typing import Any
 
 from jaxlm.data.config import MEMBERS
 
-# Fields that config.json lacks in runs of earlier versions, with the values that these runs used (None: see
-# `kind_of_run` and `source_of`). Such a run resumes without them.
+# Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
+# without them, and with no other values.
+ADDED_OPTIONS = {
+    "optimizer.momentum": 0.0,
+    "optimizer.initial_accumulator": 0.1,
+    "optimizer.floor": 0.0,
+    "optimizer.power": 1.0,
+    "optimizer.stable": 0.8,
+}
+# The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
+# `source_of`).
 ADDED_FIELDS = {
     "kind": None,
     "start": None,
@@ -16,9 +25,7 @@ ADDED_FIELDS = {
     "fingerprints.start": None,
     "data.random_candidates": 1,
     "data.sentence_tokens": 0,
-    "optimizer.momentum": 0.0,
-    "optimizer.initial_accumulator": 0.1,
-}
+} | ADDED_OPTIONS
 
 
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:

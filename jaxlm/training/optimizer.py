@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxlm.distributed import devices
@@ -22,77 +21,7 @@ from jaxlm.errors import InputError
 from jaxlm.training.adafactor import Adafactor
 from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
 from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
-
-Decay = Literal["cosine", "linear", "constant"]
-
-
-class Schedule(NamedTuple):
-    """The numbers of a learning-rate schedule, float32 scalars: data of a compiled step, not constants in it.
-
-    peak_lr: the highest learning rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same as a
-    fraction of the run.
-    """
-
-    peak_lr: Any
-    num_steps: Any
-    warmup: Any
-    warmup_fraction: Any
-
-
-def make_schedule(peak_lr: float, num_steps: int, warmup: float) -> Schedule:
-    """Return the numbers of the schedule of a run of `num_steps`, with `warmup` steps."""
-    total = max(1, num_steps)
-    return Schedule(*(np.float32(x) for x in (peak_lr, total, warmup, warmup / total)))
-
-
-def warmup_then_decay(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the rate of update `step`, counted from 0: a linear warmup, then the decay over the rest of the run.
-
-    With w warmup steps: peak (t + 1) / w up to the peak. The update after the last would have rate 0.
-    """
-    peak, total, warmup, _ = schedule
-    t = jnp.asarray(step, jnp.float32)
-    rise = jnp.minimum(1.0, (t + 1) * (1.0 / jnp.maximum(1.0, warmup)))
-    x = jnp.clip((t - warmup) * (1.0 / jnp.maximum(1.0, total - warmup)), 0.0, 1.0)
-    return peak * jnp.where(t < warmup, rise, _remaining(decay, x))
-
-
-def bert_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the learning rate of update `step` in BERT's code.
-
-    It is peak t / w before step w, and from there on the decay counted from step 0, so that the learning rate falls by
-    a fraction w / T of the peak at the end of the warmup.
-    """
-    peak, total, warmup, _ = schedule
-    each, each_warming = 1.0 / total, 1.0 / jnp.maximum(1.0, warmup)
-    t = jnp.asarray(step, jnp.float32)
-    remaining = _remaining(decay, jnp.clip(t * each, 0.0, 1.0))
-    return peak * jnp.where(t < warmup, t * each_warming, remaining)
-
-
-def openai_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the learning rate of update `step` in GPT-1's code.
-
-    With x = t / T and w as a fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine
-    (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run.
-    """
-    peak, total, _, fraction = schedule
-    each = 1.0 / total
-    t = jnp.asarray(step, jnp.float32)
-    x = t * each
-    warming = (x <= fraction) & (fraction > 0)
-    rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
-    remaining = _remaining(decay, x)
-    if decay == "cosine":
-        remaining = jnp.where(warming, 1.0, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each))))
-    return peak * rise * remaining
-
-
-def _remaining(decay: Decay, x: jax.Array) -> jax.Array:
-    """Return the fraction of the peak that a decay leaves at fraction x of its length."""
-    if decay == "constant":
-        return jnp.ones_like(x)
-    return 1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x))
+from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, openai_rate, warmup_then_decay
 
 
 @dataclass(frozen=True)
@@ -110,7 +39,15 @@ class OptimizerConfig:
     """Linear warmup in steps, or below 1 as a fraction of the run. A fraction of a step is rounded down by bert_adamw,
     kept by openai_adam and rounded up by the others."""
     decay: Decay = "cosine"
-    """Decay of the learning rate from the peak to 0 at the last step. constant: no decay."""
+    """Decay of the learning rate from the peak to `floor`. cosine, linear, polynomial: at the last step. constant: no
+    decay. inverse_sqrt: with the inverse root of the step, in units of the warmup. warmup_stable_decay: the peak for
+    the fraction `stable` of the steps after the warmup, then polynomial."""
+    floor: float = 0.0
+    """Lowest learning rate of the decay, as a fraction of peak_lr."""
+    power: float = 1.0
+    """Power of polynomial and warmup_stable_decay. 1: linear."""
+    stable: float = 0.8
+    """Fraction of the steps after the warmup at the peak, with warmup_stable_decay."""
     beta1: float = 0.9
     """Decay rate of Adam's first moment."""
     beta2: float = 0.999
@@ -142,8 +79,28 @@ class OptimizerConfig:
             raise InputError(
                 f"optimizer.momentum must be 0 with optimizer.kind {self.kind}, got {self.momentum:g}; leave it out"
             )
+        self._check_decay()
         if self.kind == "adagrad" and not (self.initial_accumulator or self.eps):
             raise InputError("optimizer.initial_accumulator must be above 0 where optimizer.eps is 0; give 0.1")
+
+    def _check_decay(self) -> None:
+        """Raise InputError for numbers of a decay that are out of range, or that the chosen one does not use."""
+        self._check_range("floor", 0.0, 1.0)
+        self._check_range("stable", 0.0, 1.0)
+        if not self.power > 0:
+            raise InputError(f"optimizer.power must be above 0, got {self.power:g}; the default is 1")
+        shaped = ("polynomial", "warmup_stable_decay")
+        for name, used in (
+            ("floor", self.decay != "constant"),
+            ("power", self.decay in shaped),
+            ("stable", self.decay == "warmup_stable_decay"),
+        ):
+            value, default = getattr(self, name), getattr(OptimizerConfig, name)
+            if value != default and not used:
+                raise InputError(
+                    f"optimizer.{name} must be {default:g} with optimizer.decay {self.decay}, got {value:g}; "
+                    "leave it out"
+                )
 
     def _check_range(self, name: str, lowest: float, below: float = math.inf) -> None:
         value = getattr(self, name)
@@ -171,12 +128,14 @@ class OptimizerConfig:
 
     def depends_on_num_steps(self) -> bool:
         """Return True if the learning rate of a step depends on the length of the run."""
-        return self.kind == "openai_adam" or self.decay != "constant" or 0 < self.warmup < 1
+        fixed = self.decay in ("constant", "inverse_sqrt")
+        return self.kind == "openai_adam" or not fixed or 0 < self.warmup < 1
 
     def schedule(self, num_steps: int) -> Schedule:
         """Return the numbers of the schedule of a run of `num_steps`."""
         assert self.peak_lr is not None
-        return make_schedule(self.peak_lr, num_steps, self.warmup_steps(num_steps))
+        decay = {"floor": self.floor, "power": self.power, "stable": self.stable}
+        return make_schedule(self.peak_lr, num_steps, self.warmup_steps(num_steps), **decay)
 
     def learning_rate(self, step: Any, schedule: Schedule) -> jax.Array:
         """Return the learning rate of update `step`, counted from 0. The config gives only the kind and the decay."""

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.devices import RARELY
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig
+from jaxlm.training.schedule import Schedule
 
 
 @struct.dataclass

@@ -28,7 +28,7 @@ def mesh():
 
 def other_numbers(config):
     """The config with other values of all that is data of the step."""
-    optimizer = replace(config.optimizer, peak_lr=7e-5, warmup=0.25)
+    optimizer = replace(config.optimizer, peak_lr=7e-5, warmup=0.25, floor=0.05)
     return replace(config, optimizer=optimizer, num_steps=12_345, log_every=17, seed=4)
 
 
