@@ -372,12 +372,14 @@ def write_result(
         threshold = found[selection_split][1].get("threshold")
     result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": step}
     result |= {split: found[split][1] for split in splits if found[split][1]}
+    reports = [{"split": split} | found[split][0].report() for split in splits if found[split][1]]
     lines: list[str] = []
     for split in splits:
         for index, (prediction, scores) in enumerate(found[split][0].lines):
             line = {"split": split, "index": index, "seed": seed, "learning_rate": rate}
             lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}))
     text = "".join(line + "\n" for line in lines)
+    result["reports"] = reports
     result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()
 
     def write() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 Entity = tuple[str, int, int]  # type, first token, the token after the last
 Scheme = Literal["bio", "iob1", "none"]
 METRICS = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
+COUNTS = 5  # numbers of `entity_counts`
 
 
 def parse_tag(tag: str) -> tuple[str, str]:
@@ -76,21 +77,32 @@ def entity_metrics(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[
     """Return `entity_f1`, `entity_precision` and `entity_recall` (exact span and type, over all sentences together)
     and `accuracy`, the fraction of tokens with the correct tag."""
     correct = of_truth = of_predicted = same = tokens = 0
-    for true_tags, tags in zip(truth, predicted, strict=True):
-        if len(true_tags) != len(tags):
-            raise ValueError(f"a sentence of {len(true_tags)} tokens must have as many tags, got {len(tags)}")
-        true_entities, found = set(entities(true_tags)), set(entities(tags))
-        correct += len(true_entities & found)
-        of_truth, of_predicted = of_truth + len(true_entities), of_predicted + len(found)
-        expected = spell(sorted(true_entities, key=_first_token), len(tags))
-        given = spell(sorted(found, key=_first_token), len(tags))
-        same += sum(one == other for one, other in zip(expected, given, strict=True))
-        tokens += len(tags)
+    for pair in zip(truth, predicted, strict=True):
+        counts = entity_counts(*pair)
+        correct, of_truth, of_predicted = correct + counts[0], of_truth + counts[1], of_predicted + counts[2]
+        same, tokens = same + counts[3], tokens + counts[4]
+    precision, recall, f1 = entity_scores(correct, of_truth, of_predicted)
+    accuracy = same / tokens if tokens else 0.0
+    return {"entity_f1": f1, "entity_precision": precision, "entity_recall": recall, "accuracy": accuracy}
+
+
+def entity_counts(true_tags: Sequence[str], tags: Sequence[str]) -> tuple[int, int, int, int, int]:
+    """Return the numbers of one sentence: correct, given and predicted entities, correct tags, and tokens."""
+    if len(true_tags) != len(tags):
+        raise ValueError(f"a sentence of {len(true_tags)} tokens must have as many tags, got {len(tags)}")
+    true_entities, found = set(entities(true_tags)), set(entities(tags))
+    expected = spell(sorted(true_entities, key=_first_token), len(tags))
+    given = spell(sorted(found, key=_first_token), len(tags))
+    same = sum(one == other for one, other in zip(expected, given, strict=True))
+    return len(true_entities & found), len(true_entities), len(found), same, len(tags)
+
+
+def entity_scores(correct: int, of_truth: int, of_predicted: int) -> tuple[float, float, float]:
+    """Return (precision, recall, F1) from numbers of entities, 0 where undefined."""
     precision = correct / of_predicted if of_predicted else 0.0
     recall = correct / of_truth if of_truth else 0.0
     f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
-    accuracy = same / tokens if tokens else 0.0
-    return {"entity_f1": f1, "entity_precision": precision, "entity_recall": recall, "accuracy": accuracy}
+    return precision, recall, f1
 
 
 def _first_token(entity: Entity) -> int:

@@ -20,13 +20,14 @@ class Example:
     """One row of a task: its texts, the answers to choose from, and the label as the files spell it.
 
     texts: one text, or two in the order of the columns (premise, hypothesis; article, question). choices: the answers
-    of a choice task. label: a class name, the name of the correct choice, or the score for regression; None:
-    unlabelled. group: a name under which metrics are also reported separately (RACE's middle and high), or empty.
+    of a choice task. label: a class name, the name of the correct choice, the score for regression, or the names of any
+    number of labels; None: unlabelled. group: a name under which metrics are also reported separately (RACE's middle
+    and high), or empty.
     """
 
     texts: tuple[str, ...]
     choices: tuple[str, ...] = ()
-    label: str | float | None = None
+    label: str | float | tuple[str, ...] | None = None
     group: str = ""
 
     @property
@@ -184,5 +185,8 @@ def _distribution(examples: tuple[Any, ...], labels: tuple[str, ...]) -> str:
         return f"scores {scores.min():g} to {scores.max():g}, mean {scores.mean():.4g}"
     counts = dict.fromkeys(labels, 0)
     for example in examples:
-        counts[str(example.label)] += 1
+        for label in example.label if isinstance(example.label, tuple) else (str(example.label),):
+            counts[label] += 1
+    if unlabelled := sum(example.label == () for example in examples):
+        counts["none of them"] = unlabelled
     return "labels " + ", ".join(f"{label}: {count}" for label, count in counts.items())

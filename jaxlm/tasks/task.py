@@ -18,11 +18,13 @@ from jaxlm.tasks.entities import Scheme, judged_by
 from jaxlm.tasks.examples import Example
 from jaxlm.tasks.options import TaskOptions
 
-Kind = Literal["classification", "regression", "choice", "span", "tagging"]
+Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
 InputFormat = Literal["gpt1", "bert"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
+
+DEFAULT_THRESHOLD = 0.5  # probability that a label of a multilabel task needs
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Columns:
 
     texts, choices: one tuple of names for each text and each choice. choice_list: names of one JSON field that holds
     all choices as a list. label: names of the label's column. whole: where the texts are sentences that are joined by
-    spaces into one text, the names of a JSON field that holds the joined text.
+    spaces into one text, the names of a JSON field that holds the joined text. label_separator: separator of the labels
+    in one field, where an example has any number of them; empty where it has one.
     """
 
     texts: tuple[tuple[str, ...], ...] = ()
@@ -39,6 +42,7 @@ class Columns:
     choice_list: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    label_separator: str = ""
 
     def describe(self) -> str:
         """Return the columns a file must have, for messages: `sentence1 (or premise), sentence2 (or hypothesis)`."""
@@ -66,7 +70,9 @@ class Task:
     of its paper. num_choices: answers per row, for choice tasks. second: the role of a choice task's second text: a
     `question`, a question whose `_` is replaced by the choice (`cloze`), or the `beginning` of every choice. mean,
     deviation: of the training scores, for regression. no_answer: whether questions may have no answer; threshold: the
-    score above that of no answer which an answer needs, as tuned on dev. scheme: the files' mark at the beginning of an
+    score above that of no answer which an answer needs, as tuned on dev; of `multilabel` the probability that a label
+    needs. positive_label: the chosen class of `f1`; empty where none is chosen. class_weights: the weight of each label
+    in the loss; empty where all are 1. scheme: the files' mark at the beginning of an
     entity that does not follow another one; `none`: tags are token classes (parts of speech, for example), not
     entities.
     """
@@ -89,6 +95,8 @@ class Task:
     selects: str = "dev"
     no_answer: bool = False
     threshold: float | None = None
+    positive_label: str = ""
+    class_weights: tuple[float, ...] = ()
     scheme: Scheme = "bio"
     options: TaskOptions = TaskOptions()
 
@@ -99,16 +107,21 @@ class Task:
     @property
     def num_outputs(self) -> int:
         """Output size of the head: one logit per class or tag, a start and an end, or one number (score or choice)."""
-        if self.kind in ("classification", "tagging"):
+        if self.kind in ("classification", "multilabel", "tagging"):
             return len(self.labels)
         return 2 if self.kind == "span" else 1
 
     @property
     def positive(self) -> str | None:
-        """The label whose F1 a binary classification reports, the second one; None where there is no such F1."""
-        return (
-            self.labels[1] if self.kind == "classification" and len(self.labels) == 2 and "f1" in self.metrics else None
-        )
+        """The label whose F1 a classification reports as `f1`: the chosen one, or the second of two; None where `f1` is
+        the macro mean or is not reported."""
+        if self.kind != "classification" or "f1" not in self.metrics:
+            return None
+        return self.positive_label or (self.labels[1] if len(self.labels) == 2 else None)
+
+    def label_set(self, logits: np.ndarray) -> np.ndarray:
+        """Return True for each predicted label of a `multilabel` task, bool (…, labels), from its outputs."""
+        return probability(logits) >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
 
     def sequences_for(self, input_format: str) -> int:
         """Return the token sequences per example: the choices, a decoder's two orders of a similarity pair, or one."""
@@ -116,8 +129,13 @@ class Task:
             return self.num_choices
         return 2 if self.form == "similarity" and input_format == "gpt1" else 1
 
-    def parse_label(self, text: str) -> str | float:
-        """Return the label that a file spells `text`: a score, or its name in `labels`. Raise ValueError if unknown."""
+    def parse_label(self, text: str | tuple[str, ...]) -> str | float | tuple[str, ...]:
+        """Return the label that a file spells `text`: a score, or its name in `labels`. Raise ValueError if unknown.
+
+        Several labels are returned in the order of `labels`, each once.
+        """
+        if isinstance(text, tuple):
+            return tuple(sorted({str(self.parse_label(name)) for name in text}, key=self.labels.index))
         if self.kind == "regression":
             try:
                 score = float(text)
@@ -132,30 +150,38 @@ class Task:
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
         raise ValueError(f"a label must be one of {shown}, got {text!r}")
 
-    def label_number(self, label: str | float) -> int | float:
+    def label_number(self, label: str | float | tuple[str, ...]) -> int | float | list[float]:
         """Return the loss target: the class or choice number, or the standardized score (score - mean) / deviation.
+
+        Of several labels it is a list with 1 for each label that is given, else 0.
 
         Standardizing with the training split's own mean and deviation gives every regression loss the same scale (1 for
         always predicting the mean), whatever unit a user's scores have; correlations are unaffected.
         """
+        if isinstance(label, tuple):
+            return [float(name in label) for name in self.labels]
         if self.kind == "regression":
             return (float(label) - self.mean) / self.deviation
         return self.labels.index(str(label))
 
-    def prediction(self, outputs: np.ndarray) -> tuple[str | float, dict[str, float]]:
+    def prediction(self, outputs: np.ndarray) -> tuple[str | float | list[str], dict[str, float]]:
         """Return the prediction as the files spell it, and a probability for each label.
 
         Args:
           outputs: the model's outputs for one example: float (classes,), (choices,) or, for a score, (1,).
 
         Returns:
-          (the name of the most likely class or choice, {name: probability}), or (the score in the files' unit, {}).
+          (the name of the most likely class or choice, {name: probability}), or (the score in the files' unit, {}), or
+          for `multilabel` (the names of the labels that reach the threshold, {name: probability}).
         """
         outputs = np.asarray(outputs, np.float64).reshape(-1)
         if self.kind == "regression":
             return float(outputs[0] * self.deviation + self.mean), {}
         if len(outputs) != len(self.labels):
             raise ValueError(f"outputs must have one value per label ({len(self.labels)}), got {len(outputs)}")
+        if self.kind == "multilabel":
+            names = [name for name, given in zip(self.labels, self.label_set(outputs), strict=True) if given]
+            return names, dict(zip(self.labels, probability(outputs).tolist(), strict=True))
         shifted = np.exp(outputs - outputs.max())
         probabilities = shifted / shifted.sum()
         return self.labels[int(outputs.argmax())], dict(zip(self.labels, probabilities.tolist(), strict=True))
@@ -199,6 +225,11 @@ class Task:
         if loaded["kind"] == "tagging" and loaded["metric"] == "f1":  # imported before tagging had its own metrics
             loaded |= judged_by(loaded["labels"])
         return Task(**loaded)
+
+
+def probability(logits: np.ndarray) -> np.ndarray:
+    """Return the sigmoid of float outputs, float64."""
+    return np.exp(-np.logaddexp(0.0, -np.asarray(logits, np.float64)))
 
 
 def with_scale(task: Task, examples: Sequence[Example]) -> Task:

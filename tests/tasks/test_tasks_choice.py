@@ -75,7 +75,11 @@ def test_race_has_several_questions_a_file_and_its_files_are_sorted(tmp_path):
     outputs = np.array([[0, 9, 0, 0], [9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 0, 9]])
     found = predictions(task, encoded, outputs)
     assert [line[0] for line in found.lines] == ["B", "A", "B", "D"]
-    assert found.metrics == {"accuracy": 0.75, "accuracy_middle": 0.5, "accuracy_high": 1.0}
+    assert {name: value for name, value in found.metrics.items() if name.startswith("accuracy")} == {
+        "accuracy": 0.75,
+        "accuracy_middle": 0.5,
+        "accuracy_high": 1.0,
+    }
     decoder = encode_split(task, data, "dev", Words(), 64)
     assert decoder.num_sequences == 4 and predictions(task, decoder, outputs).metrics == found.metrics
 
@@ -120,7 +124,7 @@ def test_story_cloze_trains_on_the_validation_part_and_counts_endings_from_1(tmp
     assert example.texts == ("One 1. Two, two. Three. Four.",) and example.choices == ("Good.", "Bad, bad.")
     assert example.label == "2" and task.label_number("2") == 1
     encoded = encode_split(task, data, "test", Words(), 64, "bert")
-    assert predictions(task, encoded, np.array([[1.0, 0], [0, 1], [0, 1]])).metrics == {"accuracy": 2 / 3}
+    assert predictions(task, encoded, np.array([[1.0, 0], [0, 1], [0, 1]])).metrics["accuracy"] == 2 / 3
     new = tmp_path / "new.jsonl"
     new.write_text(json.dumps({"context": "A story.", "choices": ["x", "y"]}) + "\n")
     assert [example.texts for example in read_rows(new, TASKS["story_cloze"])] == [("A story.",)]

@@ -48,9 +48,9 @@ class EncodedSplit:
     ids: int32 (total,). starts: int64 (n * C + 1,): sequence c of example i is ids[starts[s] : starts[s + 1]] with
     s = i * C + c. second: int32 (n * C,), the index at which the second segment of each sequence begins; None for a
     decoder, whose head reads the last token where an encoder's reads the first.
-    labels: int32 (n,) or float32 (n,), the loss targets; zeros where unlabelled. truncated: number of truncated
-    examples. longest: int32 (n,), the longest sequence of each example. length: the maximum length. pad: the padding
-    id. groups: the group of each example, or empty where there are none.
+    labels: int32 (n,), float32 (n,) or float32 (n, labels), the loss targets; zeros where unlabelled.
+    truncated: number of truncated examples. longest: int32 (n,), the longest sequence of each example.
+    length: the maximum length. pad: the padding id. groups: the group of each example, or empty where there are none.
     """
 
     ids: np.ndarray
@@ -93,7 +93,7 @@ class EncodedSplit:
         else:
             extract, second = np.zeros_like(lengths), np.zeros_like(lengths)
             second[: len(examples)] = self.second.reshape(-1, self.num_sequences)[examples]
-        labels = np.zeros(batch_size, self.labels.dtype)
+        labels = np.zeros((batch_size, *self.labels.shape[1:]), self.labels.dtype)
         labels[: len(examples)] = self.labels[examples]
         weights, index = filled_rows(examples, batch_size)
         return ExampleBatch(

@@ -86,12 +86,15 @@ def encode_texts(
             pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))
             row += 1
     labelled = bool(examples) and all(example.label is not None for example in examples)
-    numbers = [task.label_number(example.label) if labelled else 0 for example in examples]  # type: ignore[arg-type]
+    shape = (len(examples), len(task.labels)) if task.kind == "multilabel" else (len(examples),)
+    labels = np.zeros(shape, np.float32 if task.kind in ("regression", "multilabel") else np.int32)
+    if labelled:
+        labels[:] = [task.label_number(example.label) for example in examples]  # type: ignore[arg-type]
     groups = tuple(example.group for example in examples)
     return EncodedSplit(
         ids=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
         starts=np.concatenate([[0], np.cumsum(lengths.reshape(-1))]).astype(np.int64),
-        labels=np.asarray(numbers, np.float32 if task.kind == "regression" else np.int32),
+        labels=labels,
         labelled=labelled,
         truncated=truncated,
         num_sequences=count,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.tasks.batching.span_windows import SpanSplit, most_context
+from jaxlm.tasks.metrics.intervals import intervals
 from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold
 from jaxlm.tasks.task import Task
@@ -59,7 +60,8 @@ def predict_answers(
             threshold = task.threshold or 0.0
         predicted = [text if odd < -threshold else "" for text, odd in zip(texts, odds, strict=True)]
         metrics["threshold"] = threshold
-    metrics = _metrics(task, encoded, predicted) | metrics if encoded.labelled and encoded.num_examples else {}
+    known = encoded.labelled and bool(encoded.num_examples)
+    metrics = _metrics(task, encoded, predicted) | metrics if known else {}
     best: dict[str, Any] = {}
     lines: list[tuple[Any, dict[str, Any]]] = []
     for example, answers, null, text, odd in zip(encoded.examples, listed, nulls, predicted, odds, strict=True):
@@ -73,7 +75,7 @@ def predict_answers(
         files["null_odds.json"] = dict(zip(names, odds.tolist(), strict=True))
     if encoded.part not in ("", task.selects):
         files = {f"{encoded.part}/{name}": content for name, content in files.items()}
-    return Predicted(lines, metrics, files)
+    return Predicted(lines, metrics, files, report=(lambda: answer_report(task, encoded, predicted)) if known else dict)
 
 
 def best_answers(
@@ -151,12 +153,36 @@ def _scores(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> list[tuple[
     ]
 
 
+def answer_report(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> dict[str, Any]:
+    """Return exact match and F1 of the questions with and without an answer, and intervals over questions.
+
+    These are HasAns_exact, HasAns_f1, HasAns_total and NoAns_exact, NoAns_f1, NoAns_total of SQuAD 2.0's script.
+    """
+    table = np.array(_scores(task, encoded, texts))
+    types = {}
+    for name, rows in _answerable(encoded).items():
+        if rows.any():
+            exact, f1 = table[rows].mean(axis=0).tolist()
+            types[name] = {"exact_match": exact, "f1": f1, "support": int(rows.sum())}
+
+    def metrics_of(rows: np.ndarray) -> dict[str, float]:
+        exact, f1 = table[rows].mean(axis=0).tolist()
+        return {"f1": f1, "exact_match": exact}
+
+    return {"examples": len(table), "types": types, "intervals": intervals(len(table), metrics_of)}
+
+
+def _answerable(encoded: SpanSplit) -> dict[str, np.ndarray]:
+    """Return the questions with and without an answer, bool (n,) each."""
+    answerable = np.array([bool(example.answers) for example in encoded.examples])
+    return {"answerable": answerable, "unanswerable": ~answerable}
+
+
 def _metrics(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> dict[str, float]:
     table = np.array(_scores(task, encoded, texts))
     metrics = {"f1": float(table[:, 1].mean()), "exact_match": float(table[:, 0].mean())}
     if task.no_answer:
-        answerable = np.array([bool(example.answers) for example in encoded.examples])
-        for name, rows in (("answerable", answerable), ("unanswerable", ~answerable)):
+        for name, rows in _answerable(encoded).items():
             if rows.any():
                 metrics[f"f1_{name}"] = float(table[rows, 1].mean())
     return metrics

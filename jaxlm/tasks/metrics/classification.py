@@ -1,14 +1,16 @@
-"""Metrics from scikit-learn and scipy: accuracy, F1, Matthews, Pearson, Spearman.
+"""Metrics from scikit-learn and scipy: accuracy, F1, Matthews, Pearson, Spearman, and those of probabilities.
 
-All are fractions. F1 of two classes is that of the second label (class 1: MRPC's paraphrases, `yes` of no and yes); of
-more classes it is the macro mean over the task's labels. Where a metric is undefined because all predictions (or all
-labels) are the same, it is 0 and a warning says so: an untrained model must not end a run with NaN.
+All are fractions. F1 is that of the task's positive class: the chosen one, or of two labels the second (class 1: MRPC's
+paraphrases, `yes` of no and yes). Otherwise it is the macro mean over the task's labels. Where a metric is undefined
+because all predictions (or all labels) are the same, it is 0 and a warning says so: an untrained model must not end a
+run with NaN.
 """
 
 import warnings
 
 import numpy as np
 
+from jaxlm.tasks.metrics.catalogue import BINS
 from jaxlm.tasks.task import Task
 
 
@@ -38,11 +40,24 @@ def _accuracy(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
 def _f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     from sklearn.metrics import f1_score
 
-    if len(task.labels) > 2:
-        return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="macro", zero_division=0))
-    if not (predictions == 1).any() and not (labels == 1).any():
-        _warn("f1", "neither predictions nor labels contain the second class")
-    return float(f1_score(labels, predictions, pos_label=1, average="binary", zero_division=0))
+    if task.positive is None:
+        return _macro_f1(task, predictions, labels)
+    number = task.labels.index(task.positive)
+    if not (predictions == number).any() and not (labels == number).any():
+        _warn("f1", f"neither predictions nor labels contain the class {task.positive!r}")
+    return float(f1_score(labels == number, predictions == number, average="binary", zero_division=0))
+
+
+def _macro_f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="macro", zero_division=0))
+
+
+def _micro_f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="micro", zero_division=0))
 
 
 def _matthews(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -81,4 +96,51 @@ def _warn(name: str, why: str) -> None:
     warnings.warn(f"{name}: {why}, so it is undefined; reported as 0", stacklevel=2)
 
 
-_METRICS = {"accuracy": _accuracy, "f1": _f1, "matthews": _matthews, "pearson": _pearson, "spearman": _spearman}
+_METRICS = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "macro_f1": _macro_f1,
+    "micro_f1": _micro_f1,
+    "matthews": _matthews,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}
+
+
+def class_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the task's metrics and the others of every classification or choice.
+
+    Args:
+      logits: float (n, classes). labels: int (n,), the classes.
+    """
+    predictions = logits.argmax(axis=1)
+    others = ("accuracy", "macro_f1", "micro_f1") if task.kind == "classification" else ()
+    found = compute_metrics(task, predictions, labels)
+    found |= {name: _METRICS[name](task, predictions, labels) for name in others if name not in found}
+    calibration = calibration_table(logits, labels)
+    return found | {
+        "log_loss": float(-log_probabilities(logits, labels).mean()),
+        "calibration_error": float(np.abs(calibration[:, 1] - calibration[:, 2]).sum() / len(labels)),
+    }
+
+
+def log_probabilities(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the log-probability of each label, float64 (n,)."""
+    from scipy.special import log_softmax
+
+    found: np.ndarray = log_softmax(np.asarray(logits, np.float64), axis=1)
+    return np.take_along_axis(found, np.asarray(labels, np.int64)[:, None], axis=1)[:, 0]
+
+
+def calibration_bins(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probability of each predicted label, float64 (n,), and the number of its bin, int (n,)."""
+    confidence = np.exp(log_probabilities(logits, logits.argmax(axis=1)))
+    return confidence, np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+
+
+def calibration_table(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return (BINS, 3): for each bin its examples, the correct ones, and the sum of their probabilities."""
+    confidence, bins = calibration_bins(logits)
+    correct = logits.argmax(axis=1) == labels
+    columns = (np.ones(len(labels)), correct, confidence)
+    return np.stack([np.bincount(bins, weights=column, minlength=BINS) for column in columns], axis=1)
