@@ -1,10 +1,11 @@
-"""Arguments that name a fine-tuning run's config, task and tokenizer, shared by the commands that need them."""
+"""Arguments of fine-tuning: those that name its config, task and tokenizer, which several commands share, and all."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
+from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig
 
@@ -30,3 +31,20 @@ class TaskArguments:
     held_out_seed: int = 0
     """Seed that chooses the rows of the dev split for a task without one."""
     settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneArguments(TaskArguments):
+    """Fine-tune on a labelled task."""
+
+    run: str
+    """The run directory, or gs://BUCKET/RUN, to create or to resume."""
+    seeds: int = 1
+    """Number of runs, each with a seed of its own: `seed`, `seed` + 1, ..."""
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates to try instead of optimizer.peak_lr. The one with the best mean on dev is reported."""
+    beyond_length: bool = False
+    """Use positions of the start's table that were never trained. The limit is the task's length, or --length."""
+    keep: Literal["best", "all"] = "best"
+    """Keep the parameters of the run that is best on dev, or of all runs."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)

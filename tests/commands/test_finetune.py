@@ -31,7 +31,8 @@ from toy_runs import (
 
 from jaxlm.config import command_line
 from jaxlm.errors import InputError
-from jaxlm.finetune import Arguments, plan
+from jaxlm.finetuning.arguments import FinetuneArguments
+from jaxlm.finetuning.plan import plan
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
@@ -151,7 +152,7 @@ def test_the_length_is_the_trained_one_unless_told(finetuned, pretrained, task, 
 
     def planned(run, *more):
         words = [*map(str, finetune_arguments(run, task, "--start", pretrained, *more))]
-        return plan(*command_line(Arguments, FinetuneConfig, program="finetune", description="", argv=words))
+        return plan(*command_line(FinetuneArguments, FinetuneConfig, program="finetune", description="", argv=words))
 
     unsaid = planned(tmp_path / "run", "--length", "None")
     assert unsaid.length == 32 and "was trained on 32 of its 512 positions" in unsaid.notes[0]

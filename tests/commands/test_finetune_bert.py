@@ -16,7 +16,7 @@ import toy_runs
 from toy_encoder import KINDS, arguments, lines, make_files
 from toy_runs import assert_one_line, checkpoints, metrics, run_here, starts
 
-from jaxlm import finetune, predict
+from jaxlm import predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.finetuning import vectorized
 from jaxlm.runs.checkpoints import Checkpoints
@@ -215,7 +215,7 @@ def test_members_together_are_as_members_alone(tmp_path, pretrained, files, one_
     """Three of four in the first group, several to a device, with filler; then the one that is left."""
     monkeypatch.setattr(vectorized, "one_at_a_time", lambda: mapped == "lax.map")
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
-    monkeypatch.setattr(finetune, "make_mesh", lambda config: mesh)
+    monkeypatch.setattr("jaxlm.finetuning.run.make_mesh", lambda config: mesh)
     run = tune(tmp_path / "run", files, "classification", "--start", pretrained, *MEMBERS, "--members-per-group", 3)
     assert_same_members(one_by_one, run)
     assert not (run / "members").exists() and checkpoints(run) == [results(run)["best"]["step"]]
@@ -233,7 +233,7 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
         nonlocal calls
         calls += 1
         if calls == 6:
-            self.work.stop.received = True
+            self.context.stop.received = True
         return original(self, number)
 
     monkeypatch.setattr(vectorized._VectorizedTrials, "batch", stops)

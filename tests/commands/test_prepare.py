@@ -16,9 +16,9 @@ import pytest
 from toy_tokenizers import byte_level
 
 from jaxlm.data import shards
+from jaxlm.data.preparation import PrepareConfig, prepare
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError, RunError
-from jaxlm.prepare import PrepareConfig, prepare
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,7 +203,7 @@ def test_bad_input_is_refused_and_leaves_nothing(corpus, change, message):
 
 
 def test_a_bad_byte_late_in_the_text_keeps_what_is_done(corpus, monkeypatch):
-    monkeypatch.setattr("jaxlm.prepare.SAMPLE_UNITS", 1)  # or the estimate meets it before anything is done
+    monkeypatch.setattr("jaxlm.data.preparation.SAMPLE_UNITS", 1)  # or the estimate meets it before anything is done
     tokenizer = train_sentencepiece(paragraphs(100), 420)
     tokenizer.save(Path("tokenizer"))
     Path("books/3.txt").write_bytes(Path("books/3.txt").read_bytes() + b"\xff")
@@ -283,8 +283,8 @@ def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_the_text(corpus, monk
         seen.append(list(sentences))
         return train_sentencepiece(seen[-1], size, model_type)
 
-    monkeypatch.setattr("jaxlm.prepare.train_sentencepiece", train)
-    monkeypatch.setattr("jaxlm.prepare.TRAINING_BYTES", 30_000)
+    monkeypatch.setattr("jaxlm.data.preparation.train_sentencepiece", train)
+    monkeypatch.setattr("jaxlm.data.preparation.TRAINING_BYTES", 30_000)
     prepare(corpus)
     assert "trained on 0.0 MB of about 0.1 MB" in capsys.readouterr().out
     prepare(replace(corpus, output=Path("again"), workers=2))
@@ -293,7 +293,7 @@ def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_the_text(corpus, monk
     assert 10_000 < len(sample.encode()) < 35_000
     for text in ("books/0.txt", "books/4.txt", "blocks.txt"):
         assert Path(text).read_text(encoding="utf-8")[:20] in sample, f"nothing of {text} is in the sample"
-    monkeypatch.setattr("jaxlm.prepare.TRAINING_UNITS", 3)
+    monkeypatch.setattr("jaxlm.data.preparation.TRAINING_UNITS", 3)
     prepare(replace(corpus, output=Path("few")))
     assert len(seen[2]) < len(seen[0])
 
@@ -384,7 +384,7 @@ def test_a_signal_stops_it_with_75(corpus, number):
 
 def test_the_estimate_says_what_a_large_document_takes(tmp_path, capsys, monkeypatch):
     """Fails on 2968321: a vocabulary that needs whole documents runs out of memory without a word before."""
-    monkeypatch.setattr("jaxlm.prepare.LARGE_MEMORY", 4 << 20)
+    monkeypatch.setattr("jaxlm.data.preparation.LARGE_MEMORY", 4 << 20)
     text = tmp_path / "one.txt"
     text.write_text("\n".join(paragraphs(400)), encoding="utf-8")
     size, said = text.stat().st_size, []
@@ -415,7 +415,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, kind, scheme):
         spec = f"sentencepiece:{tmp_path}/tokenizer/sentencepiece.model"
     block = "\n".join(paragraphs(6000)) + "\n"
     program = (
-        "import resource, sys; from pathlib import Path; from jaxlm.prepare import *;"
+        "import resource, sys; from pathlib import Path; from jaxlm.data.preparation import *;"
         "prepare(PrepareConfig((sys.argv[1],), sys.argv[2], Path(sys.argv[3]), workers=1));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

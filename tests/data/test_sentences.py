@@ -10,12 +10,12 @@ import pytest
 from toy_store import write_store
 
 from jaxlm.data import sentences as sentences_module
+from jaxlm.data.preparation import PrepareConfig, prepare
 from jaxlm.data.sentences import line_ends, paragraphs, resolved, sentence_ends, sentences_of
 from jaxlm.data.shards import blocks, encode_documents
 from jaxlm.data.store import open_store
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError
-from jaxlm.prepare import PrepareConfig, prepare
 from jaxlm.text import train_sentencepiece, train_wordpiece
 
 WORDS = "the a of sea ship captain wind night stormy dark grey-green it's naïve 42 café and rose upon over".split()

@@ -138,13 +138,13 @@ def test_a_group_stopped_while_its_results_are_written_is_finished_by_the_next_s
 
 def dev_accuracy(monkeypatch, figures: dict[int, float]) -> None:
     """Make the accuracy that selects that of the step, whatever the parameters are."""
-    original = trial.Work.counts
+    original = trial.TrialContext.replaces
 
-    def counts(work, step, found, before):
+    def replaces(context, step, found, before):
         found["accuracy"] = figures[step]
-        return original(work, step, found, before)
+        return original(context, step, found, before)
 
-    monkeypatch.setattr(trial.Work, "counts", counts)
+    monkeypatch.setattr(trial.TrialContext, "replaces", replaces)
 
 
 def test_the_best_is_of_the_history_that_goes_on(tune, monkeypatch):

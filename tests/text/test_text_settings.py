@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxlm.data.preparation import PrepareConfig, prepare
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import read_published
-from jaxlm.prepare import PrepareConfig, prepare
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.text.wordpiece import CASE_FILE, FILE, SETTINGS_FILE, WordPieceTokenizer
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.data.config import SentencePairs
 from jaxlm.errors import InputError
-from jaxlm.finetune import _notes_on_length
+from jaxlm.finetuning.plan import notes_on_length
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.objectives.config import MaskedLM
@@ -96,8 +96,8 @@ def test_windows_of_a_question_cover_its_text_where_the_length_is_short():
         assert seen == list(range(total))
     source = SimpleNamespace(trained_length=128, name="runs/x@1")
     task = SimpleNamespace(kind="span", options=SimpleNamespace(stride=128, question_length=64))
-    limit, apart = _notes_on_length(TUNED, 128, source, {"length": 384}, task)
+    limit, apart = notes_on_length(TUNED, 128, source, {"length": 384}, task)
     assert limit == "length 128: runs/x@1 was trained on 128 of its 512 positions; --beyond-length uses the others too"
     assert "room for 61 of its text" in apart and "--options.stride" in apart
     task.options.stride = 61
-    assert not _notes_on_length(TUNED, 128, source, {"length": 100}, task)
+    assert not notes_on_length(TUNED, 128, source, {"length": 100}, task)

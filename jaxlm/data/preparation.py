@@ -1,0 +1,343 @@
+"""Preparation of a token store from text.
+
+Worker processes stream the documents in bounded memory, one shard at a time, into OUTPUT.partial, which is renamed to
+OUTPUT when it is complete. A process that is killed at any moment loses no finished shard, and the same command
+continues. The same input gives the same bytes for any number of workers.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from jaxlm.atomic_write import rename_synced
+from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
+from jaxlm.data.sentences import Sentences, resolved
+from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
+from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit
+from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
+from jaxlm.data.writer import StoreWriter
+from jaxlm.errors import InputError
+from jaxlm.host import cpu_cores
+from jaxlm.progress import Progress
+from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
+
+# Maximum amount of text that a tokenizer is trained on, sampled evenly from the whole.
+TRAINING_BYTES = 64 << 20
+TRAINING_UNITS = 1024
+
+TRAINED = ("train-sentencepiece", "train-wordpiece")
+
+# Size of the sample for the estimate of time and disk.
+SAMPLE_UNITS = 8
+SAMPLE_CHARACTERS = 1 << 16
+
+# Memory of one document above which the estimate mentions it.
+LARGE_MEMORY = 1 << 30
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """Sources, tokenizer and output of a token store."""
+
+    source: tyro.conf.UseAppendAction[tuple[str, ...]]
+    """text:GLOB (one document per file), lines:GLOB (blank lines separate documents), jsonl:GLOB[#FIELD],
+    parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD] (a directory of datasets.save_to_disk),
+    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]. .gz, .xz and .zst files are read directly.
+    """
+
+    tokenizer: str
+    """train-sentencepiece:SIZE, train-wordpiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR,
+    hf:DIR (a tokenizer.json) or store:DIR (the tokenizer of a store or of a run)."""
+
+    output: Path
+    """Directory of the store. It must not exist yet."""
+
+    weights: tuple[float, ...] = ()
+    """Sampling weights of the sources in training, one per source. Default: proportional to their tokens."""
+
+    workers: int = 0
+    """Number of encoding processes. 0: one per core. The result does not depend on it."""
+
+    errors: Literal["strict", "replace"] = "strict"
+    """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
+
+    sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
+    """Model type of train-sentencepiece."""
+
+    wordpiece_case: Case = "auto"
+    """Case of text for a WordPiece vocabulary. cased: upper case and accents are kept. uncased: neither is kept.
+    auto: uncased for train-wordpiece; for a published vocabulary from its tokenizer_config.json, else guessed."""
+
+    sentences: Sentences = "auto"
+    """Sentence boundaries in the store, which sentence pairs need. split: found by sentencex. lines: each line of the
+    input is a sentence. none: not stored. auto: split for a WordPiece vocabulary, none for the others."""
+
+    language: str = "en"
+    """Code of the language for sentence splitting."""
+
+    unit_bytes: int = UNIT_BYTES
+    """Bytes of text per unit of work. A killed worker loses at most one unit."""
+
+
+def prepare(config: PrepareConfig) -> Store:
+    """Make the store, or continue making it, and open it. A complete store is only opened."""
+    _check(config)
+    output = Path(config.output)
+    arguments = {
+        "source": list(config.source),
+        "tokenizer": config.tokenizer,
+        "weights": list(config.weights),
+        "errors": config.errors,
+        "sentencepiece_model": config.sentencepiece_model,
+        # A published vocabulary's case is part of its fingerprint; "uncased" is the value that preceded auto.
+        "wordpiece_case": "uncased" if config.wordpiece_case == "auto" else config.wordpiece_case,
+        "sentences": config.sentences,
+        "language": config.language,
+    }
+    sources = tuple(parse_source(spec) for spec in config.source)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        return existing_store(output, arguments, sources, config.wordpiece_case)
+
+    units: list[Unit] = []
+    inputs = []
+    for number, source in enumerate(sources):
+        more, described = list_units(source, number, config.unit_bytes)
+        units += more
+        inputs.append(described)
+
+    partial = partial_path(output)
+    partial.mkdir(parents=True, exist_ok=True)
+    with locked(partial):
+        plan = {"version": VERSION, "arguments": arguments, "units": digest_of(units), "unit_bytes": config.unit_bytes}
+        continues = begin_or_continue(partial, plan)
+        try:
+            return _make(config, sources, units, inputs, arguments, partial, continues)
+        except InputError:
+            # Nothing of value was made: the corrected command must not find these files.
+            if not (partial / "writer.json").exists() and not any((partial / "shards").glob("*.json")):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def _make(
+    config: PrepareConfig,
+    sources: tuple[Source, ...],
+    units: list[Unit],
+    inputs: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    partial: Path,
+    continues: bool,
+) -> Store:
+    began = time.monotonic()
+    for described in inputs:
+        size = f"{described['files']:,} files" if "files" in described else f"{described['records']:,} records"
+        print(f"source {described['source']}: {size}, {described['bytes'] / 1e6:,.1f} MB", flush=True)
+    for k, source in enumerate(sources):
+        own = (unit for unit in units if unit.source == k)
+        if not continues and not any(True for unit in own for _ in read_unit(source, unit, config.errors)):
+            raise _no_documents(source.spec)
+    tokenizer = _tokenizer(config, sources, units, partial)
+    workers = config.workers or cpu_cores()
+    sentences = resolved(config.sentences, tokenizer)
+    job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language)
+    job.shards.mkdir(exist_ok=True)
+    for left_over in job.shards.glob(".*"):  # files of processes that were killed
+        left_over.unlink()
+
+    writer = StoreWriter(partial, tokenizer, sentences=sentences != "none")
+    todo = [(k, unit) for k, unit in enumerate(units) if k >= writer.parts and find_shard(job, k) is None]
+    total = sum(unit.size for unit in units)
+    left = sum(unit.size for _, unit in todo)
+    if continues and len(todo) < len(units):
+        print(f"continuing: {len(units) - len(todo):,} of {len(units):,} units are done", flush=True)
+    if todo:
+        _estimate(job, [unit for _, unit in todo], tokenizer, left, workers, config.output)
+
+    done = total - left
+    scale, name = (1e6, "MB") if total >= 1e7 else (1e3, "kB")
+    with Progress(name, total / scale) as progress:
+        progress.update(done / scale)
+        _join(job, units, writer, config.weights)
+        for shard in make_shards(job, todo, workers, tokenizer):
+            done += units[shard.number].size
+            progress.update(done / scale)
+            _join(job, units, writer, config.weights)
+    for section in writer.state["sections"]:
+        if not section["documents"]:
+            raise _no_documents(section["source"])
+    writer.finish(config.output, arguments=arguments, inputs=inputs)
+    store = open_store(config.output)
+    print(f"{summary(store)}; {time.monotonic() - began:.0f} s", flush=True)
+    return store
+
+
+def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[float]) -> None:
+    """Append the next consecutive finished shards to the store."""
+    while writer.parts < len(units) and (shard := find_shard(job, writer.parts)) is not None:
+        number = units[shard.number].source
+        if len(writer.state["sections"]) <= number:
+            writer.begin_section(job.sources[number].spec, weights[number] if weights else None)
+        ids, lengths, sentences = read_shard(job, shard, writer.dtype)
+        writer.append(ids, lengths, shard.bytes, shard.words, sentences)
+        writer.commit()
+        remove_shard(job, shard)
+
+
+def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[Unit], partial: Path) -> Tokenizer:
+    """Return the tokenizer, trained once or read, and keep a copy in the partial store for the workers."""
+    directory = partial / "tokenizer"
+    kind, _, size = config.tokenizer.partition(":")
+    trains = kind in TRAINED
+    if directory.exists():
+        tokenizer = load_tokenizer(directory)
+        if not trains and _read(config).fingerprint != tokenizer.fingerprint:
+            raise InputError(f"tokenizer {config.tokenizer!r} has changed since {partial} was begun; delete {partial}")
+        return tokenizer
+    if trains:
+        tokenizer = _train(config, int(size), sources, units)
+    else:
+        tokenizer = _read(config)
+        for note in tokenizer.notes:
+            print(f"tokenizer {config.tokenizer}: {note}", flush=True)
+    fresh = partial / "tokenizer.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    tokenizer.save(fresh)
+    rename_synced(fresh, directory)
+    return tokenizer
+
+
+def _read(config: PrepareConfig) -> Tokenizer:
+    return tokenizer_from_spec(config.tokenizer, config.wordpiece_case)
+
+
+def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units: list[Unit]) -> Tokenizer:
+    total = sum(unit.size for unit in units)
+    chosen = (
+        [units[k * len(units) // TRAINING_UNITS] for k in range(TRAINING_UNITS)]
+        if len(units) > TRAINING_UNITS
+        else units
+    )
+    fraction = min(1.0, TRAINING_BYTES / total)
+    each = None if fraction == 1.0 else TRAINING_BYTES // len(chosen)
+    read = 0
+
+    def sentences() -> Iterator[str]:
+        nonlocal read
+        for unit in chosen:
+            left = each
+            for text, _ in read_unit(sources[unit.source], unit, config.errors):
+                text = text if left is None else text[:left]
+                read += len(text.encode())
+                yield text
+                if left is not None and (left := left - len(text.encode())) <= 0:
+                    break
+
+    how = "all of the text" if each is None else f"the first {each:,} bytes of {len(chosen):,} of {len(units):,} units"
+    sentencepiece = config.tokenizer.startswith("train-sentencepiece")
+    case: Literal["uncased", "cased"] = "cased" if config.wordpiece_case == "cased" else "uncased"
+    name = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {case}"
+    print(f"training a {name} vocabulary of {size:,} on {how}", flush=True)
+    began = time.monotonic()
+    tokenizer: Tokenizer
+    if sentencepiece:
+        tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
+    else:
+        tokenizer = train_wordpiece(sentences(), size, case)
+    print(
+        f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {time.monotonic() - began:.0f} s", flush=True
+    )
+    return tokenizer
+
+
+def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path) -> None:
+    """Print an estimate of time and disk from a sample; InputError if the disk is too small."""
+    texts = []
+    sentences = 0
+    largest = max(largest_file(s, [unit for unit in units if job.sources[unit.source] == s]) for s in job.sources)
+    for k in range(min(SAMPLE_UNITS, len(units))):
+        unit = units[k * len(units) // min(SAMPLE_UNITS, len(units))]
+        characters = 0
+        for block in job.blocks(unit, tokenizer):
+            texts.append(block.text[:SAMPLE_CHARACTERS])
+            characters += len(block.text)
+            largest = max(largest, len(block.text))
+            sentences += job.sentences != "none" and block.ends_sentence
+            if characters >= SAMPLE_CHARACTERS:
+                break
+    tokenizer.encode_batch(texts[:1])  # the first call loads the library
+    began = time.monotonic()
+    count = sum(map(len, tokenizer.encode_batch(texts)))
+    seconds = time.monotonic() - began
+    sample = sum(len(text.encode()) for text in texts) or 1
+    tokens = left * count / sample
+    disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4) + left * 8 * sentences / sample
+    free = shutil.disk_usage(output.absolute().parent).free
+    takes = _duration(left / sample * seconds / min(workers, len(units)))
+    print(
+        f"estimate: {left / 1e6:,.1f} MB of text, about {tokens / 1e6:,.1f} million tokens,",
+        f"{disk / 1e6:,.1f} MB on disk ({free / 1e9:,.1f} GB free),",
+        f"{takes} with {workers} worker{'s' if workers > 1 else ''}",
+        flush=True,
+    )
+    if not tokenizer.cuts and job.sentences == "none":
+        _print_memory(largest, largest * tokenizer.whole_bytes)
+    if disk > free:
+        raise InputError(
+            f"{output} needs about {disk / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free; make room, or name "
+            "another --output"
+        )
+
+
+def _print_memory(largest: int, memory: int) -> None:
+    """Print the memory for a document of `largest` bytes, if large, for a vocabulary that encodes it whole."""
+    if memory >= LARGE_MEMORY:
+        print(
+            f"memory: this vocabulary encodes a document whole; the largest found, {largest / 1e6:,.1f} MB of text,",
+            f"takes about {memory / 1e9:,.1f} GB in one worker; if that is too much, make documents smaller or give",
+            "fewer --workers",
+            flush=True,
+        )
+
+
+def _check(config: PrepareConfig) -> None:
+    """Raise InputError for arguments that are invalid by themselves, before anything is read."""
+    if lies_elsewhere(config.output):
+        raise InputError(
+            f"--output must be a local directory, got {config.output}; name one, and copy the store afterwards"
+        )
+    if not Path(config.output).name:
+        raise InputError(f"--output must be a directory that does not exist yet, got {config.output}")
+    if not config.source:
+        raise InputError("--source must be given at least once, for example --source 'text:books/*.txt'")
+    if config.weights and len(config.weights) != len(config.source):
+        raise InputError(
+            f"--weights must be one per source ({len(config.source)}), got {len(config.weights)}; give one each"
+        )
+    if any(not 0 < weight < float("inf") for weight in config.weights):
+        raise InputError(f"--weights must be positive, got {shown(list(config.weights))}")
+    if config.workers < 0:
+        raise InputError(f"--workers must be a number of processes, or 0 for one per core, got {config.workers}")
+    if config.unit_bytes < 1:
+        raise InputError(f"--unit-bytes must be positive, got {config.unit_bytes}")
+    kind, _, size = config.tokenizer.partition(":")
+    if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
+        raise InputError(f"tokenizer must have an integer SIZE, for example {kind}:16000, got {config.tokenizer!r}")
+    if kind == TRAINED[0] and config.wordpiece_case != "auto":
+        raise InputError(
+            f"wordpiece_case must be auto for {kind}, got {config.wordpiece_case}; leave --wordpiece-case out"
+        )
+
+
+def _no_documents(spec: str) -> InputError:
+    return InputError(f"source {spec!r} has no document, only blanks; fix it or leave it out")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"

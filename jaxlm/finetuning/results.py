@@ -1,0 +1,136 @@
+"""Results of a fine-tuning run: results.json with the metrics of all trials, predictions.jsonl, and a table."""
+
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from jaxlm.atomic_write import write_file, write_json
+from jaxlm.bounded_read import read_signed
+from jaxlm.errors import InputError, RunError
+from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_directory
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.tasks import Task
+
+
+def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the contents of results.json, with metrics over the seeds of the best learning rate.
+
+    That is the learning rate with the best mean on the selection split. A failed run is listed and not counted. A
+    learning rate with a failed run ranks below all without one. If all runs failed there are no metrics and no best.
+    """
+    by_rate: dict[float, list[dict]] = {}
+    failed = [result["learning_rate"] for result in results if "failed" in result]
+    for result in results:
+        if "failed" not in result:
+            by_rate.setdefault(result["learning_rate"], []).append(result)
+    if not by_rate:
+        return {"task": task.name, "metric": task.metric, "runs": results}
+
+    def selection_metric(run: dict[str, Any]) -> float:
+        return run[task.selects][task.metric]
+
+    means = {rate: float(np.mean([selection_metric(run) for run in runs])) for rate, runs in by_rate.items()}
+    rate = max(by_rate, key=lambda rate: (rate not in failed, means[rate]))
+    summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
+    if task.positive is not None:
+        summary["positive"] = task.positive
+    splits = [split for split, value in by_rate[rate][0].items() if isinstance(value, dict)]
+    for split in splits:
+        names = by_rate[rate][0][split]
+        values = {name: [run[split][name] for run in by_rate[rate]] for name in names}
+        summary[split] = {
+            name: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0}
+            for name, v in values.items()
+        }
+    best = max(by_rate[rate], key=selection_metric)
+    summary["best"] = {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}
+    return summary
+
+
+def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> None:
+    """Save the best trial's parameters as the run's checkpoint."""
+    best = summary["best"]
+    kept = context.run.root / trial_directory(best["seed"], best["learning_rate"]) / "kept"
+    source = Checkpoints(kept, read_only=True)
+    restored = source.restore_partial({"params": programs.abstract.params})
+    with Checkpoints(context.run.checkpoints, keep_newest=1) as checkpoints:
+        if not checkpoints.steps():
+            checkpoints.save(restored.step, restored.state, config=context.resolved, extra=best)
+            checkpoints.wait()
+
+
+def write_results(context: TrialContext, summary: dict[str, Any]) -> None:
+    """Write all predictions to one file, copy the best trial's files, and then write results.json.
+
+    results.json completes the run. The threshold tuned for the best trial goes into task.json, for predict. All inputs
+    of this function are kept until it returns, so after a stop at any moment it is repeated.
+    """
+
+    def directory_of(run: dict[str, Any]) -> Path:
+        return context.run.path / trial_directory(run["seed"], run["learning_rate"])
+
+    finished = [run for run in summary["runs"] if "failed" not in run]
+    predictions = b"".join(read_predictions(context.run, run) for run in finished)
+    write_file(context.run.path / "predictions.jsonl", predictions)
+    best = summary["best"]
+    files = directory_of(best) / "files"
+    for file in sorted(path for path in files.rglob("*") if path.is_file()):
+        target = context.run.path / file.relative_to(files)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, file.read_bytes())
+    (chosen,) = (run for run in finished if all(run[name] == best[name] for name in ("seed", "learning_rate")))
+    if "threshold" in chosen[context.task.selects]:
+        task = replace(context.task, threshold=chosen[context.task.selects]["threshold"])
+        write_json(context.run.path / "task.json", task.to_json(), signed=True)
+    write_json(context.run.path / "results.json", summary, signed=True)
+    context.run.upload()
+
+
+def read_results(run: RunDirectory) -> dict[str, Any] | None:
+    """Return the content of results.json, or None before the run is complete. InputError if it is damaged."""
+    file = run.path / "results.json"
+    try:
+        return read_signed(file) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; restore it from a copy, or remove it") from error
+
+
+def clean_up(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Remove the trials of a complete run that keeps its best only; an earlier start may have stopped before this."""
+    if summary.get("keep") == "best":
+        run.remove(PurePath("members"))
+
+
+def refuse_failures(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Raise RunError, one line, with the failed runs, if there are any."""
+    failed = [entry for entry in summary["runs"] if "failed" in entry]
+    if not failed:
+        return
+    which = "; ".join(
+        f"seed {run['seed']} at learning rate {run['learning_rate']:g}: {run['failed']}" for run in failed
+    )
+    others = "results.json has the others" if len(failed) < len(summary["runs"]) else "none succeeded"
+    raise RunError(
+        f"{run.name}: {len(failed)} of {len(summary['runs'])} runs failed, {others}: {which}; leave these out in a "
+        "new run"
+    )
+
+
+def table(task: Task, summary: dict[str, Any]) -> list[str]:
+    finished = [run for run in summary["runs"] if "failed" not in run]
+    count = sum(run["learning_rate"] == summary["learning_rate"] for run in finished)
+    lines = [
+        f"{summary['task']}: {count} seed(s), learning rate {summary['learning_rate']:g}, selected by "
+        f"{summary['metric']} on "
+        f"{task.selects}" + (f"; f1 of the label {task.positive!r}" if task.positive is not None else "")
+    ]
+    splits = [split for split in finished[0] if split in summary and isinstance(summary[split], dict)]
+    width = max(5, *(len(split) for split in splits))
+    for split in splits:
+        names = sorted(summary[split], key=lambda name: (name != summary["metric"], name == "loss"))
+        metrics = (f"{name} {summary[split][name]['mean']:.4f} ± {summary[split][name]['std']:.4f}" for name in names)
+        lines.append(f"  {split:<{width}}" + "  ".join(metrics))
+    return lines

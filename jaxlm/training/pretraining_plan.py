@@ -1,0 +1,162 @@
+"""Decisions of a pretraining run that are made before a device is used: stores, start, length and data order."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxlm.data.config import DataConfig, SentencePairs
+from jaxlm.data.phases import Phase, phases, rows_per_pass, steps_of_passes
+from jaxlm.data.store import Store, open_store
+from jaxlm.data.versions import DataVersions
+from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.errors import InputError
+from jaxlm.interop.sources import KINDS
+from jaxlm.models import build
+from jaxlm.objectives.config import LanguageModel
+from jaxlm.runs.directory import saved_config
+from jaxlm.training.config import PretrainConfig, one_duration, resolved_json
+from jaxlm.training.initialization import (
+    Source,
+    check_tokenizer,
+    model_of_source,
+    pinned_versions,
+    source_of,
+)
+from jaxlm.training.trained_length import OF_START, kept_start_length
+from jaxlm.training.validation import held_out_rows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PretrainArguments:
+    """Pretrain a language model on a token store."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: pretrain/gpt1."""
+    run: str
+    """The run directory, or gs://BUCKET/RUN, to create or to resume."""
+    start: str | None = None
+    """A run to start from (RUN or RUN@STEP). Default: from scratch."""
+    start_with: Literal["parameters", "state"] = "parameters"
+    """Content to load from --start. state: moments and step too, to train longer or at another learning rate."""
+    profile: str | None = None
+    """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
+    verify_stores: bool = False
+    """Check the full hashes of the stores before training."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions made before a device is used. num_steps: from the config, or computed from its epochs."""
+
+    config: PretrainConfig
+    num_steps: int
+    stores: tuple[Store, ...]
+    validation: tuple[Store, ...]
+    source: Source | None
+    phases: tuple[Phase, ...]
+    rows_per_epoch: tuple[int, ...]
+    """One number per phase."""
+    versions: DataVersions
+    """For a resumed run, those it began with."""
+
+
+def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
+    """Open the stores and the start, fill in the config from them, and raise InputError for inconsistent arguments."""
+    config = one_duration(arguments.settings, given)
+    if not config.data.store:
+        raise InputError("data.store must be given; name a token store that python -m jaxlm.prepare wrote")
+    stores = tuple(open_store(path) for path in config.data.store)
+    validation = tuple(open_store(path) for path in config.data.validation)
+    if arguments.start_with == "state" and (arguments.start or "").startswith(KINDS):
+        raise InputError(
+            f"--start-with must be parameters for published weights, got state with {arguments.start}; leave it out"
+        )
+    source = None if arguments.start is None else source_of(arguments.run, arguments.start)
+    expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
+    if source is not None:
+        expected, remedy = source.tokenizer.fingerprint, source.tokenizer_spec
+        expected_of = source.name if remedy else f"the run {source.name}"
+        config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
+    elif config.model.vocab_size not in (0, stores[0].vocab_size):
+        raise InputError(
+            f"model.vocab_size must be 0 or {stores[0].vocab_size}, the size of the tokenizer of {stores[0].path}, got "
+            f"{config.model.vocab_size}; leave it 0"
+        )
+    else:
+        config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
+    for store in stores + validation:
+        check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of, remedy)
+        if arguments.verify_stores:
+            store.verify()
+    config = with_fitting_objective(config, given)
+    config.check()
+    state_of = arguments.start if arguments.start_with == "state" else None
+    versions = pinned_versions(arguments.run, state_of)
+    num_steps = config.num_steps
+    if num_steps is None:
+        if config.num_epochs is None:
+            raise InputError("num_steps or num_epochs must be given; give one of them")
+        num_steps = steps_of_passes(
+            stores,
+            config.data,
+            length=config.length,
+            batch_size=config.batch_size,
+            num_epochs=config.num_epochs,
+            versions=versions,
+        )
+        config = replace(config, num_steps=num_steps)
+    found = phases(config.data, length=config.length, num_steps=num_steps)
+    rows = tuple(rows_per_pass(stores, config.data, phase.length, config.batch_size, versions) for phase in found)
+    if config.data.layout == "pairs":  # fail here, not within a run, if the stores give no pairs
+        for phase in found:
+            held_out_rows(validation, config, phase.length, versions, batch_size=1)
+    return Plan(config, num_steps, stores, validation, source, found, rows, versions)
+
+
+def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainConfig:
+    """Return `config` with the objective language_model if the command line makes its model causal."""
+    if "objective.kind" in given or not build(config.model).is_causal or config.objective.kind == "language_model":
+        return config
+    log.info("objective: the model is causal and predicts the next token (objective.kind language_model)")
+    return replace(config, objective=LanguageModel())
+
+
+def fingerprints(plan: Plan) -> dict[str, Any]:
+    """Return fingerprints of the run's data, independent of its location."""
+    return {
+        "tokenizer": plan.stores[0].tokenizer_fingerprint,
+        "stores": [store.fingerprint for store in plan.stores],
+        "data_order": plan.versions.recorded(plan.config.data.layout),
+        "start": None if plan.source is None else plan.source.fingerprint,
+    }
+
+
+def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, Any]:
+    """Return the content of the run's config.json."""
+    source = planned.source
+    of_source = None if source is None else source.trained_length
+    return resolved_json(planned.config, fingerprints(planned)) | {
+        "start": None if source is None else source.name,
+        "start_with": None if source is None else arguments.start_with,
+        OF_START: kept_start_length(saved_config(arguments.run), of_source),
+    }
+
+
+def changes_length(data: DataConfig) -> bool:
+    """Return True if num_steps determines the step at which rows get longer, even if this run does not reach it."""
+    return isinstance(data, SentencePairs) and data.short_length > 0 and 0 < data.short_share < 1
+
+
+def profiled_steps(arguments: PretrainArguments) -> tuple[int, int] | None:
+    if arguments.profile is None:
+        return None
+    start, colon, end = arguments.profile.partition(":")
+    if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+        raise InputError(f"--profile must be START:STOP with START below STOP, got {arguments.profile}; fix it")
+    return int(start), int(end)

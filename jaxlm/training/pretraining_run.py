@@ -1,0 +1,279 @@
+"""A pretraining run, from its plan to its last step.
+
+The same arguments resume a stopped run, and report when the run is complete.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from jaxlm.compiler.memory import check_batch_memory
+from jaxlm.data.loader import batches, describe_rows
+from jaxlm.data.phases import PhasedRows, phased_rows
+from jaxlm.data.store import Store
+from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
+from jaxlm.distributed.processes import StopSignal
+from jaxlm.errors import InputError
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.metrics_log import MetricsLog
+from jaxlm.runs.recorder import Recorder
+from jaxlm.runs.remote import is_url
+from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
+from jaxlm.training.config import check_batches, run_fields
+from jaxlm.training.initialization import (
+    continue_state,
+    dropout_notes,
+    fresh_parts,
+    resume,
+    with_parameters,
+)
+from jaxlm.training.loop import Profile, Session, explain_failure, run_training
+from jaxlm.training.memory_fit import fitted_to_devices
+from jaxlm.training.pretraining import Pretraining, make_pretraining
+from jaxlm.training.pretraining_plan import (
+    Plan,
+    PretrainArguments,
+    changes_length,
+    plan,
+    profiled_steps,
+    resolved_config,
+)
+from jaxlm.training.program import CompiledStep, Program, make_program
+from jaxlm.training.step import Settings, TrainState, saved_part, settings_of
+from jaxlm.training.validation import Validation
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The rows and programs of a run, before its directory is opened. unigram_entropy: of a run from scratch, nats."""
+
+    plan: Plan
+    mesh: jax.sharding.Mesh
+    pretraining: Pretraining
+    rows: PhasedRows
+    program: Program
+    settings: Settings
+    step: CompiledStep
+    eval_batch_size: int
+    unigram_entropy: float | None
+
+    def compile_ahead(self, first_step: int) -> None:
+        """Compile the step of every phase that a run at `first_step` has before it, without allocating memory.
+
+        Compiling all phases at once keeps a run from failing when a phase begins. InputError if one does not fit.
+        """
+        with use_mesh(self.mesh):
+            for number, phase in enumerate(self.rows.phases):
+                if phase.end_step > first_step:
+                    batch = abstract_rows(self.rows.empty(number, 1), self.rows.batch_size, self.mesh)
+                    try:
+                        self.step.prepare(self.program.abstract, batch, self.settings)
+                    except jax.errors.JaxRuntimeError as error:
+                        raise InputError(str(explain_failure(error))) from error
+
+    def batches(self, first_step: int) -> Iterator[Any]:
+        """Yield the batches from a step on, on the devices, without end."""
+        size = self.plan.config.batch_size
+        own = host_rows(size, self.mesh)
+        for batch in batches(self.rows, batch_size=size, host_rows=own, first_step=first_step):
+            yield to_devices(batch, self.mesh, size)
+
+
+def prepared(planned: Plan) -> _Prepared:
+    """Make the rows and programs of a plan. InputError if a batch or a step does not fit the memory."""
+    config = planned.config
+    mesh = make_mesh(config.mesh)
+    eval_batch_size = check_batches(config, mesh)
+    pretraining = make_pretraining(config, planned.stores[0].tokenizer())
+    lengths = [phase.length for phase in planned.phases]
+    row = abstract_batch(replace(config, batch_size=1), max(lengths), mesh)
+    check_batch_memory(row, config.batch_size)
+    check_batch_memory(row, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
+    config = fitted_to_devices(config, pretraining, lengths, mesh)
+    rows = phased_rows(
+        planned.stores,
+        config.data,
+        length=config.length,
+        seed=config.seed,
+        num_steps=planned.num_steps,
+        batch_size=config.batch_size,
+        versions=planned.versions,
+        masked=config.objective.kind == "masked_lm",
+    )
+    with use_mesh(mesh):
+        program = make_program(pretraining, config, mesh)
+        settings = settings_of(config.optimizer, planned.num_steps, norms_every=config.log_every)
+        settings = replicated(settings, mesh)
+    step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
+    planned = replace(planned, config=config)
+    entropy = None if planned.source is not None else _unigram_entropy(planned.stores)
+    return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size, entropy)
+
+
+def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
+    """Start or resume a run and train it until it is complete or a signal stops it."""
+    stop = StopSignal()
+    profiled = profiled_steps(arguments)
+    ready = prepared(plan(arguments, given))
+    planned, source = ready.plan, ready.plan.source
+    config, num_steps = planned.config, planned.num_steps
+    run = RunDirectory(arguments.run)
+    if source is None and first_process_decides(lambda: _is_creatable(run.name)):
+        ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
+    resolved = resolved_config(arguments, planned)
+    free = (*run_fields(config.optimizer, fixed_steps=changes_length(config.data)), "start")
+    changed = run.open(resolved, run_fields=free)
+    run.save_tokenizer(planned.stores[0].tokenizer())
+    checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
+    steps = checkpoints.steps()
+    if steps and steps[-1] >= num_steps:
+        checkpoints.close()
+        run.close()
+        if jax.process_index() == 0:
+            print(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
+        return
+
+    with use_mesh(ready.mesh), run, checkpoints:
+        if not steps and source is None:
+            ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
+        state, origin, notes = first_state(ready, checkpoints, arguments.start_with)
+        first_step = int(state.step)
+        if first_step >= num_steps:
+            raise InputError(
+                f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more"
+            )
+        ready.compile_ahead(first_step)
+        started_from = None if origin == "from scratch" else origin
+        run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
+        recorder = Recorder(
+            run,
+            MetricsLog(run.path, first_step if steps else None),
+            start=first_step,
+            total=num_steps,
+            work=ready.pretraining.work(planned.phases, config.batch_size),
+            log_every=config.log_every,
+            unigram_entropy=ready.unigram_entropy,
+            gate_metric=ready.pretraining.language_loss,
+        )
+        ready.step.on_compile = partial(recorder.meter.pause, "compilation")
+        _note_beginning(recorder, ready, state, origin, changed, notes)
+        session = Session(
+            recorder,
+            checkpoints,
+            stop,
+            num_steps=num_steps,
+            evaluate_every=config.eval_every,
+            checkpoint_every=config.checkpoint_every,
+            save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
+            evaluate=_evaluation(recorder, ready),
+            describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
+            began=None if steps else origin if source is None else f"with the {origin}",
+            profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
+            evaluates_first=True,
+        )
+        step = ready.step
+        run_training(state, lambda state, batch: step(state, batch, ready.settings), ready.batches(first_step), session)
+
+
+def first_state(
+    ready: _Prepared, checkpoints: Checkpoints, start_with: Literal["parameters", "state"]
+) -> tuple[TrainState, str, Sequence[str]]:
+    """Return the first state, its origin, and notes.
+
+    The origin is this run's newest checkpoint, else the state or the parameters of another run, else from scratch.
+    """
+    config, source, program = ready.plan.config, ready.plan.source, ready.program
+    if checkpoints.steps():
+        state, notes = resume(checkpoints, program.abstract, config.seed)
+        return state, f"resumed at step {int(state.step)}", notes
+    if source is not None and start_with == "state":
+        state, notes = continue_state(source, program.abstract, config.seed)
+        return state, f"state of {source.name}", notes
+    fresh = program.fresh_state(config.seed)
+    if source is not None:
+        state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh))
+        return state, f"parameters of {source.name}", notes
+    return fresh, "from scratch", []
+
+
+def _note_beginning(
+    recorder: Recorder, ready: _Prepared, state: TrainState, origin: str, changed: list[str], notes: Sequence[str]
+) -> None:
+    """Log the first lines of a start."""
+    config, mesh = ready.plan.config, ready.mesh
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    for sentence in (
+        f"{recorder.run.name}: {origin}; {count:,} parameters, {_length_of(ready.plan)}; "
+        f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
+        f"{config.execution.compute_dtype().name}, {config.optimizer.kind}",
+        *dropout_notes(ready.plan.source, config.model),
+        *([] if (chosen := config.mesh.describe(mesh)) is None else [chosen]),
+        *ready.pretraining.notes,
+        *config.execution.says(),
+        *_described(ready.rows, config.data.layout),
+        *(f"changed since the last start: {change}" for change in changed),
+        *notes,
+    ):
+        recorder.note(sentence)
+    if (warning := config.optimizer.warmup_note(ready.plan.num_steps)) is not None:
+        recorder.warn(warning)
+
+
+def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], None] | None:
+    """Return the evaluation on the validation stores, or None without any."""
+    planned = ready.plan
+    if not planned.validation:
+        return None
+    validation = Validation(
+        planned.validation,
+        planned.config,
+        planned.phases,
+        ready.pretraining,
+        ready.mesh,
+        versions=planned.versions,
+        batch_size=ready.eval_batch_size,
+    )
+    for sentence in validation.notes:
+        recorder.note(sentence)
+
+    def evaluate(step: int, params: Any) -> None:
+        recorder.validation(step, *validation(step, params))
+
+    return evaluate
+
+
+def _is_creatable(run: str) -> bool:
+    """Return True if a run's directory is on this machine, does not exist, and can be created."""
+    if is_url(run) or Path(run).exists():
+        return False
+    existing = next(parent for parent in Path(run).absolute().parents if parent.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)
+
+
+def _length_of(planned: Plan) -> str:
+    """Return the length of the run in steps, tokens and epochs, for people."""
+    config, several = planned.config, len(planned.phases) > 1
+    parts = []
+    for phase, rows in zip(planned.phases, planned.rows_per_epoch, strict=True):
+        steps = phase.end_step - phase.first_step
+        size = f"{steps:,} {'' if several else 'steps '}of {config.batch_size} x {phase.length} tokens"
+        parts.append(f"{size}, {steps * config.batch_size / rows:.3g} epochs")
+    return f"{planned.num_steps:,} steps: {' and '.join(parts)}" if several else parts[0]
+
+
+def _described(rows: PhasedRows, layout: str) -> list[str]:
+    """Return a sentence on the pairs or the streams in the rows of each phase, or none for other layouts."""
+    found = [(phase.length, part.description()) for phase, part in zip(rows.phases, rows.rows, strict=True)]
+    return [f"{layout} at length {length}: {said}" for length, said in found if said is not None]
+
+
+def _unigram_entropy(stores: tuple[Store, ...]) -> float:
+    tokens = sum(store.num_tokens for store in stores)
+    return sum(store.unigram_entropy() * store.num_tokens for store in stores) / tokens
