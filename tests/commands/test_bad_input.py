@@ -150,7 +150,7 @@ def test_stores_that_give_no_pairs(pair_stores, tmp_path):
     bare = pair_store(tmp_path / "bare", [[9, 9], [9, 9, 9], [9, 9]], tokenizer=no_mask).path
 
     def refused(stores, *fragments):
-        ended = run_here("pretrain", *bert_arguments(tmp_path / "run", stores))
+        ended = run_here("pretrain", *bert_arguments(tmp_path / "run", stores, "--data.sentence-tokens", 0))
         assert_one_line(ended, 2, *fragments)
         assert ended.output == "" and not (tmp_path / "run").exists()
 

@@ -35,7 +35,6 @@ from toy_runs import (
 )
 from toy_store import write_store
 
-from jaxlm import pretrain
 from jaxlm.config import load_config
 from jaxlm.data.loader import batch_at, validation_pairs
 from jaxlm.data.pairs import mask_slots
@@ -104,7 +103,7 @@ def base(tmp_path_factory, stores):
         return Recorder(*arguments, **given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "Recorder", recorder)
+        patch.setattr("jaxlm.training.pretraining_run.Recorder", recorder)
         return SimpleNamespace(run=run, ended=train(run, stores, *TWO_LENGTHS), recorder=settings)
 
 

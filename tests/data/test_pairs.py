@@ -120,7 +120,7 @@ def test_a_plan_does_not_depend_on_stretches_and_blocks(store, monkeypatch):
     np.testing.assert_array_equal(whole.starts, blocks.starts)
     np.testing.assert_array_equal(whole.tokens, blocks.tokens)
     assert (whole.rows, whole.short, whole.alone) == (blocks.rows, blocks.short, blocks.alone)
-    monkeypatch.setattr("jaxlm.data.chunks.STRETCH", 60)
+    monkeypatch.setattr("jaxlm.data.chunks.SPAN", 60)
     cut = ChunkPlan(store, store.sections[0], options)
     assert cut.lost + cut.tokens.sum() == store.num_tokens and len(cut.starts) > len(whole.starts)
 

@@ -43,11 +43,11 @@ from jaxlm.distributed import watchdog
 from jaxlm.distributed.processes import DistributedConfig, start_processes
 
 port, number, what, silence = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-watch.GONE_AFTER = silence
+watchdog.GONE_AFTER = silence
 
 def main():
     start_processes(DistributedConfig(f"localhost:{port}", 2, number))
-    with watch.watching():
+    with watchdog.watching():
         multihost_utils.sync_global_devices("joined")
         open(f"joined-{number}", "w").close()
         exec(what)

@@ -101,7 +101,7 @@ def test_a_run_on_text_resumes_to_the_bit(tmp_path, layout):
     words += "--length 32 --num-steps 6 --checkpoint-every 3 --log-every 1 --eval-every 3 --model.width 16".split()
     ended = run_here("pretrain", *words, "--run", run)
     assert ended.code == 0, ended.errors
-    assert "no next-sentence loss, since rows are no pairs" in ended.errors
+    assert "no next-sentence loss, since rows are not pairs" in ended.errors
     again = copy_at(run, 3, tmp_path / "again")
     assert run_here("pretrain", *words, "--run", again).code == 0
     assert metrics(again) == metrics(run) and checksums(again) == checksums(run)

@@ -197,7 +197,7 @@ def test_mesh_and_micro_batches_may_change_on_resume(base, stores, tmp_path):
     ended = again(run, stores, "--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--micro-batches", 2,
                   "--model.dropout-rate", 0.1, "--execution.remat", "dots")  # fmt: skip
     assert ended.code == 0, ended.errors
-    assert "changed since the last start: mesh.fsdp: 1 -> 2" in ended.errors
+    assert 'changed since the last start: mesh.fsdp: "auto" -> 2' in ended.errors
     assert "changed since the last start: micro_batches: 1 -> 2" in ended.errors
     assert starts(run)[-1]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
     found, expected = metrics(run), metrics(base)
