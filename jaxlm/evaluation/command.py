@@ -37,7 +37,6 @@ class Evaluation:
 
 def batch_size_for(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:
     """Return the batch size of the arguments, or the default of the run, rounded for the mesh."""
-    """Return the batch size of the arguments, or the default of the run, rounded for the mesh."""
     if arguments.batch_size is not None:
         check_batch(arguments.batch_size, 1, mesh)
         return arguments.batch_size
@@ -52,7 +51,6 @@ class Counted(Progress):
 
     def count(self, value: Any) -> Any:
         """Count one item and return it."""
-        """Count one item and return it."""
         self.done += 1
         self.update(self.done)
         return value
@@ -60,7 +58,6 @@ class Counted(Progress):
 
 @contextlib.contextmanager
 def progress_of(what: str, total: int | None = None, *, active: bool = True) -> Iterator[Counted]:
-    """Show a progress line on process 0 while the block runs."""
     """Show a progress line on process 0 while the block runs."""
     progress = Counted(what, total, active=active and jax.process_index() == 0)
     yield progress
@@ -81,7 +78,6 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
 
 def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
     """Write metrics as JSON to `path`, if there is one."""
-    """Write metrics as JSON to `path`, if there is one."""
     if path is not None:
         with output_file(path) as file:
             file.write(figures_json(figures) + "\n")
@@ -89,12 +85,10 @@ def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
 
 def figures_json(figures: dict[str, Any]) -> str:
     """Return metrics as one line of JSON, with NaN and infinities as strings."""
-    """Return metrics as one line of JSON, with NaN and infinities as strings."""
     return json.dumps(finite(figures), ensure_ascii=False, allow_nan=False)
 
 
 def say(*lines: str) -> None:
-    """Print lines on process 0."""
     """Print lines on process 0."""
     if jax.process_index() == 0:
         print(*lines, sep="\n", flush=True)
