@@ -101,6 +101,10 @@ class Family:
     """The head that classifies pooled states of sentence pairs in pretraining; None without one."""
     layers: str | None = "blocks"
     """The name of the parameters whose leaves have a leading axis of layers; None: no such parameters."""
+    layer_name: Callable[[int], str] = "layer_{}".format
+    """The name of the parameters of a layer, counted from 0, where `layers` is None."""
+    embeddings: str = "embeddings"
+    """The name of the parameters below the first layer."""
     vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
     """The parameters with one row per id on their first axis, which grow with new special tokens."""
 

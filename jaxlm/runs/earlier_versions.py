@@ -14,6 +14,9 @@ ADDED_OPTIONS = {
     "optimizer.floor": 0.0,
     "optimizer.power": 1.0,
     "optimizer.stable": 0.8,
+    "optimizer.layer_decay": 1.0,
+    "freeze_layers": 0,
+    "freeze_embeddings": False,
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).
@@ -58,7 +61,7 @@ def with_objective(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config with missing fields filled in with the values that the run used."""
-    values = dict(config)
+    values = {name: before for name, before in ADDED_OPTIONS.items() if "." not in name} | dict(config)
     for name, before in ADDED_FIELDS.items():
         part, _, field = name.partition(".")
         if field and isinstance(values.get(part), dict):

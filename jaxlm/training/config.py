@@ -134,6 +134,11 @@ class FinetuneConfig:
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
     frozen: bool = False
     """Train the head only and keep the pretrained model fixed."""
+    freeze_layers: int = 0
+    """Layers to keep fixed, counted from the first. The embeddings below them train unless --freeze-embeddings is
+    given."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings fixed, with the rows of special tokens that the start lacks."""
     head_dropout_rate: float = 0.1
     """Dropout rate before the head."""
     transfer_layers: int | None = None
@@ -207,6 +212,28 @@ class FinetuneConfig:
         if self.reinit_layers and self.transfer_layers is not None:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
         check_rate("head_dropout_rate", self.head_dropout_rate)
+        check_freezing(self)
+
+
+def check_freezing(config: FinetuneConfig) -> None:
+    """Raise InputError for frozen layers that do not exist, are not pretrained, or are frozen anyway."""
+    layers, kept = config.model.num_layers, config.model.num_layers - config.reinit_layers
+    if config.transfer_layers is not None:
+        kept = config.transfer_layers
+    if not 0 <= config.freeze_layers <= kept:
+        kind = "the model's layers" if kept == layers else "the pretrained layers that are kept"
+        raise InputError(
+            f"freeze_layers must be from 0 to {kept}, {kind}, got {config.freeze_layers}; give another number"
+        )
+    for name, value, default in (
+        ("freeze_layers", config.freeze_layers, 0),
+        ("freeze_embeddings", config.freeze_embeddings, False),
+        ("optimizer.layer_decay", config.optimizer.layer_decay, 1.0),
+    ):
+        if config.frozen and value != default:
+            raise InputError(
+                f"{name} must be {default} with frozen, which fixes the whole model, got {value}; leave it out"
+            )
 
 
 def check_fields(config: PretrainConfig | FinetuneConfig) -> None:

@@ -58,6 +58,9 @@ class OptimizerConfig:
     """Weight decay of matrices and tables. Biases and norms are not decayed."""
     clip_norm: float = 1.0
     """Largest global norm of the gradient. 0: no clipping."""
+    layer_decay: float = 1.0
+    """Divisor of the learning rate from each layer to the one below. The head has the full rate, the embeddings have
+    the lowest. 1: the same rate everywhere."""
     momentum: float = 0.0
     """Momentum of sgd. 0: no momentum and no optimizer state."""
     initial_accumulator: float = 0.1
@@ -80,6 +83,8 @@ class OptimizerConfig:
                 f"optimizer.momentum must be 0 with optimizer.kind {self.kind}, got {self.momentum:g}; leave it out"
             )
         self._check_decay()
+        if not self.layer_decay > 0:
+            raise InputError(f"optimizer.layer_decay must be above 0, got {self.layer_decay:g}; 1 turns it off")
         if self.kind == "adagrad" and not (self.initial_accumulator or self.eps):
             raise InputError("optimizer.initial_accumulator must be above 0 where optimizer.eps is 0; give 0.1")
 
@@ -149,12 +154,14 @@ class Optimizer(NamedTuple):
     transformation: its update takes two more arguments, learning_rate and is_finite; see `make_optimizer`.
     rate(step, schedule): the learning rate of update `step`, counted from 0.
     direction(gradient, state, params): the update that led to `state`, without learning rate and decay, with empty
-    nodes for frozen parameters. gradient, params: the inputs of that update.
+    nodes for frozen parameters and zeros for frozen layers. gradient, params: the inputs of that update.
+    trained(tree): a tree like the parameters without frozen ones and frozen layers.
     """
 
     transformation: optax.GradientTransformationExtraArgs
     rate: Callable[[Any, Schedule], jax.Array]
     direction: Callable[[Any, Any, Any], Any]
+    trained: Callable[[Any], Any] = lambda tree: tree
 
 
 def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
@@ -166,7 +173,7 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
 
     with the decay where `jaxlm.training.parameter_groups` has it, and the learning rate times the factor of the
     parameter's group. sgd adds weight_decay p to the clipped gradient instead. Frozen parameters are left out of norms,
-    have no state, and get an update of zeros.
+    have no state, and get an update of zeros; so have the frozen layers of stacked parameters.
 
     learning_rate: a scalar, data of the compiled step. is_finite (True): if false, the state is unchanged and the
     caller must discard the update. The state is selected before the direction is computed, so that it can be updated
@@ -174,7 +181,7 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
     """
     chain = _Chain(config, parameter_rules(boxed_params, groups))
     transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
-    return Optimizer(transformation, config.learning_rate, chain.direction)
+    return Optimizer(transformation, config.learning_rate, chain.direction, partial(without_frozen, chain.rules))
 
 
 def make_scaling(config: OptimizerConfig, rules: Any) -> Scaling:
@@ -216,22 +223,29 @@ class _Chain:
         new = _computed_once(new)
         factor = self.scaling.decay_factor(new) * self.weight_decay
 
-        def update_of(rule: ParameterRule, direction: Any, p: jax.Array) -> jax.Array:
+        def update_of(rule: ParameterRule, direction: Any, p: Any) -> Any:
             if rule.frozen:
-                return jnp.zeros_like(p)
+                return direction
             if rule.decayed and not self.couples_decay:
                 direction = direction + factor * p
             return -rule.scaled(learning_rate) * direction
 
-        directions = self.scaling.direction(gradient, new, without_frozen(self.rules, params))
-        return jax.tree.map(update_of, self.rules, directions, params), new
+        trained = without_frozen(self.rules, params)
+        directions = self.scaling.direction(gradient, new, trained)
+        updates = jax.tree.map(update_of, self.rules, directions, trained)
+        # p + -0.0 has the bits of p, whatever they are.
+        return jax.tree.map(lambda rule, u, p: rule.whole(u, p, -0.0), self.rules, updates, params), new
 
     def direction(self, gradient: Any, state: Any, params: Any) -> Any:
         """Return the direction of the update that led to `state`, times the factors of the groups."""
         if self.scaling.needs_gradient:
-            gradient, params = self._prepared(gradient, params), without_frozen(self.rules, params)
-        directions = self.scaling.direction(gradient, state, params)
-        return jax.tree.map(lambda rule, d: d if rule.frozen else rule.scaled(1.0) * d, self.rules, directions)
+            gradient = self._prepared(gradient, params)
+        directions = self.scaling.direction(gradient, state, without_frozen(self.rules, params))
+
+        def scaled(rule: ParameterRule, direction: Any, p: jax.Array) -> Any:
+            return direction if rule.frozen else rule.whole(rule.scaled(1.0) * direction, p, 0.0)
+
+        return jax.tree.map(scaled, self.rules, directions, params)
 
     def _prepared(self, gradient: Any, params: Any) -> Any:
         """Return the gradient of the trained parameters, clipped, with sgd's weight decay added."""
@@ -239,10 +253,10 @@ class _Chain:
         if not self.couples_decay:
             return gradient
 
-        def decayed(rule: ParameterRule, g: Any, p: jax.Array) -> Any:
+        def decayed(rule: ParameterRule, g: Any, p: Any) -> Any:
             return g + self.weight_decay * p if rule.decayed and not rule.frozen else g
 
-        return jax.tree.map(decayed, self.rules, gradient, params)
+        return jax.tree.map(decayed, self.rules, gradient, without_frozen(self.rules, params))
 
 
 def _clipped(gradient: Any, largest: float) -> Any:

@@ -4,6 +4,7 @@ The path of a parameter and its logical axes determine its rule. Matrices and ta
 axes and are decayed; biases and norms do not have it and are not decayed.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import optax
 from flax import linen as nn
 
 from jaxlm.errors import InputError
+from jaxlm.models.family import Family
 
 WIDTHS = ("width", "whole_width")  # the model's width, sharded or not
 STACKED = ("layers", "qkv")  # axes along which independent parameters are stacked
@@ -24,33 +26,80 @@ STACKED = ("layers", "qkv")  # axes along which independent parameters are stack
 class ParameterGroup:
     """Parameters whose whole path matches a regular expression, for example `backbone/blocks/.*`.
 
-    rate: factor of the learning rate and the weight decay; a tuple has one factor per stacked layer.
-    frozen: no update and no optimizer state.
+    rate: factor of the learning rate and the weight decay; a tuple has one factor per stacked layer. 0: frozen, that is
+    no update and no optimizer state; of stacked layers, the first ones can be frozen.
     """
 
     pattern: str
     rate: float | tuple[float, ...] = 1.0
-    frozen: bool = False
 
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """The treatment of one parameter by the optimizer. axes: its logical axes; rate, frozen: those of its group."""
+    """The treatment of one parameter by the optimizer. axes: its logical axes; rate: that of its group."""
 
     axes: tuple[str | None, ...]
     rate: float | tuple[float, ...] = 1.0
-    frozen: bool = False
 
     @property
     def decayed(self) -> bool:
         """True if the parameter is decayed: if the model's width is among its axes."""
         return any(width in self.axes for width in WIDTHS)
 
+    @property
+    def frozen(self) -> bool:
+        """True if the whole parameter is frozen."""
+        return not any(self.rate) if isinstance(self.rate, tuple) else not self.rate
+
+    @property
+    def frozen_layers(self) -> int:
+        """The number of frozen layers of a stacked parameter, its first ones."""
+        rates = self.rate if isinstance(self.rate, tuple) else ()
+        return len(list(itertools.takewhile(lambda rate: not rate, rates)))
+
     def scaled(self, rate: Any) -> Any:
-        """Return `rate` times the group's factor, in a shape that broadcasts to the parameter."""
+        """Return `rate` times the group's factor, in a shape that broadcasts to the trained layers."""
         if isinstance(self.rate, tuple):
-            return rate * jnp.array(self.rate, jnp.float32).reshape(-1, *[1] * (len(self.axes) - 1))
+            factors = jnp.array(self.rate[self.frozen_layers :], jnp.float32)
+            return rate * factors.reshape(-1, *[1] * (len(self.axes) - 1))
         return rate if self.rate == 1.0 else rate * self.rate
+
+    def trained(self, leaf: Any) -> Any:
+        """Return the trained layers of a parameter, boxed if it is; an empty node, optax.MaskedNode, if frozen."""
+        if self.frozen:
+            return optax.MaskedNode()
+        return jax.tree.map(lambda x: x[self.frozen_layers :], leaf) if self.frozen_layers else leaf
+
+    def whole(self, trained: Any, p: Any, fill: float) -> Any:
+        """Return a value of the trained layers in the shape of the parameter p, with `fill` for the frozen ones."""
+        if self.frozen:
+            return jnp.full_like(p, fill)
+        if not self.frozen_layers:
+            return trained
+        return jnp.concatenate([jnp.full_like(p[: self.frozen_layers], fill), trained])
+
+
+def layer_groups(
+    family: Family, num_layers: int, *, decay: float = 1.0, frozen_layers: int = 0, freeze_embeddings: bool = False
+) -> tuple[ParameterGroup, ...]:
+    """Return groups for a learning rate that falls from layer to layer, and for frozen layers.
+
+    The parameters above the last layer, heads among them, have the full learning rate, layer n of N, counted from 1,
+    has it times decay^-(N + 1 - n), and the embeddings, the layer 0, times decay^-(N + 1) (Howard and Ruder, 2018,
+    section 3.2, with 2.6; Clark et al., 2020, appendix B, with 1 / 0.8). frozen_layers: the number of first layers to
+    freeze.
+    """
+    if decay == 1.0 and not frozen_layers and not freeze_embeddings:
+        return ()
+    rates = [decay ** (depth - num_layers - 1) for depth in range(num_layers + 1)]
+    rates[1 : frozen_layers + 1] = [0.0] * frozen_layers
+    if freeze_embeddings:
+        rates[0] = 0.0
+    embeddings = ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0])
+    if family.layers is not None:
+        return embeddings, ParameterGroup(f"backbone/{family.layers}/.*", tuple(rates[1:]))
+    names = map(family.layer_name, range(num_layers))
+    return embeddings, *(ParameterGroup(f"backbone/{name}/.*", r) for name, r in zip(names, rates[1:], strict=True))
 
 
 def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Any:
@@ -67,7 +116,7 @@ def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) ->
             if re.fullmatch(group.pattern, name):
                 matched.add(group.pattern)
                 _check_layers(name, group, box)
-                return ParameterRule(box.names, group.rate, group.frozen)
+                return ParameterRule(box.names, group.rate)
         return ParameterRule(box.names)
 
     rules = jax.tree_util.tree_map_with_path(rule, boxed_params, is_leaf=_is_box)
@@ -83,8 +132,8 @@ def decay_mask(boxed_params: Any) -> Any:
 
 
 def without_frozen(rules: Any, tree: Any) -> Any:
-    """Return a tree like the parameters with an empty node, optax.MaskedNode, for each frozen one."""
-    return jax.tree.map(lambda rule, leaf: optax.MaskedNode() if rule.frozen else leaf, rules, tree)
+    """Return a tree like the parameters without frozen ones (optax.MaskedNode) and without frozen layers."""
+    return jax.tree.map(lambda rule, leaf: rule.trained(leaf), rules, tree)
 
 
 def _check_layers(name: str, group: ParameterGroup, box: nn.LogicallyPartitioned) -> None:

@@ -29,6 +29,7 @@ from jaxlm.objectives.masking import Specials
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
+from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
 from jaxlm.training.perplexity import perplexity, totals
 from jaxlm.training.program import Learner, carry_of
 from jaxlm.training.step import EvalStep
@@ -106,6 +107,7 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         init_params=init_params,
         objective=make(model, loss_chunks=chunks),
         flops_per_token=model.flops_per_token,
+        groups=_groups(model, config),
         carry=partial(carry_of, model, config.data.layout),
         language_loss="nll",
         whole_text=not of_pairs,
@@ -153,10 +155,16 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
             loss_chunks=config.execution.loss_chunks,
         ),
         flops_per_token=flops,
+        groups=_groups(model, config),
         language_loss="masked_lm_loss",
         whole_text=False,
         notes=(_masks(objective, config.data),),
     )
+
+
+def _groups(model: Model, config: PretrainConfig) -> tuple[ParameterGroup, ...]:
+    """Return the parameters that have a learning rate of their own."""
+    return layer_groups(model.family, config.model.num_layers, decay=config.optimizer.layer_decay)
 
 
 def _masks(objective: MaskedLM, data: DataConfig) -> str:

@@ -183,7 +183,7 @@ def make_train_step(
             (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
             carry = joined_rows(carries, 1)
 
-        norm = optax.tree.norm(gradient)
+        norm = optax.tree.norm(optimizer.trained(gradient))
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
         rate = optimizer.rate(state.step, settings.schedule)
         updates, opt_state = optimizer.transformation.update(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
-from jaxlm.models import build
+from jaxlm.models import build, family_of
 from jaxlm.models.family import without_dropout
 from jaxlm.models.heads import Head, LSTMHead, task_head
 from jaxlm.nn.execution import Execution
@@ -22,7 +22,7 @@ from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import task_objective, task_outputs
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.parameter_groups import ParameterGroup
+from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
 from jaxlm.training.program import Learner
 
 
@@ -71,8 +71,21 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
         init_params=init_params,
         objective=with_frozen_backbone(objective) if config.frozen else objective,
         flops_per_token=flops_per_token,
-        groups=(ParameterGroup("backbone/.*", frozen=True),) if config.frozen else (),
+        groups=_groups(config),
         head=head,
+    )
+
+
+def _groups(config: FinetuneConfig) -> tuple[ParameterGroup, ...]:
+    """Return the parameters that are frozen or have a learning rate of their own."""
+    if config.frozen:
+        return (ParameterGroup("backbone/.*", 0.0),)
+    return layer_groups(
+        family_of(config.model),
+        config.model.num_layers,
+        decay=config.optimizer.layer_decay,
+        frozen_layers=config.freeze_layers,
+        freeze_embeddings=config.freeze_embeddings,
     )
 
 

@@ -142,7 +142,7 @@ def test_a_frozen_group_stays_and_is_not_seen(case, kind):
     """Fails when a frozen parameter is decayed, has state, or counts in the norm that is clipped."""
     params, gradients = case
     config = OptimizerConfig(kind=kind, weight_decay=0.3, momentum=0.9 if kind == "sgd" else 0.0)
-    found, state = run(config, params, gradients, groups=(ParameterGroup("blocks/.*", frozen=True),))
+    found, state = run(config, params, gradients, groups=(ParameterGroup("blocks/.*", rate=0.0),))
     jax.tree.map(np.testing.assert_array_equal, found["blocks"], params["blocks"])
     heads = [{"head": gradient["head"]} for gradient in gradients]
     alone, own = run(config, {"head": params["head"]}, heads, axes={"head": AXES["head"]})
@@ -153,7 +153,7 @@ def test_a_frozen_group_stays_and_is_not_seen(case, kind):
 
 def test_the_first_group_that_matches_decides():
     shapes = boxed(AXES, SHAPES)
-    rules = parameter_rules(shapes, (ParameterGroup("head/kernel", 2.0), ParameterGroup(".*", frozen=True)))
+    rules = parameter_rules(shapes, (ParameterGroup("head/kernel", 2.0), ParameterGroup(".*", 0.0)))
     assert rules["head"]["kernel"].rate == 2.0 and not rules["head"]["kernel"].frozen
     assert rules["blocks"]["bias"].frozen
     for group, said in [
@@ -181,7 +181,7 @@ def test_it_is_an_optax_transformation(case):
 def test_states_are_saved_and_restored(case, tmp_path, kind, momentum):
     """Fails when an empty node or an empty state is lost in a checkpoint, or comes back as something else."""
     config = OptimizerConfig(kind=kind, momentum=momentum)
-    groups = (ParameterGroup("head/.*", frozen=True),)
+    groups = (ParameterGroup("head/.*", 0.0),)
     saved = dict(zip(("params", "opt_state"), run(config, *case, groups=groups), strict=True))
     with Checkpoints(tmp_path / "checkpoints", keep_newest=1) as checkpoints:
         checkpoints.save(1, saved, config={})

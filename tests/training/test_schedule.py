@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import ADDED_OPTIONS
-from jaxlm.training.config import PretrainConfig, resolved_json, run_fields
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json, run_fields
 from jaxlm.training.optimizer import OptimizerConfig
 
 STEPS = 40
@@ -131,17 +132,19 @@ def test_numbers_out_of_range_or_without_effect_are_refused(fields, said):
         OptimizerConfig(**fields).check()
 
 
-def test_a_run_of_an_earlier_version_resumes_without_new_options(tmp_path):
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+def test_a_run_of_an_earlier_version_resumes_without_new_options(tmp_path, kind):
     """Fails when a run made before an option existed is refused, or takes another value of it without a word."""
-    config = PretrainConfig(num_steps=9)
+    config = kind(num_steps=9)
     saved = resolved_json(config, {})
     for name in ADDED_OPTIONS:
         place, _, field = name.rpartition(".")
-        del (saved[place] if place else saved)[field]
+        (saved[place] if place else saved).pop(field, None)
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with RunDirectory(tmp_path) as run:
         assert run.open(resolved_json(config, {})) == []
+        assert run_config(run) == config
     assert json.loads((tmp_path / "config.json").read_text()) == saved
-    other = resolved_json(PretrainConfig(num_steps=9, optimizer=OptimizerConfig(floor=0.1)), {})
+    other = resolved_json(kind(num_steps=9, optimizer=OptimizerConfig(floor=0.1)), {})
     with pytest.raises(InputError, match="optimizer.floor: absent -> 0.1"):
         RunDirectory(tmp_path).open(other)
