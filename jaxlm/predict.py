@@ -10,9 +10,10 @@ import contextlib
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxlm.atomic_write import atomic_output
 from jaxlm.config import command_line
@@ -23,7 +24,8 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import default_batch_size, in_chunks
 from jaxlm.inference.predictor import Predictor
 from jaxlm.progress import Progress
-from jaxlm.tasks import read_rows
+from jaxlm.tasks import Task, read_rows
+from jaxlm.tasks.reading.formats import TextFormat
 
 log = logging.getLogger("jaxlm.predict")
 
@@ -39,7 +41,11 @@ class Arguments:
     run: str
     """A fine-tuned run: RUN or RUN@STEP."""
     input: str
-    """TSV with a header, CSV or JSONL, with the columns of the task. - reads TSV or JSONL from standard input."""
+    """.tsv or .csv with a header, .jsonl or .parquet, with the columns of the task; a directory of text files; - for
+    standard input."""
+    input_format: TextFormat | None = None
+    """Format of the input. Default: that of its name; standard input is JSONL if its first line begins with {, else
+    TSV."""
     output: Path | None = None
     """Output file for the JSON lines. Default: standard output."""
     batch_size: int = 32
@@ -63,7 +69,7 @@ def predict(arguments: Arguments) -> int:
     predictor = Predictor(run, "predict", batch_size=batch_size)
     task = predictor.task
     at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
-    rows, done, cut = read_rows(arguments.input, task, errors=arguments.errors), 0, 0
+    rows, done, cut = _rows(arguments, task), 0, 0
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
@@ -83,6 +89,10 @@ def predict(arguments: Arguments) -> int:
     if cut:
         log.warning("%d of %d rows were truncated to %d tokens", cut, done, predictor.limit)
     return done
+
+
+def _rows(arguments: Arguments, task: Task) -> Iterator[Any]:
+    return read_rows(arguments.input, task, errors=arguments.errors, form=arguments.input_format)
 
 
 def main() -> None:

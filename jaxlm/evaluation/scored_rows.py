@@ -13,7 +13,8 @@ from jaxlm.errors import InputError
 from jaxlm.inference.scoring import Score
 from jaxlm.tasks import Columns
 from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
-from jaxlm.tasks.reading.rows import JSON_SUFFIXES, RowReader
+from jaxlm.tasks.reading.formats import SUFFIXES
+from jaxlm.tasks.reading.rows import RowReader
 from jaxlm.tasks.task import Quoting
 
 
@@ -84,7 +85,7 @@ def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]
         label = None if example.label is None else str(example.label)
         if len(names) != len(texts) or (label is not None and label not in names):
             raise InputError(
-                f"{reader.name} line {number}: the label must be one of the {len(texts)} choices, {', '.join(names)}, "
+                f"{reader.where(number)}: the label must be one of the {len(texts)} choices, {', '.join(names)}, "
                 f"got {label!r}; give the label of each choice, in order, with --label-names"
             )
         before = example.texts[0] if arguments.context else ""
@@ -152,7 +153,7 @@ def check_rows(arguments: RowsToScore) -> None:
     if arguments.fields and arguments.choice_list:
         raise InputError("--fields and --choice-list must not both be given; leave one out")
     rows = bool(arguments.fields or arguments.choice_list)
-    if not rows and suffix in (*JSON_SUFFIXES, ".csv", ".tsv"):
+    if not rows and suffix in SUFFIXES:
         raise InputError(
             f"--fields must be given for {arguments.input}; name the field to score, or several as choices"
         )

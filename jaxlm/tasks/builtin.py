@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.tasks.examples import Split
+from jaxlm.tasks.reading.formats import format_of
 from jaxlm.tasks.reading.rows import LabelRule, RowReader, collect
 from jaxlm.tasks.task import Task
 
@@ -40,6 +41,7 @@ def read_table(
         quoting=task.quoting,
         headerless=task.headerless,
         short_rows="drop" if drop_short and labelled else "refuse",
+        form=format_of(path, otherwise="tsv"),
     )
     return collect(list(reader), reader, task, dropped_labels=dropped_labels)
 

@@ -1,7 +1,8 @@
-"""A user's own labelled files: TSV, CSV or JSONL with named columns.
+"""A user's own labelled files: TSV, CSV, JSONL or Parquet with named columns, or a folder of texts per class.
 
-Labels are collected from the training file and numbered in sorted order; a label that only dev or test has is an error.
-Without a dev file a fraction of train is held out (`jaxlm.tasks.registry`).
+In a directory the name of each folder is the class of its files, each of which is one text; both are read in sorted
+order. Labels are collected from the training file and numbered in sorted order; a label that only dev or test has is an
+error. Without a dev file a fraction of train is held out (`jaxlm.tasks.registry`).
 
 The label of a choice task names the correct choice. These readings are tried in turn, and the first that fits all
 training labels is used: the names of the choices' columns; numbers from 0 (a 0 occurs); numbers from 1 (the number of
@@ -12,7 +13,8 @@ Spans are JSON lines with a text, a question and answers (`context`, `question`,
 an optional `id`). Each answer is an object with `text` and `answer_start`, which counts code points; the list is empty
 where the text has no answer. Official SQuAD JSON (`.json`) is read too. Tagged sentences are JSON lines with `tokens`
 and `tags`, two lists of strings (unless named otherwise), and an optional `document`, equal for the sentences of one
-text. Any other suffix means columns: the token first, the tag last, an empty line after each sentence.
+text. Both may also be rows of a Parquet file. Any other suffix of tagged sentences means columns: the token first, the
+tag last, an empty line after each sentence.
 """
 
 import dataclasses
@@ -43,11 +45,12 @@ class CustomConfig:
     """A user's own task, for `--task custom`: files and the names of their columns."""
 
     train: str = ""
-    """Training file: .jsonl, .csv, or a TSV whose first line names the columns. See `kind` for spans and tags."""
+    """Training file: .tsv or .csv with a first line that names the columns, .jsonl or .parquet; or a directory with a
+    folder per class and a text per file. See `kind` for spans and tags."""
     dev: str = ""
-    """Dev file. Without one a tenth of train is held out."""
+    """Dev file or directory. Without one a tenth of train is held out."""
     test: str = ""
-    """Test file, labelled or unlabelled."""
+    """Test file or directory, labelled or unlabelled."""
     text: str = ""
     """Column of the text. For a pair: the first text. For a choice task: the context, which is optional."""
     text_pair: str = ""
@@ -82,6 +85,8 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     """
     if custom.kind in ("span", "tagging"):
         return _read_own_kind(custom, task_dir)
+    if custom.train and (Path(task_dir or ".") / custom.train).is_dir():
+        custom = _of_folder(custom)
     task = _unlabelled_task(custom)
     files = {name: getattr(custom, name) for name in ("train", "dev", "test") if getattr(custom, name)}
     paths = {name: Path(task_dir or ".") / file for name, file in files.items()}
@@ -101,6 +106,17 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
         raise InputError(f"{paths['train']}: the file has no rows below its header")
     task = _labelled_task(task, rows["train"], custom, str(paths["train"]))
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
+
+
+def _of_folder(custom: CustomConfig) -> CustomConfig:
+    """Return the settings of a folder per class, whose texts and classes get the columns `text` and `label`."""
+    if custom.kind != "classification" or custom.text_pair or custom.choices:
+        field = "kind" if custom.kind != "classification" else "text_pair" if custom.text_pair else "choices"
+        raise InputError(
+            f"custom.{field} must be left out for a folder per class, which is a classification of single texts, got "
+            f"{getattr(custom, field)}; give --custom.train FILE for another task"
+        )
+    return dataclasses.replace(custom, text=custom.text or "text", label=custom.label or "label")
 
 
 def with_rows(task: Task, custom: CustomConfig) -> Task:

@@ -23,7 +23,8 @@ from jaxlm.tasks.examples import SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.options import TaskOptions
 from jaxlm.tasks.reading.catalogue import is_catalogue, read_catalogue
 from jaxlm.tasks.reading.files import Errors
-from jaxlm.tasks.reading.rows import JSON_SUFFIXES, RowReader, check_choices, collect
+from jaxlm.tasks.reading.formats import TextFormat, format_of
+from jaxlm.tasks.reading.rows import RowReader, check_choices, collect
 from jaxlm.tasks.task import Task, with_scale
 
 _GLUE = (COLA, SST2, MRPC, STSB, QQP, MNLI, QNLI, RTE, WNLI)
@@ -106,28 +107,32 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
         return split
     if task.kind == "span":
         return check_answers({"": read_questions(path, task, labelled=True, errors=errors)})[""]
-    if task.name in BUILT_IN and path.suffix.lower() not in (*JSON_SUFFIXES, ".csv"):
+    if task.name in BUILT_IN and format_of(path, otherwise="tsv") == "tsv":
         return BUILT_IN[task.name].read(path, task, labelled=True)
     _check_rows_known(task)
     reader = RowReader(path, task.columns, quoting=task.quoting, errors=errors, warn_quotes=task.quoting == "none")
     return collect(list(reader), reader, task)
 
 
-def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Iterator[Any]:
-    """Yield the unlabelled examples of a TSV, CSV or JSONL file or of standard input (`-`), in order.
+def read_rows(
+    path: Path | str, task: Task, *, errors: Errors = "strict", form: TextFormat | None = None
+) -> Iterator[Any]:
+    """Yield the unlabelled examples of a file, of a folder of texts or of standard input (`-`), in order.
 
     The header, or each object's fields, must name the texts (and choices) of `task`, as `task.columns.describe()` lists
     them; other columns, including labels, are ignored. Questions come as `context` and `question`, sentences as
-    `tokens` or `text`, or in columns; from standard input both come as JSON lines.
+    `tokens` or `text`, or in columns; from standard input both come as JSON lines unless `form` is given.
+
+    form: the format; None: that of the suffix, and of standard input as in `RowReader`.
 
     Raises:
       InputError: a bad row, with file and line number; earlier rows have been yielded.
     """
     if task.kind == "span":
-        yield from stream_questions(path, task, errors=errors)
+        yield from stream_questions(path, task, errors=errors, form=form)
         return
     if task.kind == "tagging":
-        yield from stream_sentences(path, task, errors=errors)
+        yield from stream_sentences(path, task, errors=errors, form=form)
         return
     _check_rows_known(task)
     reader = RowReader(
@@ -138,9 +143,10 @@ def read_rows(path: Path | str, task: Task, *, errors: Errors = "strict") -> Ite
         errors=errors,
         blank_lines="refuse",
         warn_quotes=task.quoting == "none",
+        form=form,
     )
     for number, example in reader:
-        yield check_choices(example, task, reader.name, number)
+        yield check_choices(example, task, reader.where(number))
 
 
 def _check_rows_known(task: Task) -> None:

@@ -19,8 +19,9 @@ from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
 from jaxlm.tasks.examples import Split, TaggedSentence
 from jaxlm.tasks.reading.catalogue import tfds_text
-from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
-from jaxlm.tasks.reading.rows import JSON_SUFFIXES, LabelRule, RowReader
+from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
+from jaxlm.tasks.reading.formats import Format, format_of, records, unit_of
+from jaxlm.tasks.reading.rows import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label"))
@@ -51,22 +52,26 @@ def stream_sentences(
     label: LabelRule = "ignored",
     errors: Errors = "strict",
     dropped: list[tuple[int, str]] | None = None,
+    form: Format | None = None,
 ) -> Iterator[TaggedSentence]:
-    """Yield sentences one at a time. dropped: a list that collects the dropped lines."""
-    suffix = Path(path).suffix.lower()
-    if suffix in (".tsv", ".csv") and label == "ignored":
+    """Yield sentences one at a time. dropped: a list that collects the dropped lines. form: see `read_rows`."""
+    if form is None:
+        form = "jsonl" if str(path) == "-" else format_of(path, otherwise="columns")
+    if form == "folder":
+        raise InputError(f"{path}: tagged sentences must be in a file, got a directory; give a file")
+    if form in ("tsv", "csv") and label == "ignored":
         columns = Columns(texts=(task.columns.whole or ("text",),))
-        reader = RowReader(path, columns, label="ignored", quoting=task.quoting, errors=errors)
+        reader = RowReader(path, columns, label="ignored", quoting=task.quoting, errors=errors, form=form)
         for _, example in reader:
             yield TaggedSentence(tuple(_WORDS.findall(example.texts[0])), text=example.texts[0])
         return
     name = "standard input" if str(path) == "-" else str(path)
+    if form in ("jsonl", "parquet"):
+        yield from _from_records(records(path, form, errors), f"{name} {unit_of(path)}", task, label)
+        return
     with open_input(path) as stream:
         lines = numbered_lines(stream, name, errors)
-        if suffix in JSON_SUFFIXES or str(path) == "-":
-            yield from _from_json(lines, name, task, label)
-        else:
-            yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped)
+        yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped)
 
 
 def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
@@ -137,14 +142,16 @@ def _from_columns(
         yield sentence()
 
 
-def _from_json(lines: Iterator[tuple[int, str]], name: str, task: Task, label: LabelRule) -> Iterator[TaggedSentence]:
+def _from_records(
+    rows: Iterator[tuple[int, dict[str, Any] | None]], unit: str, task: Task, label: LabelRule
+) -> Iterator[TaggedSentence]:
     labelled = None if label == "optional" else label == "required"
-    for number, row in json_rows(lines, name):
+    for number, row in rows:
         if row is None:
             continue
         if labelled is None:
             labelled = any(key in row for key in task.columns.label)
-        where = f"{name} line {number}"
+        where = f"{unit} {number}"
         tokens, text = _strings(row, task.columns.texts[0], where), ""
         if tokens is None:
             text = next((row[key] for key in task.columns.whole if isinstance(row.get(key), str)), "")

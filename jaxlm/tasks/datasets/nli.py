@@ -20,7 +20,7 @@ def read_scitail(path: Path, task: Task, *, labelled: bool) -> Split:
     """Read a file of either format."""
     if path.suffix != ".txt":
         return read_table(path, task, labelled=labelled)
-    reader = RowReader(path, task.columns, label="required" if labelled else "optional", json=True)
+    reader = RowReader(path, task.columns, label="required" if labelled else "optional", form="jsonl")
     return collect(list(reader), reader, task)
 
 

@@ -18,7 +18,8 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.examples import SpanExample, Split
 from jaxlm.tasks.reading.catalogue import tfds_text
-from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
+from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
+from jaxlm.tasks.reading.formats import Format, format_of, records, unit_of
 from jaxlm.tasks.reading.rows import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
@@ -51,36 +52,45 @@ def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Erro
 
 
 def stream_questions(
-    path: Path | str, task: Task, *, label: LabelRule = "ignored", errors: Errors = "strict"
+    path: Path | str,
+    task: Task,
+    *,
+    label: LabelRule = "ignored",
+    errors: Errors = "strict",
+    form: Format | None = None,
 ) -> Iterator[SpanExample]:
-    """Yield questions from JSON lines, or without their answers from a TSV or CSV, one at a time.
+    """Yield questions from JSON lines or Parquet, or without their answers from a TSV or CSV, one at a time.
+
+    form: see `read_rows`.
 
     Raises:
       InputError: a row with a missing field or a field of another type, with its line.
     """
-    name = "standard input" if str(path) == "-" else str(path)
-    suffix = Path(path).suffix.lower()
-    if suffix in (".tsv", ".csv", ".txt") and label == "ignored":
-        reader = RowReader(path, task.columns, label="ignored", quoting=task.quoting, errors=errors)
+    name = f"{'standard input' if str(path) == '-' else path} {unit_of(path)}"
+    if form is None:
+        form = "jsonl" if str(path) == "-" else format_of(path)
+    if form in ("tsv", "csv") and label == "ignored":
+        reader = RowReader(path, task.columns, label="ignored", quoting=task.quoting, errors=errors, form=form)
         for number, (_, example) in enumerate(reader):
             yield SpanExample(str(number), example.texts[1], example.texts[0])
         return
-    with open_input(path) as stream:
-        rows = ((number, row) for number, row in json_rows(numbered_lines(stream, name, errors), name) if row)
-        for index, (number, row) in enumerate(rows):
-            where = f"{name} line {number}"
-            fields = [_field(row, names, where) for names in task.columns.texts]
-            for names, value in zip(task.columns.texts, fields, strict=True):
-                if not isinstance(value, str):
-                    raise InputError(f"{where}: {names[0]} must be a string, got {value!r:.80}")
-            given = None
-            if label != "ignored":
-                given = next((row[name] for name in task.columns.label if name in row), None)
-            if label == "required" and given is None:
-                raise InputError(f"{where} has no field {task.columns.label[0]!r}; write a list, empty for no answer")
-            answers = None if given is None else _answers(given, bool(row.get("is_impossible")), where)
-            _refuse_none(answers, task, where)
-            yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers)
+    if form not in ("jsonl", "parquet"):
+        raise InputError(f"{path}: questions with answers must be JSON lines or a Parquet file, got a {form}")
+    rows = ((number, row) for number, row in records(path, form, errors) if row)
+    for index, (number, row) in enumerate(rows):
+        where = f"{name} {number}"
+        fields = [_field(row, names, where) for names in task.columns.texts]
+        for names, value in zip(task.columns.texts, fields, strict=True):
+            if not isinstance(value, str):
+                raise InputError(f"{where}: {names[0]} must be a string, got {value!r:.80}")
+        given = None
+        if label != "ignored":
+            given = next((row[name] for name in task.columns.label if name in row), None)
+        if label == "required" and given is None:
+            raise InputError(f"{where} has no field {task.columns.label[0]!r}; write a list, empty for no answer")
+        answers = None if given is None else _answers(given, bool(row.get("is_impossible")), where)
+        _refuse_none(answers, task, where)
+        yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers)
 
 
 def check_answers(splits: Mapping[str, Split], *, strict: bool = False) -> dict[str, Split]:

@@ -38,7 +38,7 @@ def read_questions(path: Path, task: Task, *, labelled: bool) -> Split:
             label, blank, text = line.partition(" ")
             if not blank or not text.strip():
                 raise InputError(f"{path} line {number} must be a label, one blank and a question; fix the line")
-            known = parse(label.partition(":")[0] if original else label, task, str(path), number)
+            known = parse(label.partition(":")[0] if original else label, task, f"{path} line {number}")
             examples.append(Example((text.strip(),), (), known))
     if not examples:
         raise InputError(f"{path} has no rows; each must be a label, one blank and a question")

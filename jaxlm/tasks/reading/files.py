@@ -20,6 +20,8 @@ from jaxlm.errors import InputError
 
 Errors = Literal["strict", "replace"]
 
+# The beginnings of files that are not text.
+BINARY = {b"PK\x03\x04": "an Excel file or an archive", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
 MAX_QUOTED_LINES = 1000  # bound on the lines of a quoted field, so that an unclosed quote does not read a whole file
 
 
@@ -54,6 +56,11 @@ def numbered_lines(stream: BinaryIO, name: str, errors: Errors = "strict") -> It
         try:
             text = raw.decode("utf-8", errors)
         except UnicodeDecodeError as error:
+            kind = next((kind for magic, kind in BINARY.items() if number == 1 and raw.startswith(magic)), None)
+            if kind is not None:
+                raise InputError(
+                    f"{name} must be text, got {kind}; save it as CSV, or give it its own suffix"
+                ) from None
             raise InputError(
                 f"{name} line {number}: byte 0x{raw[error.start]:02x} at offset {start + error.start} is not UTF-8; "
                 "convert the file to UTF-8"
@@ -100,7 +107,7 @@ def _quoted_fields(number: int, line: str, lines: Iterator[tuple[int, str]], nam
                 if following is None or further > MAX_QUOTED_LINES:
                     raise InputError(
                         f'{name} line {number}: the field that opens with " is never closed; '
-                        "close it, or read the file with quoting none"
+                        "close it, or give --custom.quoting none for a TSV"
                     )
                 search = len(line)
                 line += "\n" + following[1]

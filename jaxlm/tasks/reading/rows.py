@@ -1,4 +1,4 @@
-"""Reader of TSV, CSV and JSONL rows as examples, by column name.
+"""Reader of the rows of TSV, CSV, JSONL and Parquet files and of folders as examples, by column name.
 
 One reader serves the tasks' own files, a user's files and the rows that `jaxlm.predict` labels. A TSV's first line
 names its columns, unless the task's files may come without a header and this one does. Columns that a task does not use
@@ -14,18 +14,17 @@ from typing import Any, Literal
 from jaxlm.errors import InputError
 from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input, table_rows
+from jaxlm.tasks.reading.formats import READ_AS, Format, format_of, other_format, records, unit_of
 from jaxlm.tasks.task import Columns, Quoting, Task
 
 LabelRule = Literal["required", "optional", "ignored"]
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
 class RowReader:
     """Iterates over (line number, example) of one file; labels are kept as the file spells them.
 
     Args:
-      path: a file, or `-` for standard input, which is JSONL when its first line begins with `{` and TSV otherwise.
-        A file is JSONL or comma-separated CSV by its suffix (`.jsonl`, `.csv`), else TSV.
+      path: a file, a folder of texts, or `-` for standard input.
       columns: the names to look for.
       label: `required` raises for a file or row without one, `optional` gives None there, `ignored` never looks.
       quoting: quoting of a TSV, `none` or `csv`. A CSV is always read with quoting.
@@ -35,7 +34,7 @@ class RowReader:
       warn_quotes: whether to warn, after the last row, about fields that look as if they needed csv quoting.
       short_rows: `drop` counts rows with another number of columns, and rows without a required label, as dropped;
         `refuse` raises InputError.
-      json: whether to read JSON lines whatever the suffix.
+      form: the format. None: that of the suffix; standard input is JSONL if its first line begins with `{`, else TSV.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields.
 
@@ -55,34 +54,57 @@ class RowReader:
         blank_lines: Literal["drop", "refuse"] = "drop",
         warn_quotes: bool = False,
         short_rows: Literal["drop", "refuse"] = "refuse",
-        json: bool = False,
+        form: Format | None = None,
     ) -> None:
         self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
         self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
-        self.short_rows, self.json = short_rows, json
+        self.short_rows, self.form = short_rows, form
         self.name = "standard input" if str(path) == "-" else str(path)
+        self._unit = unit_of(path)
         self.rows_read = self.empty_fields = self.quoted_fields = 0
         self.dropped: list[tuple[int, str]] = []
 
     def __iter__(self) -> Iterator[tuple[int, Example]]:
-        with open_input(self.path) as stream:
-            lines = numbered_lines(stream, self.name, self.errors)
-            suffix = ".jsonl" if self.json else Path(self.path).suffix.lower()
-            if str(self.path) == "-":
-                first = next(lines, None)
-                if first is not None:
-                    lines = itertools.chain([first], lines)
-                    suffix = ".jsonl" if first[1].lstrip().startswith("{") else ".tsv"
-            examples = self._from_json(lines) if suffix in JSON_SUFFIXES else self._from_table(lines, suffix == ".csv")
-            for number, example in examples:
-                self.empty_fields += sum(not text for text in (*example.texts, *example.choices))
-                yield number, example
+        for number, example in self._examples():
+            self.empty_fields += sum(not text for text in (*example.texts, *example.choices))
+            yield number, example
         if self.warn_quotes and self.quoted_fields:
             warnings.warn(
                 f'{self.name}: {self.quoted_fields} fields begin and end with " and hold "" inside; the file was read '
                 "with quoting none and probably needs quoting csv",
                 stacklevel=2,
             )
+
+    def where(self, number: int) -> str:
+        """Return the place of a row, for messages."""
+        return f"{self.name} {self._unit} {number}"
+
+    def _examples(self) -> Iterator[tuple[int, Example]]:
+        form = self.form
+        if form is None and str(self.path) != "-":
+            form = format_of(self.path)
+        if form in ("parquet", "folder"):
+            yield from self._from_records(self._records(form))
+            return
+        with open_input(self.path) as stream:
+            lines = numbered_lines(stream, self.name, self.errors)
+            if form is None:
+                first = next(lines, None)
+                form = "jsonl" if first is not None and first[1].lstrip().startswith("{") else "tsv"
+                lines = lines if first is None else itertools.chain([first], lines)
+            if form == "jsonl":
+                yield from self._from_records(json_rows(lines, self.name))
+            else:
+                yield from self._from_table(lines, form)
+
+    def _records(self, form: Format) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        columns = self.columns
+        if form == "folder" and (len(columns.texts) != 1 or columns.choices or columns.choice_list):
+            raise InputError(
+                f"{self.name}: rows of this task must be in a file with columns, got a folder; give a file"
+            )
+        label = columns.label[0] if columns.label else "label"
+        yield from records(self.path, form, self.errors, text=(*columns.texts, ("text",))[0][0], label=label)
 
     def _rows(self, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """Yield the rows that are not blank; blank lines are counted once a row follows them."""
@@ -92,15 +114,16 @@ class RowReader:
                 blank.append(number)
                 continue
             if blank and self.blank_lines == "refuse":
-                raise InputError(f"{self.name} line {blank[0]}: there is an empty line between rows; remove it")
+                raise InputError(f"{self.where(blank[0])}: there is an empty line between rows; remove it")
             self.dropped += [(line, "empty line") for line in blank]
             self.rows_read += len(blank) + 1
             blank = []
             yield number, row
 
-    def _from_table(self, lines: Iterator[tuple[int, str]], comma: bool) -> Iterator[tuple[int, Example]]:
-        quoting = "csv" if comma else self.quoting
-        rows = table_rows(lines, self.name, quoting=quoting, delimiter="," if comma else "\t")
+    def _from_table(self, lines: Iterator[tuple[int, str]], form: Format) -> Iterator[tuple[int, Example]]:
+        quoting = "csv" if form == "csv" else self.quoting
+        delimiter = "," if form == "csv" else "\t"
+        rows = table_rows(lines, self.name, quoting=quoting, delimiter=delimiter)
         first = next(((number, fields) for number, fields in rows if fields is not None), None)
         if first is None:
             raise InputError(f"{self.name} has no rows; its first line must name the columns")
@@ -108,6 +131,8 @@ class RowReader:
         if self._without_header(header):
             header = list(self.headerless)
             rows = itertools.chain([first], rows)
+        elif not all(any(name in header for name in names) for names in self.columns.texts):
+            self._check_format(delimiter.join(header), form)
         text_at = [self._column(header, names) for names in self.columns.texts]
         choice_at = [self._column(header, names) for names in self.columns.choices]
         if self.columns.choice_list and not choice_at:
@@ -126,7 +151,7 @@ class RowReader:
             if len(fields) != len(header):
                 hint = '; a field enclosed in " needs quoting csv' if quoting == "none" and _quoted(fields) else ""
                 raise InputError(
-                    f"{self.name} line {number}: the row must have {len(header)} columns ({', '.join(header)}), got "
+                    f"{self.where(number)}: the row must have {len(header)} columns ({', '.join(header)}), got "
                     f"{len(fields)}; fix the row{hint}"
                 )
             if quoting == "none":
@@ -138,13 +163,13 @@ class RowReader:
                 if self.short_rows == "drop":
                     self.dropped.append((number, "no label"))
                     continue
-                raise InputError(f"{self.name} line {number}: the label ({header[label_at or 0]}) is empty; fill it in")
+                raise InputError(f"{self.where(number)}: the label ({header[label_at or 0]}) is empty; fill it in")
             texts = self._joined(tuple(fields[at].strip() for at in text_at))
             yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label)
 
-    def _from_json(self, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Example]]:
+    def _from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
         rows = 0
-        for number, row in self._rows(json_rows(lines, self.name)):
+        for number, row in self._rows(found):
             rows += 1
             whole = next((name for name in self.columns.whole if name in row), None)
             if whole is not None:
@@ -165,6 +190,14 @@ class RowReader:
         named = all(any(name in fields for name in names) for names in self.columns.texts)
         return len(self.headerless) == len(fields) and not named
 
+    def _check_format(self, first_line: str, form: Format) -> None:
+        """Raise InputError if the first line, which lacks required columns, looks like another format."""
+        seems = other_format(first_line, form)
+        if seems is None:
+            return
+        fix = f"rename it to .{seems}" if str(self.path) != "-" else f"give --input-format {seems}, or a .{seems} file"
+        raise InputError(f"{self.name} looks like {READ_AS[seems]}, but is read as {READ_AS[form]}; {fix}")
+
     def _column(self, header: list[str], names: tuple[str, ...]) -> int:
         for name in names:
             if header.count(name) > 1:
@@ -181,25 +214,24 @@ class RowReader:
             if name in row:
                 return self._string(number, name, row[name])
         raise InputError(
-            f"{self.name} line {number} has no field {' or '.join(map(repr, names))}; the row has "
+            f"{self.where(number)} has no field {' or '.join(map(repr, names))}; the row has "
             f"{', '.join(row)[:300]}; required are {self.columns.describe()}"
         )
 
     def _string(self, number: int, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise InputError(f"{self.name} line {number}: {name} must be a string, got {value!r:.80}")
+            raise InputError(f"{self.where(number)}: {name} must be a string, got {value!r:.80}")
         return value.strip()
 
     def _json_choices(self, number: int, row: dict[str, Any]) -> tuple[str, ...]:
         for name in self.columns.choice_list:
             if name in row:
                 if not isinstance(row[name], list):
-                    raise InputError(f"{self.name} line {number}: {name} must be a list of strings")
+                    raise InputError(f"{self.where(number)}: {name} must be a list of strings")
                 return tuple(self._string(number, name, value) for value in row[name])
         if self.columns.choice_list and not self.columns.choices:
             raise InputError(
-                f"{self.name} line {number} has no field {self.columns.choice_list[0]!r}; the row has "
-                f"{', '.join(row)[:300]}"
+                f"{self.where(number)} has no field {self.columns.choice_list[0]!r}; the row has {', '.join(row)[:300]}"
             )
         return tuple(self._text(number, row, names) for names in self.columns.choices)
 
@@ -211,10 +243,10 @@ class RowReader:
             value = str(value)
         if value is None or (isinstance(value, str) and not value.strip()):
             if self.label == "required":
-                raise InputError(f"{self.name} line {number} has no label ({' or '.join(self.columns.label)}); add it")
+                raise InputError(f"{self.where(number)} has no label ({' or '.join(self.columns.label)}); add it")
             return None
         if not isinstance(value, str):
-            raise InputError(f"{self.name} line {number}: the label must be a string or a number, got {value!r:.80}")
+            raise InputError(f"{self.where(number)}: the label must be a string or a number, got {value!r:.80}")
         return value.strip()
 
 
@@ -231,34 +263,30 @@ def collect(
     rows = [(number, example) for number, example in rows if example.label not in dropped_labels]
     examples = []
     for number, example in rows:
-        check_choices(example, task, reader.name, number)
-        examples.append(Example(example.texts, example.choices, parse(example.label, task, reader.name, number)))
+        check_choices(example, task, reader.where(number))
+        examples.append(Example(example.texts, example.choices, parse(example.label, task, reader.where(number))))
     if not examples:
         raise InputError(f"{reader.name} has no rows")
     missing = [number for (number, _), example in zip(rows, examples, strict=True) if example.label is None]
     if missing and len(missing) < len(examples):
-        raise InputError(
-            f"{reader.name} line {missing[0]} has no label, but other rows have one; label all rows or none"
-        )
+        raise InputError(f"{reader.where(missing[0])} has no label, but other rows have one; label all rows or none")
     return Split(tuple(examples), reader.rows_read, tuple(sorted([*reader.dropped, *dropped])), reader.empty_fields)
 
 
-def parse(label: str | float | None, task: Task, name: str, number: int) -> str | float | None:
-    """Return a label as the task names it. InputError gives file, line and the fault."""
+def parse(label: str | float | None, task: Task, where: str) -> str | float | None:
+    """Return a label as the task names it. InputError gives the place of the row and the fault."""
     if label is None:
         return None
     try:
         return task.parse_label(str(label))
     except ValueError as error:
-        raise InputError(f"{name} line {number}: {error}; fix the row") from None
+        raise InputError(f"{where}: {error}; fix the row") from None
 
 
-def check_choices(example: Example, task: Task, name: str, number: int) -> Example:
+def check_choices(example: Example, task: Task, where: str) -> Example:
     """Return the example. Raise InputError if its number of choices is not the task's."""
     if task.form == "choice" and len(example.choices) != task.num_choices:
-        raise InputError(
-            f"{name} line {number}: the row must have {task.num_choices} choices, got {len(example.choices)}; fix it"
-        )
+        raise InputError(f"{where}: the row must have {task.num_choices} choices, got {len(example.choices)}; fix it")
     return example
 
 
