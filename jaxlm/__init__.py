@@ -1,3 +1,44 @@
-"""jaxlm: pretrain a GPT or a BERT of your own, fine-tune it, and check every number on the way."""
+"""jaxlm: pretrain a GPT or a BERT of your own, fine-tune it, and check every number on the way.
+
+The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate and changes no
+setting of the process. README.md describes them in its section Python.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxlm.data.preparation import prepare_store
+    from jaxlm.errors import InputError, RunError, Stopped
+    from jaxlm.finetuning.run import run_finetuning
+    from jaxlm.training.pretraining_run import run_pretraining
 
 __version__ = "0.1.0"
+__all__ = [
+    "InputError",
+    "RunError",
+    "Stopped",
+    "prepare_store",
+    "run_finetuning",
+    "run_pretraining",
+]
+
+_MODULES = {
+    "InputError": "jaxlm.errors",
+    "RunError": "jaxlm.errors",
+    "Stopped": "jaxlm.errors",
+    "prepare_store": "jaxlm.data.preparation",
+    "run_finetuning": "jaxlm.finetuning.run",
+    "run_pretraining": "jaxlm.training.pretraining_run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'jaxlm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

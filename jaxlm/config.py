@@ -153,6 +153,35 @@ def with_chosen_members(config: Any, argv: Sequence[str]) -> Any:
     return config
 
 
+def with_fields(config: Any, fields: Mapping[str, Any], name: str = "changes") -> Any:
+    """Return `config` with other values of some fields, by the dotted names of their flags: {"model.num_layers": 2}.
+
+    A member of a union is chosen by its literal field, as on the command line. name: of `fields`, for messages.
+    InputError for an unknown field and for a value of another type.
+    """
+    named = {field_of_flag(field): to_json(value) for field, value in fields.items()}
+    values = to_json(with_chosen_members(config, [f"--{field}={value}" for field, value in named.items()]))
+    for field, value in named.items():
+        *path, last = field.split(".")
+        part = values
+        for step in path:
+            part = part.setdefault(step, {})
+            if not isinstance(part, dict):
+                raise InputError(f"{name}.{field} must name a field, but {step} has no fields; leave the rest out")
+        part[last] = value
+    return from_json(type(config), values, name)
+
+
+def field_of_flag(name: str) -> str:
+    """Return the dotted name of a field from that of its flag: model.num_layers from --model.num-layers."""
+    return name.removeprefix("--").replace("-", "_")
+
+
+def listed(value: str | Path | Sequence[str | Path]) -> list[str]:
+    """Return one path, or several, as a list of strings."""
+    return [str(value)] if isinstance(value, str | Path) else [str(item) for item in value]
+
+
 def _check_flags_of(chosen: str, members: Mapping[str, Any], given: Iterable[str], name: str, key: str) -> None:
     """Raise InputError for flags of the union `name` that only members other than the chosen one have."""
     parts = {kind: {field.name for field in dataclasses.fields(option)} for kind, option in members.items()}

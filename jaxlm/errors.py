@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
@@ -32,6 +33,7 @@ class Stopped(Exception):
 def run_command(main: Callable[[], None]) -> None:
     """Call `main` and end the process with the exit code for its outcome and one line on standard error."""
     _log_to_standard_error()
+    quiet_after_failures()
     try:
         main()
     except (InputError, RunError, Stopped, KeyboardInterrupt, BrokenPipeError) as error:
@@ -76,6 +78,33 @@ def _log_to_standard_error() -> None:
         logger.handlers = [handler]
     logging.captureWarnings(True)
     warnings.formatwarning = lambda message, *_, **__: one_line(message)
+
+
+def quiet_after_failures() -> None:
+    """Silence asyncio, TensorStore and gcsfs about the other reads and writes after one has failed.
+
+    They report when the tasks are garbage-collected, possibly at interpreter exit, so this holds for the lifetime of
+    the process. The failure itself is raised as an error of one line.
+    """
+    if isinstance(sys.unraisablehook, _WithoutStorage):
+        return
+    sys.unraisablehook = _WithoutStorage(sys.unraisablehook)
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # jaxlm has no coroutines
+
+
+class _WithoutStorage:
+    """A hook for exceptions that nothing can catch; those of Orbax's tasks and TensorStore's threads are dropped."""
+
+    def __init__(self, before: Callable[[Any], Any]) -> None:
+        self.before = before
+
+    def __call__(self, unraisable: Any) -> None:
+        coroutine_file = getattr(getattr(unraisable.object, "cr_code", None), "co_filename", "")
+        if "orbax" not in coroutine_file and str(unraisable.exc_value) != "Event loop is closed":
+            self.before(unraisable)
 
 
 def one_line(error: BaseException | str) -> str:

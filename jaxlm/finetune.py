@@ -3,15 +3,20 @@
 The same command resumes a stopped run, and reports when the run is complete.
 """
 
+import dataclasses
+
 from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
-from jaxlm.distributed.processes import start_processes
+from jaxlm.distributed.processes import StopSignal, start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
 from jaxlm.finetuning.arguments import FinetuneArguments
-from jaxlm.finetuning.run import finetune
+from jaxlm.finetuning.run import run_finetuning
+from jaxlm.progress import STANDARD
+from jaxlm.runs.observer import Observer
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.loop import explain_failure
+
+OWN = ("config", "settings", "distributed")  # fields of the command alone; all others are arguments of run_finetuning
 
 
 def main() -> None:
@@ -20,10 +25,13 @@ def main() -> None:
     start_processes(arguments.distributed)
     with watching():
         prepare_process()
-        try:
-            finetune(arguments, given)
-        except Exception as error:
-            raise explain_failure(error) from error
+        names = [field.name for field in dataclasses.fields(arguments) if field.name not in OWN]
+        run_finetuning(
+            arguments.settings,
+            **{name: getattr(arguments, name) for name in names},
+            given=given,
+            observer=Observer(signals=StopSignal(), output=STANDARD),
+        )
 
 
 if __name__ == "__main__":

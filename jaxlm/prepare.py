@@ -9,8 +9,9 @@ import signal
 
 import tyro
 
-from jaxlm.data.preparation import PrepareConfig, prepare
-from jaxlm.errors import RunError, Stopped, run_command
+from jaxlm.data.preparation import PrepareConfig, prepare_store
+from jaxlm.errors import Stopped, run_command
+from jaxlm.progress import STANDARD
 
 _STOPPED = "stopped; finished shards are kept, and the same command continues"
 
@@ -20,13 +21,9 @@ def main() -> None:
     config = tyro.cli(PrepareConfig, prog="python -m jaxlm.prepare", description=__doc__)
     signal.signal(signal.SIGTERM, _raise_stopped)
     try:
-        prepare(config)
+        prepare_store(**vars(config), messages=STANDARD)
     except KeyboardInterrupt:
         raise Stopped(_STOPPED) from None
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or config.output}: {error.strerror or error}; the same command continues"
-        ) from error
 
 
 def _raise_stopped(*_: object) -> None:

@@ -5,13 +5,14 @@ The same command resumes a stopped run, and reports when the run is complete.
 
 from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
-from jaxlm.distributed.processes import start_processes
+from jaxlm.distributed.processes import StopSignal, start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
+from jaxlm.progress import STANDARD
+from jaxlm.runs.observer import Observer
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.loop import explain_failure
 from jaxlm.training.pretraining_plan import PretrainArguments
-from jaxlm.training.pretraining_run import pretrain
+from jaxlm.training.pretraining_run import run_pretraining
 
 
 def main() -> None:
@@ -20,10 +21,16 @@ def main() -> None:
     start_processes(arguments.distributed)
     with watching():
         prepare_process()
-        try:
-            pretrain(arguments, given)
-        except Exception as error:
-            raise explain_failure(error) from error
+        run_pretraining(
+            arguments.settings,
+            run=arguments.run,
+            start=arguments.start,
+            start_with=arguments.start_with,
+            profile=arguments.profile,
+            verify_stores=arguments.verify_stores,
+            given=given,
+            observer=Observer(signals=StopSignal(), output=STANDARD),
+        )
 
 
 if __name__ == "__main__":

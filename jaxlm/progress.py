@@ -1,11 +1,15 @@
-"""Progress display: one line that is redrawn on a terminal, plain lines elsewhere."""
+"""Progress display: one line that is redrawn on a terminal, plain lines elsewhere, log records in a library call."""
 
+import logging
 import math
 import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
+
+log = logging.getLogger("jaxlm")
 
 _REDRAW_SECONDS = 0.1  # minimum interval between redraws on a terminal
 _PLAIN_SECONDS = 10.0  # interval between two plain lines of a Progress
@@ -106,6 +110,54 @@ class LiveLine:
 
     def close(self) -> None:
         self._line.end()
+
+
+class LoggedLine(LiveLine):
+    """The same for a call from Python: notes and warnings are log records, and metrics are left to callbacks."""
+
+    def __init__(self, total: int, *, every: int = 1, active: bool = True):
+        super().__init__(total, every=every, active=False)
+        self._logs = active
+
+    def note(self, text: str) -> None:
+        """Log a message."""
+        if self._logs:
+            log.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """Log a warning."""
+        if self._logs:
+            log.warning("%s", text)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The destination of messages. A command writes them to its standard streams; a call from Python logs them.
+
+    standard: True in a command: lines go to standard output, progress to standard error. False: lines go to the logger
+    `jaxlm`, and progress is not shown.
+    """
+
+    standard: bool = False
+
+    def say(self, text: str) -> None:
+        """Print or log a line."""
+        if self.standard:
+            print(text, flush=True)
+        else:
+            log.info("%s", text)
+
+    def live_line(self, total: int, *, every: int, active: bool) -> LiveLine:
+        """Return the live line of a training with `total` steps."""
+        return (LiveLine if self.standard else LoggedLine)(total, every=every, active=active)
+
+    def progress(self, name: str, total: float | None = None) -> "Progress":
+        """Return the progress of work."""
+        return Progress(name, total, active=self.standard)
+
+
+LOGGED = Output()
+STANDARD = Output(standard=True)
 
 
 class Progress:

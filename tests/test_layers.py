@@ -31,6 +31,7 @@ FLOORS = (
     "jaxlm.finetuning",
     "jaxlm.evaluation",
     "jaxlm.views",
+    "api",
     "commands",
 )
 LEAVES = {"errors", "config", "atomic_write", "bounded_read", "host", "renamed", "progress"}
@@ -108,7 +109,9 @@ IMPORTS = {module: imports_of(path.read_text(encoding="utf-8"), module) for modu
 def floor(module: str) -> int | None:
     """Return the index of a module's floor; None where the map does not know it."""
     parts = module.split(".")
-    if parts == ["jaxlm"] or (len(parts) == 2 and parts[1] in LEAVES):
+    if parts == ["jaxlm"]:
+        return FLOORS.index("api")
+    if len(parts) == 2 and parts[1] in LEAVES:
         return FLOORS.index("leaves")
     if len(parts) == 2 and parts[1] in COMMANDS:
         return FLOORS.index("commands")
@@ -224,6 +227,7 @@ def test_map_catches_what_it_should():
     ]
     with pytest.raises(AssertionError, match="relative"):
         imports_of("from . import y\n", "x")
-    assert floor("jaxlm.errors") == floor("jaxlm") == 0 and floor("jaxlm.bench") == len(FLOORS) - 1
+    assert floor("jaxlm.errors") == 0 and floor("jaxlm") == len(FLOORS) - 2
+    assert floor("jaxlm.bench") == len(FLOORS) - 1
     assert floor("jaxlm.runs") < floor("jaxlm.training.loop") < floor("jaxlm.inference.decoding")
     assert floor("jaxlm.unheard_of.thing") is None and floor("jaxlm.unheard_of") is None

@@ -13,13 +13,16 @@ from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path
 from jaxlm.errors import InputError
 from jaxlm.host import LockHeld, lock_file
+from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec
 
 # Defaults of arguments for stores made before these arguments existed.
 EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased"}
 
 
-def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Source, ...], case: Case = "auto") -> Store:
+def existing_store(
+    output: Path, arguments: dict[str, Any], sources: tuple[Source, ...], case: Case, messages: Output
+) -> Store:
     """Return the complete store at `output` if these arguments made it; raise InputError otherwise.
 
     case: of the tokenizer, if its vocabulary is a published one.
@@ -38,7 +41,7 @@ def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Sourc
     try:
         inputs = [list_units(source, number)[1] for number, source in enumerate(sources)]
     except InputError as error:
-        print(f"note: the sources can no longer be read ({error})", flush=True)
+        messages.say(f"note: the sources can no longer be read ({error})")
         inputs = store.description["inputs"]
     if inputs != store.description["inputs"]:
         changed = next(
@@ -49,7 +52,7 @@ def existing_store(output: Path, arguments: dict[str, Any], sources: tuple[Sourc
         )
     _check_tokenizer(store, arguments["tokenizer"], case)
     shutil.rmtree(partial_path(output), ignore_errors=True)
-    print(f"complete already: {summary(store)}", flush=True)
+    messages.say(f"complete already: {summary(store)}")
     return store
 
 

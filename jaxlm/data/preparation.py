@@ -21,9 +21,9 @@ from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_s
 from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit
 from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError
 from jaxlm.host import cpu_cores
-from jaxlm.progress import Progress
+from jaxlm.progress import LOGGED, STANDARD, Output
 from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
 
 # Maximum amount of text that a tokenizer is trained on, sampled evenly from the whole.
@@ -84,7 +84,75 @@ class PrepareConfig:
     """Bytes of text per unit of work. A killed worker loses at most one unit."""
 
 
-def prepare(config: PrepareConfig) -> Store:
+def prepare_store(
+    source: str | Sequence[str],
+    *,
+    tokenizer: str,
+    output: str | Path,
+    weights: Sequence[float] = (),
+    workers: int = 1,
+    errors: Literal["strict", "replace"] = "strict",
+    sentencepiece_model: Literal["bpe", "unigram"] = "bpe",
+    wordpiece_case: Case = "auto",
+    sentences: Sentences = "auto",
+    language: str = "en",
+    unit_bytes: int = UNIT_BYTES,
+    messages: Output = LOGGED,
+) -> dict[str, Any]:
+    """Make a token store from text, or continue making it with the same arguments.
+
+    Args:
+      source: One source or several: `text:GLOB`, `lines:GLOB`, `jsonl:GLOB#FIELD` and others, as --source.
+      tokenizer: train-sentencepiece:SIZE, train-wordpiece:SIZE, hf:DIR, store:DIR and others, as --tokenizer.
+      output: Directory of the store.
+      weights: Sampling weights of the sources in training. Default: proportional to their tokens.
+      workers: Number of encoding processes, 0: one per core. More than one needs a script that is protected by
+        `if __name__ == "__main__":`, as for Python's multiprocessing. The result does not depend on it.
+      errors: strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD.
+      sentencepiece_model: Model type of train-sentencepiece.
+      wordpiece_case: Case of text for a WordPiece vocabulary.
+      sentences: Sentence boundaries in the store, which sentence pairs need: split, lines, none or auto.
+      language: Code of the language for sentence splitting.
+      unit_bytes: Bytes of text per unit of work.
+      messages: Destination of the messages: the logger `jaxlm`, or the standard streams.
+
+    Returns:
+      A dictionary: `store`, its directory; `documents`, `tokens`, `words` and `bytes`, its counts; `vocabulary`, the
+      size of its tokenizer.
+
+    Raises:
+      InputError: An argument or a source is invalid, or another store is there. The message says how to fix it.
+      RunError: A file could not be read or written, or a worker ended. The same call continues.
+
+    Example:
+      >>> store = jaxlm.prepare_store(f"text:{work}/*.txt", tokenizer="train-sentencepiece:300", output=work / "new")
+      >>> store["documents"], store["vocabulary"]
+      (2, 300)
+    """
+    config = PrepareConfig(
+        source=(source,) if isinstance(source, str) else tuple(source),
+        tokenizer=tokenizer,
+        output=Path(output),
+        weights=tuple(weights),
+        workers=workers,
+        errors=errors,
+        sentencepiece_model=sentencepiece_model,
+        wordpiece_case=wordpiece_case,
+        sentences=sentences,
+        language=language,
+        unit_bytes=unit_bytes,
+    )
+    try:
+        store = prepare(config, messages)
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or config.output}: {error.strerror or error}; the same command continues"
+        ) from error
+    counts = {"documents": store.documents, "tokens": store.num_tokens, "words": store.words, "bytes": store.bytes}
+    return {"store": str(store.path)} | counts | {"vocabulary": store.vocab_size}
+
+
+def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
     """Make the store, or continue making it, and open it. A complete store is only opened."""
     _check(config)
     output = Path(config.output)
@@ -101,7 +169,7 @@ def prepare(config: PrepareConfig) -> Store:
     }
     sources = tuple(parse_source(spec) for spec in config.source)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        return existing_store(output, arguments, sources, config.wordpiece_case)
+        return existing_store(output, arguments, sources, config.wordpiece_case, messages)
 
     units: list[Unit] = []
     inputs = []
@@ -116,7 +184,7 @@ def prepare(config: PrepareConfig) -> Store:
         plan = {"version": VERSION, "arguments": arguments, "units": digest_of(units), "unit_bytes": config.unit_bytes}
         continues = begin_or_continue(partial, plan)
         try:
-            return _make(config, sources, units, inputs, arguments, partial, continues)
+            return _make(config, sources, units, inputs, arguments, partial, continues, messages)
         except InputError:
             # Nothing of value was made: the corrected command must not find these files.
             if not (partial / "writer.json").exists() and not any((partial / "shards").glob("*.json")):
@@ -132,16 +200,17 @@ def _make(
     arguments: dict[str, Any],
     partial: Path,
     continues: bool,
+    messages: Output,
 ) -> Store:
     began = time.monotonic()
     for described in inputs:
         size = f"{described['files']:,} files" if "files" in described else f"{described['records']:,} records"
-        print(f"source {described['source']}: {size}, {described['bytes'] / 1e6:,.1f} MB", flush=True)
+        messages.say(f"source {described['source']}: {size}, {described['bytes'] / 1e6:,.1f} MB")
     for k, source in enumerate(sources):
         own = (unit for unit in units if unit.source == k)
         if not continues and not any(True for unit in own for _ in read_unit(source, unit, config.errors)):
             raise _no_documents(source.spec)
-    tokenizer = _tokenizer(config, sources, units, partial)
+    tokenizer = _tokenizer(config, sources, units, partial, messages)
     workers = config.workers or cpu_cores()
     sentences = resolved(config.sentences, tokenizer)
     job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language)
@@ -154,13 +223,13 @@ def _make(
     total = sum(unit.size for unit in units)
     left = sum(unit.size for _, unit in todo)
     if continues and len(todo) < len(units):
-        print(f"continuing: {len(units) - len(todo):,} of {len(units):,} units are done", flush=True)
+        messages.say(f"continuing: {len(units) - len(todo):,} of {len(units):,} units are done")
     if todo:
-        _estimate(job, [unit for _, unit in todo], tokenizer, left, workers, config.output)
+        _estimate(job, [unit for _, unit in todo], tokenizer, left, workers, config.output, messages)
 
     done = total - left
     scale, name = (1e6, "MB") if total >= 1e7 else (1e3, "kB")
-    with Progress(name, total / scale) as progress:
+    with messages.progress(name, total / scale) as progress:
         progress.update(done / scale)
         _join(job, units, writer, config.weights)
         for shard in make_shards(job, todo, workers, tokenizer):
@@ -172,7 +241,7 @@ def _make(
             raise _no_documents(section["source"])
     writer.finish(config.output, arguments=arguments, inputs=inputs)
     store = open_store(config.output)
-    print(f"{summary(store)}; {time.monotonic() - began:.0f} s", flush=True)
+    messages.say(f"{summary(store)}; {time.monotonic() - began:.0f} s")
     return store
 
 
@@ -188,7 +257,9 @@ def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[fl
         remove_shard(job, shard)
 
 
-def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[Unit], partial: Path) -> Tokenizer:
+def _tokenizer(
+    config: PrepareConfig, sources: tuple[Source, ...], units: list[Unit], partial: Path, messages: Output
+) -> Tokenizer:
     """Return the tokenizer, trained once or read, and keep a copy in the partial store for the workers."""
     directory = partial / "tokenizer"
     kind, _, size = config.tokenizer.partition(":")
@@ -199,11 +270,11 @@ def _tokenizer(config: PrepareConfig, sources: tuple[Source, ...], units: list[U
             raise InputError(f"tokenizer {config.tokenizer!r} has changed since {partial} was begun; delete {partial}")
         return tokenizer
     if trains:
-        tokenizer = _train(config, int(size), sources, units)
+        tokenizer = _train(config, int(size), sources, units, messages)
     else:
         tokenizer = _read(config)
         for note in tokenizer.notes:
-            print(f"tokenizer {config.tokenizer}: {note}", flush=True)
+            messages.say(f"tokenizer {config.tokenizer}: {note}")
     fresh = partial / "tokenizer.new"
     shutil.rmtree(fresh, ignore_errors=True)
     tokenizer.save(fresh)
@@ -215,7 +286,9 @@ def _read(config: PrepareConfig) -> Tokenizer:
     return tokenizer_from_spec(config.tokenizer, config.wordpiece_case)
 
 
-def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units: list[Unit]) -> Tokenizer:
+def _train(
+    config: PrepareConfig, size: int, sources: tuple[Source, ...], units: list[Unit], messages: Output
+) -> Tokenizer:
     total = sum(unit.size for unit in units)
     chosen = (
         [units[k * len(units) // TRAINING_UNITS] for k in range(TRAINING_UNITS)]
@@ -241,20 +314,21 @@ def _train(config: PrepareConfig, size: int, sources: tuple[Source, ...], units:
     sentencepiece = config.tokenizer.startswith("train-sentencepiece")
     case: Literal["uncased", "cased"] = "cased" if config.wordpiece_case == "cased" else "uncased"
     name = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {case}"
-    print(f"training a {name} vocabulary of {size:,} on {how}", flush=True)
+    messages.say(f"training a {name} vocabulary of {size:,} on {how}")
     began = time.monotonic()
     tokenizer: Tokenizer
     if sentencepiece:
         tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
     else:
         tokenizer = train_wordpiece(sentences(), size, case)
-    print(
-        f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {time.monotonic() - began:.0f} s", flush=True
-    )
+    seconds = time.monotonic() - began
+    messages.say(f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {seconds:.0f} s")
     return tokenizer
 
 
-def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path) -> None:
+def _estimate(
+    job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path, messages: Output
+) -> None:
     """Print an estimate of time and disk from a sample; InputError if the disk is too small."""
     texts = []
     sentences = 0
@@ -278,14 +352,13 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
     disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4) + left * 8 * sentences / sample
     free = shutil.disk_usage(output.absolute().parent).free
     takes = _duration(left / sample * seconds / min(workers, len(units)))
-    print(
-        f"estimate: {left / 1e6:,.1f} MB of text, about {tokens / 1e6:,.1f} million tokens,",
-        f"{disk / 1e6:,.1f} MB on disk ({free / 1e9:,.1f} GB free),",
-        f"{takes} with {workers} worker{'s' if workers > 1 else ''}",
-        flush=True,
+    messages.say(
+        f"estimate: {left / 1e6:,.1f} MB of text, about {tokens / 1e6:,.1f} million tokens, "
+        f"{disk / 1e6:,.1f} MB on disk ({free / 1e9:,.1f} GB free), "
+        f"{takes} with {workers} worker{'s' if workers > 1 else ''}"
     )
     if not tokenizer.cuts and job.sentences == "none":
-        _print_memory(largest, largest * tokenizer.whole_bytes)
+        _print_memory(largest, largest * tokenizer.whole_bytes, messages)
     if disk > free:
         raise InputError(
             f"{output} needs about {disk / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free; make room, or name "
@@ -293,14 +366,13 @@ def _estimate(job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, work
         )
 
 
-def _print_memory(largest: int, memory: int) -> None:
+def _print_memory(largest: int, memory: int, messages: Output) -> None:
     """Print the memory for a document of `largest` bytes, if large, for a vocabulary that encodes it whole."""
     if memory >= LARGE_MEMORY:
-        print(
-            f"memory: this vocabulary encodes a document whole; the largest found, {largest / 1e6:,.1f} MB of text,",
-            f"takes about {memory / 1e9:,.1f} GB in one worker; if that is too much, make documents smaller or give",
-            "fewer --workers",
-            flush=True,
+        messages.say(
+            f"memory: this vocabulary encodes a document whole; the largest found, {largest / 1e6:,.1f} MB of text, "
+            f"takes about {memory / 1e9:,.1f} GB in one worker; if that is too much, make documents smaller or give "
+            "fewer --workers"
         )
 
 

@@ -4,77 +4,136 @@ The same arguments resume a stopped run, and report when the run is complete.
 """
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxlm.atomic_write import write_json
 from jaxlm.compiler.memory import check_batch_memory
-from jaxlm.config import to_json
+from jaxlm.config import field_of_flag, load_config, to_json, with_fields
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
-from jaxlm.distributed.processes import StopSignal
+from jaxlm.errors import Stopped
 from jaxlm.finetuning.arguments import FinetuneArguments
-from jaxlm.finetuning.plan import plan
+from jaxlm.finetuning.plan import Plan, plan
 from jaxlm.finetuning.results import clean_up, keep_best, read_results, refuse_failures, summarize, table, write_results
 from jaxlm.finetuning.trial import TrialContext, make_programs
 from jaxlm.finetuning.vectorized import run_trials
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory, saved_config
-from jaxlm.tasks import encode_split, steps_of_epochs, train_batches
-from jaxlm.training.config import check_batches, check_sizes, resolved_json, run_fields
+from jaxlm.runs.observer import Callback, Observer
+from jaxlm.tasks import CustomConfig, Encoded, TaskOptions, encode_split, steps_of_epochs, train_batches
+from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, resolved_json, run_fields
 from jaxlm.training.initialization import dropout_notes
+from jaxlm.training.loop import explain_failure
 from jaxlm.training.trained_length import OF_START, kept_start_length
 
 log = logging.getLogger(__name__)
 
 
-def finetune(arguments: FinetuneArguments, given: set[str]) -> None:
-    """Start or resume a run and train it until it is complete or a signal stops it."""
-    stop = StopSignal()
-    planned = plan(arguments, given)
-    config, task, source = planned.config, planned.task, planned.source
-    batch_size = planned.batch_size
-    mesh = make_mesh(config.mesh)
-    check_batches(config, mesh)
-    input_format = family_of(config.model).input_format
-    encoded = {
-        split: encode_split(task, planned.data, split, planned.tokenizer, planned.length, input_format)
-        for split in planned.data.splits
-    }
-    row = encoded["train"].batch(np.array([0]), planned.length, 1)
-    check_batch_memory(row, batch_size)
-    check_batch_memory(row, config.eval_batch_size or batch_size, "eval_batch_size")
-    num_steps = config.num_steps
-    if num_steps is None:
-        epochs = config.num_epochs or 0
-        num_steps = steps_of_epochs(input_format, encoded["train"], batch_size=batch_size, num_epochs=epochs)
-        config = replace(config, num_steps=num_steps)
-    chunks = config.execution.loss_chunks
-    for length in train_batches(encoded["train"], batch_size=batch_size, seed=0, num_steps=1).lengths:
-        check_sizes(length, chunks, config.model)
+def run_finetuning(
+    config: str | Path | FinetuneConfig,
+    *,
+    run: str | Path,
+    task: str,
+    task_dir: str | Path | None = None,
+    custom: Mapping[str, Any] | CustomConfig | None = None,
+    options: Mapping[str, Any] | TaskOptions | None = None,
+    start: str | Path | None = None,
+    tokenizer: str | None = None,
+    seeds: int = 1,
+    learning_rates: Sequence[float] = (),
+    keep: Literal["best", "all"] = "best",
+    held_out_seed: int = 0,
+    beyond_length: bool = False,
+    strict: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    given: Set[str] = frozenset(),
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Fine-tune a model on a labelled task, or resume a run with the same arguments.
 
+    Args:
+      config: A config file, its name, for example `finetune/gpt1`, or a FinetuneConfig.
+      run: The run directory to create or to resume.
+      task: The task: `cola`, `sst2`, …, or `custom` for your own files.
+      task_dir: Directory of the task's files; `tfds` or `tfds:DATA_DIR` for TFDS's copy.
+      custom: Files and columns of the task `custom`, by the names of their flags: `{"train": "train.tsv",
+        "text": "sentence", "label": "label"}`.
+      options: Options of the task, by the names of their flags.
+      start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
+      tokenizer: Tokenizer of a run from scratch: hf:DIR, store:DIR, ….
+      seeds: Number of runs, each with a seed of its own.
+      learning_rates: Learning rates to try. The one with the best mean on dev is reported.
+      keep: Keep the parameters of the run that is best on dev, or of all runs.
+      held_out_seed: Seed that chooses the rows of the dev split for a task without one.
+      beyond_length: Use positions of the start's table that were never trained.
+      strict: Fail if an answer's text does not match its answer_start.
+      changes: Other values of the config's fields, by the names of their flags: `{"num_epochs": 5}`.
+      callbacks: Functions that receive each record of metrics.jsonl as a dictionary. A callback that returns True stops
+        the run after the step in progress, with its state saved. The same call continues it.
+      given: Names of the config's fields that were set on purpose, as flags are, beside those in `changes`.
+      observer: Replaces `callbacks` in a program that handles signals and prints, as the command does.
+
+    Returns:
+      The content of results.json, with `complete` True. If a callback stopped the run: `complete` False and the name of
+      the task.
+
+    Raises:
+      InputError: An argument, a file or the start is invalid. The message says how to fix it.
+      RunError: The run, or one of its seeds and learning rates, failed.
+      Stopped: A signal stopped the run (only with `observer`).
+
+    Example:
+      >>> results = jaxlm.run_finetuning("finetune/gpt1", run=work / "tuned", start=work / "gpt", task="custom",
+      ...     custom={"train": rows, "text": "text", "label": "label"}, changes={"num_epochs": 1, "length": 16})
+      >>> sorted(results["dev"])[:2]
+      ['accuracy', 'ece']
+    """
+    settings = load_config(str(config), FinetuneConfig) if isinstance(config, str | Path) else config
+    arguments = FinetuneArguments(
+        config="",
+        run=str(run),
+        task=task,
+        task_dir=None if task_dir is None else str(task_dir),
+        custom=custom if isinstance(custom, CustomConfig) else with_fields(CustomConfig(), custom or {}, "custom"),
+        options=options if isinstance(options, TaskOptions) else with_fields(TaskOptions(), options or {}, "options"),
+        strict=strict,
+        start=None if start is None else str(start),
+        tokenizer=tokenizer,
+        held_out_seed=held_out_seed,
+        seeds=seeds,
+        learning_rates=tuple(learning_rates),
+        beyond_length=beyond_length,
+        keep=keep,
+        settings=with_fields(settings, changes) if changes else settings,
+    )
+    observer = observer or Observer(callbacks)
+    try:
+        return _finetune(arguments, {*given, *map(field_of_flag, changes or {})}, observer) | {"complete": True}
+    except Stopped:
+        if not observer.stopped:
+            raise
+        return {"task": task, "complete": False}
+    except Exception as error:
+        raise explain_failure(error) from error
+
+
+def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer) -> dict[str, Any]:
+    """Start or resume a run and train it until it is complete or stopped; return the content of results.json."""
+    planned = plan(arguments, given)
+    mesh = make_mesh(planned.config.mesh)
+    check_batches(planned.config, mesh)
+    encoded = encoded_splits(planned)
+    config, num_steps = _with_steps(planned, encoded)
     run = RunDirectory(arguments.run)
     trials = [(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
-    resolved = resolved_json(
-        config,
-        {
-            "tokenizer": planned.tokenizer.fingerprint,
-            "task_data": planned.data.fingerprint(),
-            "start": None if source is None else source.fingerprint,
-        },
-    ) | {
-        "task": task.name,
-        "task_dir": arguments.task_dir,
-        "custom": to_json(arguments.custom) if task.name == "custom" else None,
-        "start": None if source is None else source.name,
-        "options": to_json(arguments.options),
-        OF_START: kept_start_length(saved_config(arguments.run), None if source is None else source.trained_length),
-        "held_out_seed": arguments.held_out_seed,
-        "seeds": arguments.seeds,
-        "learning_rates": list(planned.rates),
-    }
+    resolved = _resolved(arguments, planned, config)
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # the fingerprints cover their contents
     free = (*run_fields(config.optimizer), "members_per_group", *moved)
     changed = run.open(resolved, run_fields=free)
@@ -82,27 +141,21 @@ def finetune(arguments: FinetuneArguments, given: set[str]) -> None:
         if (summary := first_process_decides(lambda: read_results(run))) is not None:
             clean_up(run, summary)
             refuse_failures(run, summary)
-            if jax.process_index() == 0:
-                print(f"{run.name} is complete: results.json has {len(trials)} runs; nothing to do")
-            return
+            observer.say(f"{run.name} is complete: results.json has {len(trials)} runs; nothing to do")
+            return summary
+        task, source = planned.task, planned.source
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
         run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
-        say = print if jax.process_index() == 0 else lambda *_: None
-        for line in planned.data.report():
-            say(f"{task.name} {line}")
-        truncated = {name: split.truncated for name, split in encoded.items() if split.truncated}
-        counts = ", ".join(f"{n} in {name}" for name, n in truncated.items())
-        say(f"truncated to {planned.length} tokens: {counts or 'none'}")
         chosen = [said] if (said := config.mesh.describe(mesh)) is not None else []
-        for sentence in (*planned.notes, *chosen, *dropout_notes(source, config.model), *config.execution.says()):
-            say(sentence)
-        for change in changed:
-            say(f"changed since the last start: {change}")
+        changes = [f"changed since the last start: {change}" for change in changed]
+        notes = (*planned.notes, *chosen, *dropout_notes(source, config.model), *config.execution.says(), *changes)
+        for line in (*_described(planned, encoded), *notes):
+            observer.say(line)
         if (warning := config.optimizer.warmup_note(num_steps)) is not None and jax.process_index() == 0:
             log.warning("%s", warning)
         context = TrialContext(
-            run, config, resolved, num_steps, batch_size, task, encoded, source, mesh, stop, arguments.keep
+            run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer, arguments.keep
         )
         programs = make_programs(context)
         origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"
@@ -113,5 +166,65 @@ def finetune(arguments: FinetuneArguments, given: set[str]) -> None:
             first_process_decides(lambda: write_results(context, summary))
             clean_up(run, summary)
             for line in table(task, summary):
-                say(line)
+                observer.say(line)
         refuse_failures(run, summary)
+        return summary
+
+
+def encoded_splits(planned: Plan) -> dict[str, Encoded]:
+    """Return the splits of the task as token sequences. InputError if a batch does not fit the memory."""
+    input_format = family_of(planned.config.model).input_format
+    encoded = {
+        split: encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
+        for split in planned.data.splits
+    }
+    row = encoded["train"].batch(np.array([0]), planned.length, 1)
+    check_batch_memory(row, planned.batch_size)
+    check_batch_memory(row, planned.config.eval_batch_size or planned.batch_size, "eval_batch_size")
+    return encoded
+
+
+def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[FinetuneConfig, int]:
+    """Return the config with its number of steps, and that number. InputError: chunks do not divide a length."""
+    config, train, batch_size = planned.config, encoded["train"], planned.batch_size
+    num_steps = config.num_steps
+    if num_steps is None:
+        input_format, epochs = family_of(config.model).input_format, config.num_epochs or 0
+        num_steps = steps_of_epochs(input_format, train, batch_size=batch_size, num_epochs=epochs)
+        config = replace(config, num_steps=num_steps)
+    for length in train_batches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
+        check_sizes(length, config.execution.loss_chunks, config.model)
+    return config, num_steps
+
+
+def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfig) -> dict[str, Any]:
+    """Return the content of the run's config.json."""
+    source = planned.source
+    of_source = None if source is None else source.trained_length
+    return resolved_json(
+        config,
+        {
+            "tokenizer": planned.tokenizer.fingerprint,
+            "task_data": planned.data.fingerprint(),
+            "start": None if source is None else source.fingerprint,
+        },
+    ) | {
+        "task": planned.task.name,
+        "task_dir": arguments.task_dir,
+        "custom": to_json(arguments.custom) if planned.task.name == "custom" else None,
+        "start": None if source is None else source.name,
+        "options": to_json(arguments.options),
+        OF_START: kept_start_length(saved_config(arguments.run), of_source),
+        "held_out_seed": arguments.held_out_seed,
+        "seeds": arguments.seeds,
+        "learning_rates": list(planned.rates),
+    }
+
+
+def _described(planned: Plan, encoded: Mapping[str, Encoded]) -> Iterator[str]:
+    """Yield lines on the task's rows and on truncated ones."""
+    for line in planned.data.report():
+        yield f"{planned.task.name} {line}"
+    truncated = {name: split.truncated for name, split in encoded.items() if split.truncated}
+    counts = ", ".join(f"{n} in {name}" for name, n in truncated.items())
+    yield f"truncated to {planned.length} tokens: {counts or 'none'}"

@@ -26,7 +26,6 @@ from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_regular, read_signed
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
-from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import InputError
 from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models.family import Model
@@ -35,6 +34,7 @@ from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
 from jaxlm.runs.metrics_log import MetricsLog
+from jaxlm.runs.observer import Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.training.config import FinetuneConfig
@@ -60,7 +60,7 @@ class TrialContext:
     encoded: dict[str, Encoded]
     source: Source | None
     mesh: Mesh
-    stop: StopSignal
+    observer: Observer
     keep: Literal["best", "all"] = "best"
 
     def selection_metric(self, result: dict[str, Any]) -> float:
@@ -222,11 +222,12 @@ def _train(trial: _TrialRun, title: str) -> Best:
     scope = {"seed": trial.seed, "peak_lr": trial.rate}
     recorder = Recorder(
         context.run,
-        MetricsLog(context.run.path, first_step if resumed else None, scope=scope),
+        MetricsLog(context.run.path, first_step if resumed else None, scope=scope, on_record=context.observer.record),
         start=first_step,
         total=context.num_steps,
         work=trial_work(context, programs),
         log_every=config.log_every,
+        output=context.observer.output,
     )
     programs.train.on_compile = functools.partial(recorder.meter.pause, "compilation")
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
@@ -234,7 +235,7 @@ def _train(trial: _TrialRun, title: str) -> Best:
     session = Session(
         recorder,
         trial.checkpoints,
-        context.stop,
+        context.observer,
         num_steps=context.num_steps,
         evaluate_every=config.eval_every or trial.data.steps_per_epoch,
         checkpoint_every=config.checkpoint_every,

@@ -263,6 +263,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
         work=lambda step: (len(trials) * alone(step)[0], len(trials) * alone(step)[1]),
         log_every=config.log_every,
         failed=failed,
+        output=context.observer.output,
     )
     group.step.on_compile = lambda: recorder.meter.pause("compilation")
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
@@ -294,7 +295,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     session = Session(
         recorder,
         checkpoints,
-        context.stop,
+        context.observer,
         num_steps=context.num_steps,
         evaluate_every=config.eval_every or group.data[0].steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
@@ -382,7 +383,8 @@ def _open_logs(context: TrialContext, trials: Sequence[Trial], resume_step: int 
     """
 
     def opened(seed: int, rate: float) -> MetricsLog:
-        return MetricsLog(context.run.path, resume_step, scope={"seed": seed, "peak_lr": rate})
+        scope = {"seed": seed, "peak_lr": rate}
+        return MetricsLog(context.run.path, resume_step, scope=scope, on_record=context.observer.record)
 
     for trial in trials:
         opened(*trial).close()

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,8 +27,8 @@ class MetricsLog:
     resume_step: the step of the checkpoint that training resumes from; later lines and incomplete lines are dropped,
     and TensorBoard purges from resume_step + 1. None: training starts from scratch and all lines are dropped. scope:
     JSON values that identify one of several trainings in the same file ({"seed": 3}); every line contains them, only
-    lines of the same scope are dropped, and TensorBoard shows each scope as a separate run. `notes` says what was
-    dropped.
+    lines of the same scope are dropped, and TensorBoard shows each scope as a separate run. on_record: called on every
+    process with each line as a dictionary, after it is written. `notes` says what was dropped.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class MetricsLog:
         resume_step: int | None,
         *,
         scope: Mapping[str, Any] | None = None,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
         process: int | None = None,
     ):
         if process is None:
@@ -45,7 +46,7 @@ class MetricsLog:
             process = jax.process_index()
         self.path = Path(directory) / "metrics.jsonl"
         self.notes: list[str] = []
-        self._scope = dict(scope or {})
+        self._scope, self._on_record = dict(scope or {}), on_record
         self._file: TextIO | None = None
         self._board: Any = None
         if process != 0:
@@ -66,16 +67,17 @@ class MetricsLog:
 
         TensorBoard gets the finite numbers. Raises RunError if the disk is full.
         """
-        if self._file is None:
-            return
         plain = {name: _plain(value) for name, value in values.items()}
-        line = json.dumps({"step": step} | self._scope | finite(plain), allow_nan=False)
-        with _disk_errors(self.path):
-            self._file.write(line + "\n")
-            self._file.flush()
-            for name, value in plain.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    self._board.add_scalar(name, value, step)
+        if self._file is not None:
+            line = json.dumps({"step": step} | self._scope | finite(plain), allow_nan=False)
+            with _disk_errors(self.path):
+                self._file.write(line + "\n")
+                self._file.flush()
+                for name, value in plain.items():
+                    if isinstance(value, int | float) and math.isfinite(value):
+                        self._board.add_scalar(name, value, step)
+        if self._on_record is not None:
+            self._on_record({"step": step} | self._scope | plain)
 
     def sync(self) -> None:
         """Sync every line to disk; call this before the checkpoint of a step counts."""

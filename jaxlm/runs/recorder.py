@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxlm.distributed.devices import peak_tflops
 from jaxlm.errors import LOGGERS, RunError
-from jaxlm.progress import LiveLine
+from jaxlm.progress import LOGGED, LiveLine, Output
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import Meter, Work
 from jaxlm.runs.metrics_log import MetricsLog
@@ -44,8 +44,8 @@ class Recorder:
     """Recorder of the metrics of steps and evaluations.
 
     start, total: the first and the last step. work: step -> (tokens, FLOPs) from step 0 to it. unigram_entropy: nats
-    per token of the store. In runs of SHORTEST_RUN steps or more it warns if a language model's loss, the metric
-    `gate_metric`, is not below the unigram entropy after a quarter of the run.
+    per token of the store. output: destination of the messages. In runs of SHORTEST_RUN steps or more it warns if a
+    language model's loss, the metric `gate_metric`, is not below the unigram entropy after a quarter of the run.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Recorder:
         log_every: int,
         unigram_entropy: float | None = None,
         gate_metric: str = "loss",
+        output: Output = LOGGED,
     ) -> None:
         self.run = run
         self.metrics = metrics
@@ -68,10 +69,11 @@ class Recorder:
         self.gate: float = min(GATE_STEPS, int(GATE_SHARE * total)) if total >= SHORTEST_RUN else math.inf
         self.recent: list[float] = []
         self.meter = Meter(start=start, total=total, work=work)
-        self.live = LiveLine(total, every=log_every, active=jax.process_index() == 0)
+        self.live = output.live_line(total, every=log_every, active=jax.process_index() == 0)
         self.handler = _LiveHandler(self.live)
-        self.before = {name: logging.getLogger(name).handlers for name in LOGGERS}
-        for name in LOGGERS:
+        names = LOGGERS if output.standard else ()  # the logging of another program stays as it is
+        self.before = {name: logging.getLogger(name).handlers for name in names}
+        for name in names:
             logging.getLogger(name).handlers = [self.handler]
         for note in metrics.notes:
             self.note(note)

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import hashlib
 import importlib.util
-import logging
 import os
 import shutil
 import tempfile
@@ -120,7 +119,6 @@ def _root(url: str) -> epath.Path:
     os.environ.setdefault("EPATH_USE_TF", "false")  # one client for gs://, also if TensorFlow is installed
     # No cache of listings: TensorStore and the other processes write there too.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # failures are reported as one line, without a traceback
     return epath.Path(url)
 
 

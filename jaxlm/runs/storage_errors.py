@@ -1,13 +1,9 @@
 """Errors of storage in one line; those of TensorStore fill pages."""
 
-import logging
 import os
 import re
 import shutil
-import sys
-import warnings
 from os import PathLike
-from typing import Any
 
 import jax
 
@@ -74,25 +70,3 @@ def free_space(directory: PathLike) -> str:
         return f" ({shutil.disk_usage(directory).free / 2**30:.3g} GiB free)"
     except OSError:
         return ""
-
-
-def _keep_quiet_beside_failures() -> None:
-    """Silence asyncio and TensorStore about the other reads and writes after one has failed.
-
-    They report when the tasks are garbage-collected, possibly at interpreter exit, so this holds for the lifetime of
-    the process. The failure itself is raised as an error of one line.
-    """
-
-    def hook(unraisable: Any) -> None:
-        coroutine_file = getattr(getattr(unraisable.object, "cr_code", None), "co_filename", "")
-        # The second comes from TensorStore's threads after a failure.
-        if "orbax" not in coroutine_file and str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
-
-    before, sys.unraisablehook = sys.unraisablehook, hook
-    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
-    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # jaxlm has no coroutines
-
-
-_keep_quiet_beside_failures()

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.arrays import DamagedStore
-from jaxlm.distributed.processes import StopSignal
 from jaxlm.errors import RunError, Stopped
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.observer import Observer
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.step import TrainState
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """One start of a training: its outputs, its intervals of evaluation and saving, and its stop signal.
+    """One start of a training: its outputs, its intervals of evaluation and saving, and the caller who may stop it.
 
     num_steps: the step at which training ends. evaluate_every: steps between evaluations, 0: at the end only.
     evaluate(step, params): evaluates and records. save(step, state): starts a checkpoint. describe_batch(step): the
@@ -32,7 +32,7 @@ class Session:
 
     recorder: Recorder
     checkpoints: Checkpoints
-    stop: StopSignal
+    observer: Observer
     num_steps: int
     evaluate_every: int
     checkpoint_every: int
@@ -104,7 +104,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
                 if saves:
                     session.run_save(done, state)
                     saved = done
-            if done >= session.num_steps or session.stop.requested():
+            if done >= session.num_steps or session.observer.requested():
                 break
             if profile is not None:
                 profile.before(done)

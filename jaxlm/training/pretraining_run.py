@@ -4,7 +4,7 @@ The same arguments resume a stopped run, and report when the run is complete.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,20 +13,21 @@ from typing import Any, Literal
 import jax
 
 from jaxlm.compiler.memory import check_batch_memory
+from jaxlm.config import field_of_flag, listed, load_config, with_fields
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.data.store import Store
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
-from jaxlm.distributed.processes import StopSignal
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, Stopped
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
+from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
-from jaxlm.training.config import check_batches, run_fields
+from jaxlm.training.config import PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import (
     continue_state,
     dropout_notes,
@@ -117,9 +118,74 @@ def prepared(planned: Plan) -> _Prepared:
     return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size, entropy)
 
 
-def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
-    """Start or resume a run and train it until it is complete or a signal stops it."""
-    stop = StopSignal()
+def run_pretraining(
+    config: str | Path | PretrainConfig,
+    *,
+    run: str | Path,
+    store: str | Path | Sequence[str | Path] | None = None,
+    validation: str | Path | Sequence[str | Path] | None = None,
+    start: str | Path | None = None,
+    start_with: Literal["parameters", "state"] = "parameters",
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    profile: str | None = None,
+    verify_stores: bool = False,
+    given: Set[str] = frozenset(),
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Pretrain a language model on token stores, or resume a run with the same arguments.
+
+    Args:
+      config: A config file, its name, for example `pretrain/gpt1`, or a PretrainConfig.
+      run: The run directory to create or to resume.
+      store: Token stores to train on, of `prepare_store`. Default: those of the config.
+      validation: Token stores to evaluate on. Default: those of the config.
+      start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
+      start_with: Content to load from `start`: its parameters, or its whole state.
+      changes: Other values of the config's fields, by the names of their flags: `{"optimizer.peak_lr": 1e-3}`.
+      callbacks: Functions that receive each record of metrics.jsonl as a dictionary. A callback that returns True stops
+        the run after the step in progress, with its state saved. The same call continues it.
+      profile: START:STOP, the steps to trace for TensorBoard's profiler.
+      verify_stores: Check the full hashes of the stores first.
+      given: Names of the config's fields that were set on purpose, as flags are, beside those in `changes`.
+      observer: Replaces `callbacks` in a program that handles signals and prints, as the command does.
+
+    Returns:
+      A dictionary: `run`, its directory; `step`, the last step that is saved; `num_steps`; `complete`, False if a
+      callback stopped the run.
+
+    Raises:
+      InputError: An argument, a store or the start is invalid. The message says how to fix it.
+      RunError: The run failed: a full disk, exhausted memory, a loss that is not finite.
+      Stopped: A signal stopped the run (only with `observer`).
+
+    Example:
+      >>> jaxlm.run_pretraining("debug/gpt", run=work / "gpt", store=work / "store",
+      ...                       changes={"num_steps": 4, "length": 32, "log_every": 1},
+      ...                       callbacks=[lambda record: record["step"] >= 2])["complete"]
+      False
+    """
+    stores = {"data.store": store, "data.validation": validation}
+    changes = dict(changes or {}) | {name: listed(value) for name, value in stores.items() if value is not None}
+    settings = load_config(str(config), PretrainConfig) if isinstance(config, str | Path) else config
+    arguments = PretrainArguments(
+        config="",
+        run=str(run),
+        start=None if start is None else str(start),
+        start_with=start_with,
+        profile=profile,
+        verify_stores=verify_stores,
+        settings=with_fields(settings, changes) if changes else settings,
+    )
+    observer = observer or Observer(callbacks)
+    try:
+        return _pretrain(arguments, {*given, *map(field_of_flag, changes)}, observer)
+    except Exception as error:
+        raise explain_failure(error) from error
+
+
+def _pretrain(arguments: PretrainArguments, given: set[str], observer: Observer) -> dict[str, Any]:
+    """Start or resume a run and train it until it is complete or stopped; return the result of `run_pretraining`."""
     profiled = profiled_steps(arguments)
     ready = prepared(plan(arguments, given))
     planned, source = ready.plan, ready.plan.source
@@ -130,56 +196,76 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
     resolved = resolved_config(arguments, planned)
     free = (*run_fields(config.optimizer, fixed_steps=changes_length(config.data)), "start")
     changed = run.open(resolved, run_fields=free)
-    run.save_tokenizer(planned.stores[0].tokenizer())
-    checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
-    steps = checkpoints.steps()
-    if steps and steps[-1] >= num_steps:
-        checkpoints.close()
-        run.close()
-        if jax.process_index() == 0:
-            print(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
-        return
+    result = {"run": run.name, "step": 0, "num_steps": num_steps, "complete": True}
+    with run:
+        run.save_tokenizer(planned.stores[0].tokenizer())
+        checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
+        with checkpoints, use_mesh(ready.mesh):
+            steps = checkpoints.steps()
+            if steps and steps[-1] >= num_steps:
+                observer.say(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
+                return result | {"step": steps[-1]}
+            if not steps and source is None:
+                ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
+            beginning = first_state(ready, checkpoints, arguments.start_with)
+            try:
+                _train(ready, run, checkpoints, beginning, changed, observer, resolved, profiled)
+            except Stopped:
+                if not observer.stopped:
+                    raise
+            saved = checkpoints.steps()
+    return result | {"step": saved[-1] if saved else 0, "complete": bool(saved) and saved[-1] >= num_steps}
 
-    with use_mesh(ready.mesh), run, checkpoints:
-        if not steps and source is None:
-            ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
-        state, origin, notes = first_state(ready, checkpoints, arguments.start_with)
-        first_step = int(state.step)
-        if first_step >= num_steps:
-            raise InputError(
-                f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more"
-            )
-        ready.compile_ahead(first_step)
-        started_from = None if origin == "from scratch" else origin
-        run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
-        recorder = Recorder(
-            run,
-            MetricsLog(run.path, first_step if steps else None),
-            start=first_step,
-            total=num_steps,
-            work=ready.pretraining.work(planned.phases, config.batch_size),
-            log_every=config.log_every,
-            unigram_entropy=ready.unigram_entropy,
-            gate_metric=ready.pretraining.language_loss,
-        )
-        ready.step.on_compile = partial(recorder.meter.pause, "compilation")
-        _note_beginning(recorder, ready, state, origin, changed, notes)
-        session = Session(
-            recorder,
-            checkpoints,
-            stop,
-            num_steps=num_steps,
-            evaluate_every=config.eval_every,
-            checkpoint_every=config.checkpoint_every,
-            save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
-            evaluate=_evaluation(recorder, ready),
-            describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
-            began=None if steps else origin if source is None else f"with the {origin}",
-            profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
-            evaluates_first=True,
-        )
-        step = ready.step
-        run_training(state, lambda state, batch: step(state, batch, ready.settings), ready.batches(first_step), session)
+
+def _train(
+    ready: _Prepared,
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    beginning: tuple[TrainState, str, Sequence[str]],
+    changed: list[str],
+    observer: Observer,
+    resolved: dict[str, Any],
+    profiled: tuple[int, int] | None,
+) -> None:
+    """Train from the first state to the last step. beginning: as returned by `first_state`."""
+    state, origin, notes = beginning
+    planned, source, resumes = ready.plan, ready.plan.source, bool(checkpoints.steps())
+    config, num_steps = planned.config, planned.num_steps
+    first_step = int(state.step)
+    if first_step >= num_steps:
+        raise InputError(f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more")
+    ready.compile_ahead(first_step)
+    started_from = None if origin == "from scratch" else origin
+    run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
+    recorder = Recorder(
+        run,
+        MetricsLog(run.path, first_step if resumes else None, on_record=observer.record),
+        start=first_step,
+        total=num_steps,
+        work=ready.pretraining.work(planned.phases, config.batch_size),
+        log_every=config.log_every,
+        unigram_entropy=ready.unigram_entropy,
+        gate_metric=ready.pretraining.language_loss,
+        output=observer.output,
+    )
+    ready.step.on_compile = partial(recorder.meter.pause, "compilation")
+    _note_beginning(recorder, ready, state, origin, changed, notes)
+    session = Session(
+        recorder,
+        checkpoints,
+        observer,
+        num_steps=num_steps,
+        evaluate_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
+        evaluate=_evaluation(recorder, ready),
+        describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
+        began=None if resumes else origin if source is None else f"with the {origin}",
+        profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
+        evaluates_first=True,
+    )
+    step = ready.step
+    run_training(state, lambda state, batch: step(state, batch, ready.settings), ready.batches(first_step), session)
 
 
 def first_state(

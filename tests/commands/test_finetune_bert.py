@@ -233,7 +233,7 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
         nonlocal calls
         calls += 1
         if calls == 6:
-            self.context.stop.received = True
+            self.context.observer.signals.received = True
         return original(self, number)
 
     monkeypatch.setattr(vectorized._VectorizedTrials, "batch", stops)

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxlm.data.columnar import ColumnFile
+from jaxlm.data.preparation import PrepareConfig, prepare
 from jaxlm.data.sources import list_units, parse_source, read_unit
 from jaxlm.errors import InputError
-from jaxlm.prepare import PrepareConfig, prepare
 
 TEXTS = [None if k % 7 == 3 else "" if k % 7 == 5 else f"text {k}, é 日本\n" + "x" * (k % 13) for k in range(50)]
 KEPT = [text for text in TEXTS if text]

@@ -404,8 +404,9 @@ def test_a_failed_save_of_many_arrays_says_nothing_but_its_error(tmp_path):
 import gc, resource, signal, sys
 import jax.numpy as jnp, numpy as np
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.errors import RunError
+from jaxlm.errors import RunError, quiet_after_failures
 
+quiet_after_failures()  # as every command does
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, -1))
 random = np.random.default_rng(0)
