@@ -1,19 +1,17 @@
-"""Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.tsv|new.jsonl|- [--output F]`.
+"""Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.csv [--output labelled.csv]`.
 
-Rows are streamed and labelled in order: one JSON object per line with `index` (0-based), `prediction` and `scores`. The
-prediction is spelt as in the task's files: a label, a score, the text of an answer ("" for none), or a list of tags,
-which come with their `tokens`. scores: a probability for each label; the probability of an answer; the probabilities of
-tags; empty for a score.
+Rows are streamed and labelled in order, with `index` (0-based), `prediction` and `scores`. The prediction is spelt as
+in the task's files: a label, a list of labels, a score, the text of an answer ("" for none), or a list of tags, which
+come with their `tokens`. scores: a probability for each label; the probability of an answer; the probabilities of tags;
+empty for a score. In CSV and TSV, lists and scores are JSON in a cell.
 """
 
 import contextlib
-import json
 import logging
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jaxlm.atomic_write import atomic_output
 from jaxlm.config import command_line
@@ -24,14 +22,13 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import default_batch_size, in_chunks
 from jaxlm.inference.predictor import Predictor
 from jaxlm.progress import Progress
-from jaxlm.tasks import Task, read_rows
+from jaxlm.tasks import read_rows
+from jaxlm.tasks.prediction_lines import LineWriter, check_top_k, format_of_output
 from jaxlm.tasks.reading.formats import TextFormat
 
 log = logging.getLogger("jaxlm.predict")
 
 ROWS_AT_A_TIME = 1024  # rows of a file that are sorted by length together, to reduce padding
-
-TABLE_SUFFIXES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")  # suffixes of files that cannot hold JSON lines
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,13 @@ class Arguments:
     """Format of the input. Default: that of its name; standard input is JSONL if its first line begins with {, else
     TSV."""
     output: Path | None = None
-    """Output file for the JSON lines. Default: standard output."""
+    """Output file: .csv, .tsv, or JSON lines under any other name. Default: JSON lines on standard output."""
+    with_inputs: bool = False
+    """Write every column of the input too, and the gold label as `label` where there is one."""
+    top_k: int | None = None
+    """Write the scores of the N most probable labels only, best first, or the N best answers. Default: all labels."""
+    embeddings: bool = False
+    """Write the vector that the task's head reads as `embedding`, a list of numbers; for choices a list per choice."""
     batch_size: int = 32
     """Examples per batch. Predictions do not depend on it."""
     errors: Literal["strict", "replace"] = "strict"
@@ -59,40 +62,38 @@ def predict(arguments: Arguments) -> int:
     """Label all rows and return their number."""
     if arguments.batch_size < 1:
         raise InputError(f"--batch-size must be positive, got {arguments.batch_size}")
-    if arguments.output is not None and arguments.output.suffix.lower() in TABLE_SUFFIXES:
-        raise InputError(
-            f"--output must be a file of JSON lines, got {arguments.output}; name it {arguments.output.stem}.jsonl"
-        )
+    form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     batch_size = default_batch_size(arguments.batch_size, mesh)
-    predictor = Predictor(run, "predict", batch_size=batch_size)
-    task = predictor.task
+    predictor = Predictor(run, "predict", batch_size=batch_size, embeddings=arguments.embeddings)
+    check_top_k(predictor.task, arguments.top_k)
     at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
-    rows, done, cut = _rows(arguments, task), 0, 0
+    rows = read_rows(
+        arguments.input,
+        predictor.task,
+        errors=arguments.errors,
+        form=arguments.input_format,
+        keep=arguments.with_inputs,
+    )
+    done, cut = 0, 0
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
+        writer = LineWriter(out, form)
         for examples in in_chunks(rows, at_a_time):
-            encoded = predictor.encode(examples)
-            predicted, _ = predictor.predict(encoded).predicted(task, encoded)
-            for number, (example, (prediction, scores)) in enumerate(zip(examples, predicted.lines, strict=True)):
-                line = {"index": done + number, "prediction": prediction, "scores": scores}
-                if task.kind == "tagging":
-                    line["tokens"] = list(example.tokens)
-                out.write(json.dumps(line) + "\n")
+            lines, truncated = predictor.lines(
+                examples, first=done, inputs=arguments.with_inputs, top_k=arguments.top_k
+            )
+            writer.write(lines)
             out.flush()
-            done, cut = done + len(examples), cut + encoded.truncated
+            done, cut = done + len(examples), cut + truncated
             progress.update(done)
     if arguments.output is not None:
         progress.close()
     if cut:
         log.warning("%d of %d rows were truncated to %d tokens", cut, done, predictor.limit)
     return done
-
-
-def _rows(arguments: Arguments, task: Task) -> Iterator[Any]:
-    return read_rows(arguments.input, task, errors=arguments.errors, form=arguments.input_format)
 
 
 def main() -> None:

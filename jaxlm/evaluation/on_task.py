@@ -1,6 +1,5 @@
 """`evaluate task`: metrics of a fine-tuned run on another labelled file."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.predictor import Predictor
-from jaxlm.tasks import SpanExample, TaggedSentence, read_labelled
+from jaxlm.tasks import read_labelled
+from jaxlm.tasks.prediction_lines import LineWriter, format_of_output
 from jaxlm.tasks.reading.files import Errors
 
 
@@ -19,13 +19,17 @@ class OnTask(Evaluation):
     """Metrics of a fine-tuned run on another labelled file of its task."""
 
     input: Path
-    """TSV with a header, CSV or JSONL with the task's columns and labels, or a file in the task's own format."""
+    """.tsv or .csv with a header, .jsonl or .parquet with the task's columns and labels; a folder per class; or a file
+    in the task's own format."""
+    output: Path | None = None
+    """A file for the predictions and labels of the rows: .csv, .tsv, or JSON lines under any other name."""
     errors: Errors = "strict"
     """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     """Return the task's metrics on another labelled file."""
+    form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
     run = load_run(arguments.run, mesh=mesh)
     predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments, run, mesh))
@@ -39,10 +43,12 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
     predicted, figures = labelled.predicted(task, encoded, threshold)
     if arguments.output is not None:
+        lines = [
+            {"index": index, "prediction": prediction, "label": example.gold, "scores": scores}
+            for index, ((prediction, scores), example) in enumerate(zip(predicted.lines, split.examples, strict=True))
+        ]
         with output_file(arguments.output) as file:
-            for index, ((prediction, scores), example) in enumerate(zip(predicted.lines, split.examples, strict=True)):
-                line = {"index": index, "prediction": prediction, "label": label_of(example), "scores": scores}
-                file.write(json.dumps(line) + "\n")
+            LineWriter(file, form).write(lines)
     counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
     say(
         f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
@@ -53,10 +59,3 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
     positive = {} if task.positive is None else {"positive": task.positive}
     return found | positive | figures | counts
-
-
-def label_of(example: Any) -> Any:
-    """Return the gold label of an example: a label or score, the texts of the answers, or the tags."""
-    if isinstance(example, SpanExample):
-        return [text for text, _ in example.answers or ()]
-    return list(example.tags or ()) if isinstance(example, TaggedSentence) else example.label

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,13 +21,19 @@ from jaxlm.training.task_model import TaskLearner
 MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, up to so many times its size
 
 
-def make_predict_step(network: TaskLearner) -> Callable[[Any, ExampleBatch], Any]:
-    """Return a function (params, batch) -> the head's outputs of each row, the sum of the task's loss, its weight."""
+def make_predict_step(network: TaskLearner, *, embeddings: bool = False) -> Callable[[Any, ExampleBatch], Any]:
+    """Return a function (params, batch) -> outputs of the head, embeddings, sum of the task's loss, its weight.
+
+    Embeddings, the vector that the head reads for each row, are None unless asked for.
+    """
 
     def predict_step(params: Any, batch: ExampleBatch) -> Any:
-        outputs = network.outputs(params, batch)
+        if embeddings:
+            outputs, vectors = network.outputs_and_vectors(params, batch)
+        else:
+            outputs, vectors = network.outputs(params, batch), None
         kind = network.head.kind
-        return outputs, task_loss(kind, outputs, batch), loss_weight(kind, batch)
+        return outputs, vectors, task_loss(kind, outputs, batch), loss_weight(kind, batch)
 
     return predict_step
 
@@ -36,11 +42,13 @@ def make_predict_step(network: TaskLearner) -> Callable[[Any, ExampleBatch], Any
 class SplitPredictions:
     """The outputs of n rows in order, float32, without padding of spans and tags: (outputs,), (C,), (L, 2 or T).
 
-    loss: the mean loss of the task; None without labels.
+    loss: the mean loss of the task; None without labels. embeddings: the vector of each row, float32 (D,) or (C, D);
+    empty unless asked for.
     """
 
     outputs: list[np.ndarray]
     loss: float | None
+    embeddings: list[np.ndarray] = field(default_factory=list)
 
     def predicted(self, task: Task, encoded: Encoded, threshold: float | None = None) -> tuple[Predicted, dict]:
         """Return the predictions, and the task's metrics with `loss`, empty without labels.
@@ -63,19 +71,28 @@ def predict_split(
     """Compute the outputs of every row of a split once. step: a compiled `make_predict_step`."""
     rows = host_rows(batch_size, mesh)
     found: dict[int, np.ndarray] = {}
+    embedded: dict[int, np.ndarray] = {}
     loss, weight = 0.0, 0.0
     for batch in eval_batches(encoded, batch_size=batch_size, lengths=None if lengths is None else tuple(lengths)):
-        outputs, batch_loss, batch_weight = step(
+        outputs, vectors, batch_loss, batch_weight = step(
             params, to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
         )
-        outputs = np.asarray(multihost_utils.process_allgather(outputs, tiled=True))
-        for index, row in zip(batch.index.tolist(), outputs, strict=True):
+        indices = batch.index.tolist()
+        for index, row in zip(indices, _gathered(outputs), strict=True):
             if index >= 0:  # padding of spans and tags is dropped
                 found[index] = row[: encoded.longest[index]].copy() if row.ndim > 1 else row
+        if vectors is not None:
+            embedded |= zip(indices, _gathered(vectors), strict=True)
         loss += float(batch_loss)
         weight += float(batch_weight)
-    ordered = [found[index] for index in range(len(encoded))]
-    return SplitPredictions(ordered, loss / max(weight, 1.0) if encoded.labelled else None)
+    ordered, embeddings = (
+        [values[index] for index in range(len(encoded))] if values else [] for values in (found, embedded)
+    )
+    return SplitPredictions(ordered, loss / max(weight, 1.0) if encoded.labelled else None, embeddings)
+
+
+def _gathered(x: jax.Array) -> np.ndarray:
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def in_chunks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:

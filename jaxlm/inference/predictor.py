@@ -9,23 +9,27 @@ from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import SplitPredictions, make_predict_step, predict_split
 from jaxlm.tasks import Encoded, encode_examples
 from jaxlm.tasks.batching.batches import standard_lengths
+from jaxlm.tasks.prediction_lines import check_embeddings, check_top_k, scores_of, with_inputs
 from jaxlm.training.program import CompiledStep
 
 
 class Predictor:
     """A fine-tuned run that encodes and predicts examples of its task.
 
-    command: named in the InputError for a run that is not fine-tuned. batch_size: sequences in a batch. limit: tokens
-    of the longest sequence.
+    command: named in the InputError for a run that is not fine-tuned. batch_size: sequences in a batch. embeddings:
+    whether the vector that the head reads is computed too; InputError for a task without one. limit: tokens of the
+    longest sequence.
     """
 
-    def __init__(self, run: LoadedRun, command: str, *, batch_size: int):
+    def __init__(self, run: LoadedRun, command: str, *, batch_size: int, embeddings: bool = False):
         self.task, config, learner = run.tuned(command)
+        if embeddings:
+            check_embeddings(self.task)
         self.limit = config.length or run.model.max_length
         self.batch_size = batch_size
         self._run = run
         self._lengths = standard_lengths(self.limit)
-        step = jax.jit(make_predict_step(learner))
+        step = jax.jit(make_predict_step(learner, embeddings=embeddings))
         self._step = CompiledStep("evaluation", step, expected_shapes=len(self._lengths))
 
     def encode(self, examples: Sequence[Any], *, part: str = "") -> Encoded:
@@ -39,3 +43,35 @@ class Predictor:
         return predict_split(
             self._step, run.params, encoded, run.mesh, batch_size=self.batch_size, lengths=self._lengths
         )
+
+    def lines(
+        self, examples: Sequence[Any], *, first: int = 0, inputs: bool = False, top_k: int | None = None
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return the lines of predictions of examples, and the number of truncated examples.
+
+        Args:
+          first: `index` of the first line. inputs: whether lines have the columns of the row and its gold label.
+            top_k: number of labels or answers in the scores, best first; None: all labels, no other answers.
+
+        Returns:
+          For each example `index`, `prediction` and `scores`; `tokens` of tagged sentences; `embedding` where asked
+          for: nine digits of each float32 number, which determine it.
+        """
+        task = self.task
+        check_top_k(task, top_k)
+        encoded = self.encode(examples)
+        found = self.predict(encoded)
+        predicted, _ = found.predicted(task, encoded)
+        lines = []
+        for number, (example, scores) in enumerate(zip(examples, scores_of(task, predicted, top_k), strict=True)):
+            line = {"index": first + number, "prediction": predicted.lines[number][0], "scores": scores}
+            if task.kind == "tagging":
+                line["tokens"] = list(example.tokens)
+            if found.embeddings:
+                line["embedding"] = _nine_digits(found.embeddings[number].tolist())
+            lines.append(with_inputs(line, task, example) if inputs else line)
+        return lines, encoded.truncated
+
+
+def _nine_digits(value: Any) -> Any:
+    return [_nine_digits(item) for item in value] if isinstance(value, list) else float(f"{value:.9g}")

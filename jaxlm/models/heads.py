@@ -131,19 +131,26 @@ class LSTMHead(nn.Module):
         """The kind of the inner head."""
         return self.head.kind
 
-    @nn.compact
+    def setup(self) -> None:
+        self.layers = ChosenLayers(self.features)
+        self.lstm = BiLSTM(self.width, self.num_layers)
+
     def __call__(self, hidden_NBLD: jax.Array, lengths_EC: jax.Array, *, train: bool) -> jax.Array:
         """Apply the LSTM to all layers of E x C sequences (N + 1, E C, L, D), given their lengths, then `head`."""
+        return self.head(self.states(hidden_NBLD, lengths_EC), train=train)
+
+    def states(self, hidden_NBLD: jax.Array, lengths_EC: jax.Array) -> jax.Array:
+        """Return the states that `head` reads: (E C, L, 2 width), or (E, C, 2 width) for a head for sequences."""
         if self.frozen:
             hidden_NBLD = jax.lax.stop_gradient(hidden_NBLD)
-        h_BLD = ChosenLayers(self.features, name="layers")(hidden_NBLD)
+        h_BLD = self.layers(hidden_NBLD)
         real_BL = jnp.arange(h_BLD.shape[1]) < lengths_EC.reshape(-1)[:, None]
-        h_BLD = BiLSTM(self.width, self.num_layers, name="lstm")(h_BLD, real_BL)
-        if isinstance(self.head, PooledHead):
-            last_B1 = jnp.maximum(lengths_EC.reshape(-1, 1) - 1, 0)
-            ends = (take_places(h_BLD[..., : self.width], last_B1)[:, 0], h_BLD[:, 0, self.width :])
-            return self.head(jnp.concatenate(ends, axis=-1).reshape(*lengths_EC.shape, -1), train=train)
-        return self.head(h_BLD, train=train)
+        h_BLD = self.lstm(h_BLD, real_BL)
+        if not isinstance(self.head, PooledHead):
+            return h_BLD
+        last_B1 = jnp.maximum(lengths_EC.reshape(-1, 1) - 1, 0)
+        ends = (take_places(h_BLD[..., : self.width], last_B1)[:, 0], h_BLD[:, 0, self.width :])
+        return jnp.concatenate(ends, axis=-1).reshape(*lengths_EC.shape, -1)
 
 
 class ChosenLayers(nn.Module):

@@ -19,31 +19,60 @@ def task_outputs(
     """Return the head's float32 outputs and those of the model. key: for dropout; None: evaluation.
 
     Outputs of the head: (E, outputs), (E, C), spans (E, L, 2) or tags (E, L, T). Scores of a span at padding, and
-    scores of absent choices, are ABSENT. A head for sequences reads the state at `batch.extract`. An encoder with a
-    causal mask pools the state of the last token, since the first token does not depend on the others.
+    scores of absent choices, are ABSENT.
+    """
+    body_key, head_key = (None, None) if key is None else jax.random.split(key)
+    read, outputs = head_inputs(model, head, params, batch, body_key)
+    scores = apply(head, params["head"], *read, train=key is not None, key=head_key)
+    return with_absent(model, head, scores, batch), outputs
+
+
+def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBatch) -> tuple[jax.Array, jax.Array]:
+    """Return the head's outputs, as `task_outputs`, and the vector that its linear layer reads, float32.
+
+    Vectors are (E, D), for choices (E, C, D): the sum over the sequences of an example, as the head takes it, or one
+    per choice. Only for heads that read a vector per sequence.
+    """
+    read, _ = head_inputs(model, head, params, batch, None)
+    scores = apply(head, params["head"], *read, train=False)
+    states_ECD = apply(head, params["head"], *read, method="states") if isinstance(head, LSTMHead) else read[0]
+    states_ECD = states_ECD.astype(jnp.float32)
+    vectors = states_ECD if head.kind == "choice" else jnp.sum(states_ECD, axis=1)
+    return with_absent(model, head, scores, batch), vectors
+
+
+def head_inputs(
+    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None
+) -> tuple[tuple[Any, ...], Outputs]:
+    """Return the inputs of the head and the outputs of the model. key: for the model's dropout; None: evaluation.
+
+    A head for sequences reads the state at `batch.extract`. An encoder with a causal mask pools the state of the last
+    token, since the first token does not depend on the others.
     """
     examples, choices, length = batch.ids.shape
-    body_key, head_key = (None, None) if key is None else jax.random.split(key)
     inputs = sequence_inputs(model, batch)
-    train, head_params = key is not None, params["head"]
     if isinstance(head, LSTMHead):
-        outputs = model(params, inputs, key=None if head.frozen else body_key, layers=True)
-        scores = apply(head, head_params, outputs.layers, batch.lengths, train=train, key=head_key)
-    else:
-        outputs = model(params, inputs, key=body_key)
-        states = outputs.states
-        if isinstance(head, SequenceHead):
-            states = take_states(states.reshape(examples, choices, length, -1), batch.extract)
-        elif isinstance(head, PooledHead):
-            where = jnp.maximum(batch.lengths - 1, 0) if model.is_causal else jnp.asarray(batch.extract)
-            states = model.pool(params, take_states(states.reshape(examples, choices, length, -1), where))
-        scores = apply(head, head_params, states, train=train, key=head_key)
+        outputs = model(params, inputs, key=None if head.frozen else key, layers=True)
+        return (outputs.layers, batch.lengths), outputs
+    outputs = model(params, inputs, key=key)
+    states = outputs.states
+    if isinstance(head, SequenceHead):
+        states = take_states(states.reshape(examples, choices, length, -1), batch.extract)
+    elif isinstance(head, PooledHead):
+        where = jnp.maximum(batch.lengths - 1, 0) if model.is_causal else jnp.asarray(batch.extract)
+        states = model.pool(params, take_states(states.reshape(examples, choices, length, -1), where))
+    return (states,), outputs
+
+
+def with_absent(model: Model, head: Head, scores: jax.Array, batch: ExampleBatch) -> jax.Array:
+    """Return the scores with ABSENT at absent choices and, for spans, at padding."""
     if head.kind == "choice":  # an example may have fewer choices than its neighbours
-        scores = jnp.where(batch.lengths > 0, scores, ABSENT)
-    elif head.kind == "span":
-        assert inputs.segments is not None
-        scores = jnp.where(inputs.segments[..., None] > 0, scores, ABSENT)
-    return scores, outputs
+        return jnp.where(batch.lengths > 0, scores, ABSENT)
+    if head.kind == "span":
+        segments = sequence_inputs(model, batch).segments
+        assert segments is not None
+        return jnp.where(segments[..., None] > 0, scores, ABSENT)
+    return scores
 
 
 def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:

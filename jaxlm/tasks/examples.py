@@ -1,8 +1,9 @@
 """Examples of a labelled data set: one class per kind of row, its splits, and their summary.
 
 Every kind of row has `labelled`, `key` (rows with equal keys are near copies, and stay together when a dev split is
-held out), `parts` (its texts, to count the empty ones) and `values()` (everything that decides what a run sees, as
-JSON).
+held out), `parts` (its texts, to count the empty ones), `gold` (its label as JSON, None if unlabelled), `fields()` (its
+inputs by the names of the columns) and `values()` (everything that decides what a run sees, as JSON). `row` is the row
+of the file with all its fields, for readers that are asked to keep it.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from jaxlm.tasks.columns import Columns
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,24 @@ class Example:
     choices: tuple[str, ...] = ()
     label: str | float | tuple[str, ...] | None = None
     group: str = ""
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def labelled(self) -> bool:
         return self.label is not None
+
+    @property
+    def gold(self) -> str | float | list[str] | None:
+        """The label, a score, or a list of labels."""
+        return list(self.label) if isinstance(self.label, tuple) else self.label
+
+    def fields(self, columns: Columns) -> dict[str, Any]:
+        """Return the texts and choices by the first name of their columns."""
+        texts = columns.whole[:1] or [names[0] for names in columns.texts]
+        choices: dict[str, Any] = dict(zip((names[0] for names in columns.choices), self.choices, strict=False))
+        if not columns.choices and columns.choice_list:
+            choices = {columns.choice_list[0]: list(self.choices)}
+        return dict(zip(texts, self.texts, strict=False)) | choices
 
     @property
     def key(self) -> Any:
@@ -55,10 +72,21 @@ class SpanExample:
     question: str
     context: str
     answers: tuple[tuple[str, int], ...] | None = None
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def labelled(self) -> bool:
         return self.answers is not None
+
+    @property
+    def gold(self) -> list[str] | None:
+        """The texts of the answers, an empty list for no answer."""
+        return None if self.answers is None else [text for text, _ in self.answers]
+
+    def fields(self, columns: Columns) -> dict[str, Any]:
+        """Return the id, the context and the question."""
+        context, question = (names[0] for names in columns.texts)
+        return {"id": self.name, context: self.context, question: self.question}
 
     @property
     def key(self) -> Any:
@@ -94,10 +122,21 @@ class TaggedSentence:
     document: int | str | None = None
     text: str = ""
     where: str = field(default="", compare=False)
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def labelled(self) -> bool:
         return self.tags is not None
+
+    @property
+    def gold(self) -> list[str] | None:
+        """The tags."""
+        return None if self.tags is None else list(self.tags)
+
+    def fields(self, columns: Columns) -> dict[str, Any]:
+        """Return the tokens, and the document where documents are marked."""
+        tokens = {columns.texts[0][0]: list(self.tokens)}
+        return tokens if self.document is None else tokens | {"document": self.document}
 
     @property
     def key(self) -> Any:

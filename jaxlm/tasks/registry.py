@@ -115,7 +115,7 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
 
 
 def read_rows(
-    path: Path | str, task: Task, *, errors: Errors = "strict", form: TextFormat | None = None
+    path: Path | str, task: Task, *, errors: Errors = "strict", form: TextFormat | None = None, keep: bool = False
 ) -> Iterator[Any]:
     """Yield the unlabelled examples of a file, of a folder of texts or of standard input (`-`), in order.
 
@@ -123,16 +123,17 @@ def read_rows(
     them; other columns, including labels, are ignored. Questions come as `context` and `question`, sentences as
     `tokens` or `text`, or in columns; from standard input both come as JSON lines unless `form` is given.
 
-    form: the format; None: that of the suffix, and of standard input as in `RowReader`.
+    form: the format; None: that of the suffix, and of standard input as in `RowReader`. keep: whether examples keep
+    their `row`, all fields of the file.
 
     Raises:
       InputError: a bad row, with file and line number; earlier rows have been yielded.
     """
     if task.kind == "span":
-        yield from stream_questions(path, task, errors=errors, form=form)
+        yield from stream_questions(path, task, errors=errors, form=form, keep=keep)
         return
     if task.kind == "tagging":
-        yield from stream_sentences(path, task, errors=errors, form=form)
+        yield from stream_sentences(path, task, errors=errors, form=form, keep=keep)
         return
     _check_rows_known(task)
     reader = RowReader(
@@ -144,6 +145,7 @@ def read_rows(
         blank_lines="refuse",
         warn_quotes=task.quoting == "none",
         form=form,
+        keep=keep,
     )
     for number, example in reader:
         yield check_choices(example, task, reader.where(number))

@@ -19,7 +19,7 @@ from jaxlm.models.family import without_dropout
 from jaxlm.models.heads import Head, LSTMHead, task_head
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.objective import Objective
-from jaxlm.objectives.task import task_objective, task_outputs
+from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
@@ -35,6 +35,10 @@ class TaskLearner(Learner):
     def outputs(self, params: Any, batch: ExampleBatch) -> jax.Array:
         """Return the head's float32 outputs for each row, without dropout: see `task_outputs`."""
         return task_outputs(self.model, self.head, params, batch)[0]
+
+    def outputs_and_vectors(self, params: Any, batch: ExampleBatch) -> tuple[jax.Array, jax.Array]:
+        """Return the outputs and the vector that the head reads for each row: see `outputs_and_vectors`."""
+        return outputs_and_vectors(self.model, self.head, params, batch)
 
 
 def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution | None = None) -> TaskLearner:

@@ -321,14 +321,6 @@ def test_task_files_that_cannot_be_read(pretrained, tmp_path, part, text, fragme
     assert_one_line(ended, 2, *fragments)
 
 
-def test_predictions_are_not_written_as_json_lines_into_a_table(tmp_path):
-    """Fails on 2968321, which wrote JSON lines into a file called .csv without a word."""
-    for name in ("x.csv", "x.TSV", "x.xlsx"):
-        ended = run_here("predict", "--run", tmp_path, "--input", "-", "--output", tmp_path / name)
-        assert_one_line(ended, 2, "--output must be a file of JSON lines", name, "x.jsonl")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_task_file_that_is_not_utf8_names_the_byte(pretrained, tmp_path):
     task = make_task(tmp_path / "task")
     (task / "train.tsv").write_bytes(b"text\tlabel\nbobo\tgood\nca\xe7a\tbad\n")

@@ -1,5 +1,6 @@
 """Commands that use a trained run: loading it, perplexity, task, score, generate; on runs of random parameters."""
 
+import csv
 import io
 import json
 import math
@@ -335,6 +336,12 @@ def test_a_fine_tuned_run_is_evaluated_on_another_file(task_run, tmp_path, monke
     truth, predicted = [row["label"] for row in rows], [line["prediction"] for line in lines]
     assert [line["label"] for line in lines] == truth
     assert figures["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    command(evaluate.main, monkeypatch, capsys, *words[:-1], tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as table:
+        cells = [
+            row | {"index": int(row["index"]), "scores": json.loads(row["scores"])} for row in csv.DictReader(table)
+        ]
+    assert cells == lines
     loss = -np.mean([math.log(line["scores"][line["label"]]) for line in lines])
     assert figures["loss"] == pytest.approx(loss, rel=1e-4)
     # One example by hand: the state of the extract token, times the head.

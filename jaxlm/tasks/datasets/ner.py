@@ -53,25 +53,27 @@ def stream_sentences(
     errors: Errors = "strict",
     dropped: list[tuple[int, str]] | None = None,
     form: Format | None = None,
+    keep: bool = False,
 ) -> Iterator[TaggedSentence]:
-    """Yield sentences one at a time. dropped: a list that collects the dropped lines. form: see `read_rows`."""
+    """Yield sentences one at a time. dropped: a list that collects the dropped lines. form, keep: see `read_rows`."""
     if form is None:
         form = "jsonl" if str(path) == "-" else format_of(path, otherwise="columns")
     if form == "folder":
         raise InputError(f"{path}: tagged sentences must be in a file, got a directory; give a file")
     if form in ("tsv", "csv") and label == "ignored":
         columns = Columns(texts=(task.columns.whole or ("text",),))
-        reader = RowReader(path, columns, label="ignored", quoting=task.quoting, errors=errors, form=form)
+        reader = RowReader(path, columns, label="ignored", quoting=task.quoting, errors=errors, form=form, keep=keep)
         for _, example in reader:
-            yield TaggedSentence(tuple(_WORDS.findall(example.texts[0])), text=example.texts[0])
+            yield TaggedSentence(tuple(_WORDS.findall(example.texts[0])), text=example.texts[0], row=example.row)
         return
     name = "standard input" if str(path) == "-" else str(path)
     if form in ("jsonl", "parquet"):
-        yield from _from_records(records(path, form, errors), f"{name} {unit_of(path)}", task, label)
+        yield from _from_records(records(path, form, errors), f"{name} {unit_of(path)}", task, label, keep)
         return
     with open_input(path) as stream:
         lines = numbered_lines(stream, name, errors)
-        yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped)
+        last = task.columns.label[0] if keep else ""
+        yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped, last)
 
 
 def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
@@ -107,21 +109,30 @@ def _type_of(tag: str, scheme: Scheme) -> str:
 
 
 def _from_columns(
-    lines: Iterator[tuple[int, str]], name: str, scheme: Scheme, label: LabelRule, dropped: list[tuple[int, str]]
+    lines: Iterator[tuple[int, str]],
+    name: str,
+    scheme: Scheme,
+    label: LabelRule,
+    dropped: list[tuple[int, str]],
+    last: str = "",
 ) -> Iterator[TaggedSentence]:
+    """Yield sentences of a token per line. last: the name of the last column in the row to keep; empty: keep none."""
     tokens: list[str] = []
     tags: list[str] = []
+    lasts: list[str] = []
     document: int | None = None
     first, labelled = 0, label == "required"
 
     def sentence() -> TaggedSentence:
-        return TaggedSentence(tuple(tokens), tuple(tags) if labelled else None, document, where=f"{name} line {first}")
+        row = {"tokens": list(tokens), last: list(lasts)} if last and len(lasts) == len(tokens) else None
+        place = f"{name} line {first}"
+        return TaggedSentence(tuple(tokens), tuple(tags) if labelled else None, document, where=place, row=row)
 
     for number, line in lines:
         if not line.strip() or line.startswith(BOUNDARY):
             if tokens:
                 yield sentence()
-                tokens, tags = [], []
+                tokens, tags, lasts = [], [], []
             if line.startswith(BOUNDARY):
                 document = 0 if document is None else document + 1
             continue
@@ -136,6 +147,7 @@ def _from_columns(
         if not tokens:
             first = number
         tokens.append(fields[0])
+        lasts += [fields[-1].strip()] if len(fields) > 1 else []
         if labelled:
             tags.append(_checked(fields[-1].strip(), scheme, f"{name} line {number}"))
     if tokens:
@@ -143,7 +155,7 @@ def _from_columns(
 
 
 def _from_records(
-    rows: Iterator[tuple[int, dict[str, Any] | None]], unit: str, task: Task, label: LabelRule
+    rows: Iterator[tuple[int, dict[str, Any] | None]], unit: str, task: Task, label: LabelRule, keep: bool = False
 ) -> Iterator[TaggedSentence]:
     labelled = None if label == "optional" else label == "required"
     for number, row in rows:
@@ -171,7 +183,7 @@ def _from_records(
         document = row.get("document")
         if document is not None and not isinstance(document, int | str):
             raise InputError(f"{where}: document must be a string or an integer, got {document!r:.80}")
-        yield TaggedSentence(tokens, tags, document, text, where)
+        yield TaggedSentence(tokens, tags, document, text, where, row if keep else None)
 
 
 def _strings(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> tuple[str, ...] | None:

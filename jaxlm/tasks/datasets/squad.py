@@ -58,10 +58,11 @@ def stream_questions(
     label: LabelRule = "ignored",
     errors: Errors = "strict",
     form: Format | None = None,
+    keep: bool = False,
 ) -> Iterator[SpanExample]:
     """Yield questions from JSON lines or Parquet, or without their answers from a TSV or CSV, one at a time.
 
-    form: see `read_rows`.
+    form, keep: see `read_rows`.
 
     Raises:
       InputError: a row with a missing field or a field of another type, with its line.
@@ -70,9 +71,11 @@ def stream_questions(
     if form is None:
         form = "jsonl" if str(path) == "-" else format_of(path)
     if form in ("tsv", "csv") and label == "ignored":
-        reader = RowReader(path, task.columns, label="ignored", quoting=task.quoting, errors=errors, form=form)
+        reader = RowReader(
+            path, task.columns, label="ignored", quoting=task.quoting, errors=errors, form=form, keep=keep
+        )
         for number, (_, example) in enumerate(reader):
-            yield SpanExample(str(number), example.texts[1], example.texts[0])
+            yield SpanExample(str(number), example.texts[1], example.texts[0], row=example.row)
         return
     if form not in ("jsonl", "parquet"):
         raise InputError(f"{path}: questions with answers must be JSON lines or a Parquet file, got a {form}")
@@ -90,7 +93,8 @@ def stream_questions(
             raise InputError(f"{where} has no field {task.columns.label[0]!r}; write a list, empty for no answer")
         answers = None if given is None else _answers(given, bool(row.get("is_impossible")), where)
         _refuse_none(answers, task, where)
-        yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers)
+        kept = row if keep else None
+        yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers, row=kept)
 
 
 def check_answers(splits: Mapping[str, Split], *, strict: bool = False) -> dict[str, Split]:

@@ -64,9 +64,11 @@ def predict_answers(
     metrics = _metrics(task, encoded, predicted) | metrics if known else {}
     best: dict[str, Any] = {}
     lines: list[tuple[Any, dict[str, Any]]] = []
+    ranked: list[list[dict[str, Any]]] = []
     for example, answers, null, text, odd in zip(encoded.examples, listed, nulls, predicted, odds, strict=True):
         entries = _entries(answers, null if task.no_answer else None, task.options.num_best)
         best[example.name] = entries
+        ranked.append(entries)
         scores = {"probability": next((entry["probability"] for entry in entries if entry["text"] == text), 0.0)}
         lines.append((text, scores | ({"null_odds": float(odd)} if task.no_answer else {})))
     names = [example.name for example in encoded.examples]
@@ -75,7 +77,13 @@ def predict_answers(
         files["null_odds.json"] = dict(zip(names, odds.tolist(), strict=True))
     if encoded.part not in ("", task.selects):
         files = {f"{encoded.part}/{name}": content for name, content in files.items()}
-    return Predicted(lines, metrics, files, report=(lambda: answer_report(task, encoded, predicted)) if known else dict)
+    return Predicted(
+        lines,
+        metrics,
+        files,
+        ranked=ranked,
+        report=(lambda: answer_report(task, encoded, predicted)) if known else dict,
+    )
 
 
 def best_answers(

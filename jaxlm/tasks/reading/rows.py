@@ -35,6 +35,7 @@ class RowReader:
       short_rows: `drop` counts rows with another number of columns, and rows without a required label, as dropped;
         `refuse` raises InputError.
       form: the format. None: that of the suffix; standard input is JSONL if its first line begins with `{`, else TSV.
+      keep: whether examples keep their `row`, by the names of the header or of the fields.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields.
 
@@ -55,10 +56,11 @@ class RowReader:
         warn_quotes: bool = False,
         short_rows: Literal["drop", "refuse"] = "refuse",
         form: Format | None = None,
+        keep: bool = False,
     ) -> None:
         self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
         self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
-        self.short_rows, self.form = short_rows, form
+        self.short_rows, self.form, self.keep = short_rows, form, keep
         self.name = "standard input" if str(path) == "-" else str(path)
         self._unit = unit_of(path)
         self.rows_read = self.empty_fields = self.quoted_fields = 0
@@ -165,7 +167,8 @@ class RowReader:
                     continue
                 raise InputError(f"{self.where(number)}: the label ({header[label_at or 0]}) is empty; fill it in")
             texts = self._joined(tuple(fields[at].strip() for at in text_at))
-            yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label)
+            row = dict(zip(header, fields, strict=False)) if self.keep else None
+            yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label, row=row)
 
     def _from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
         rows = 0
@@ -179,7 +182,7 @@ class RowReader:
             label = None
             if self.label != "ignored" and self.columns.label:
                 label = self._json_label(number, row)
-            yield number, Example(texts, self._json_choices(number, row), label)
+            yield number, Example(texts, self._json_choices(number, row), label, row=row if self.keep else None)
         if not rows:
             raise InputError(f"{self.name} has no rows; write one JSON object per line")
 

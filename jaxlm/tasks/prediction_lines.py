@@ -1,0 +1,173 @@
+"""Predictions as lines, one dictionary per row, and the files that hold them: JSON lines, CSV or TSV.
+
+A line has `prediction` and `scores`, after the fields that identify its row. With inputs it also has every column of
+the row under its own name, or `input_NAME` where the line has another value of that name, and the gold label as
+`label`.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.metrics.predicted import Predicted
+from jaxlm.tasks.reading.formats import SPREADSHEETS, TextFormat
+from jaxlm.tasks.task import Task
+
+RANKED = ("classification", "multilabel", "choice", "span")  # kinds of tasks whose predictions are one of several
+TABLES: dict[str, TextFormat] = {".csv": "csv", ".tsv": "tsv"}
+DIALECTS = {"csv": csv.excel, "tsv": csv.excel_tab}
+
+
+def check_top_k(task: Task, top_k: int | None) -> None:
+    """Raise InputError for a number of predictions that the task does not have."""
+    if top_k is None:
+        return
+    if top_k < 1:
+        raise InputError(f"--top-k must be positive, got {top_k}; give at least 1")
+    if task.kind not in RANKED:
+        raise InputError(
+            f"--top-k must be left out for a {task.kind} task, got {top_k}; it ranks the labels, choices or answers of "
+            "a row"
+        )
+
+
+def check_embeddings(task: Task) -> None:
+    """Raise InputError for a task whose head reads a vector for each token instead of one for each row."""
+    if task.kind in ("span", "tagging"):
+        raise InputError(
+            f"--embeddings must be left out for a {task.kind} task, whose head reads every token; python -m "
+            "jaxlm.evaluate features writes the states of tokens"
+        )
+
+
+def scores_of(task: Task, predicted: Predicted, top_k: int | None = None) -> list[dict[str, Any]]:
+    """Return the scores of each row. top_k: only those of so many labels, best first; of so many answers, as `answers`.
+
+    Labels of equal probability keep the order of the task.
+    """
+    scores = [scores for _, scores in predicted.lines]
+    if top_k is None:
+        return scores
+    if task.kind == "span":
+        return [
+            own | {"answers": [{name: answer[name] for name in ("text", "probability")} for answer in answers[:top_k]]}
+            for own, answers in zip(scores, predicted.ranked, strict=True)
+        ]
+    return [dict(sorted(own.items(), key=lambda item: -item[1])[:top_k]) for own in scores]
+
+
+def with_inputs(line: Mapping[str, Any], task: Task, example: Any) -> dict[str, Any]:
+    """Return the line of a prediction with the columns of its row and its gold label before `prediction`.
+
+    example: its `row` holds the columns where a reader kept it; otherwise they are its texts and choices. A row without
+    a label has no `label`; where its label is empty it is None.
+    """
+    if example.row is None:
+        inputs, gold = example.fields(task.columns), {} if example.gold is None else {"label": example.gold}
+    else:
+        inputs, gold = example.row, given_label(task, example.row)
+    named: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if (name in line and line[name] == value) or (name in gold and name in task.columns.label):
+            continue
+        while name in line or name in gold or name in named:
+            name = f"input_{name}"
+        named[name] = value
+    names = list(line)
+    before = names[: names.index("prediction")]
+    after = {name: line[name] for name in names if name not in before}
+    return {name: line[name] for name in before} | named | gold | after
+
+
+def given_label(task: Task, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"label": …}` of a row as the task spells it, or as the row does if the task has no such label.
+
+    It is empty if the row has no column of labels, and None if that is empty. Of answers it is the list of their texts.
+    """
+    column = next((name for name in task.columns.label if name in row), None)
+    if column is None:
+        return {}
+    value = row[column]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {"label": None}
+    if task.kind == "span":
+        return {"label": _answer_texts(value)}
+    separator = task.columns.label_separator
+    names: Any = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    if separator:
+        parts = value if isinstance(value, list) else names.split(separator)
+        names = tuple(str(part).strip() for part in parts if str(part).strip())
+    elif isinstance(value, list | dict):
+        return {"label": value}
+    try:
+        label = task.parse_label(names)
+    except ValueError:
+        label = names
+    return {"label": list(label) if isinstance(label, tuple) else label}
+
+
+def _answer_texts(answers: Any) -> Any:
+    """Return the texts of answers in the layouts that `jaxlm.tasks.datasets.squad` reads, other values unchanged."""
+    if isinstance(answers, Mapping):
+        return answers.get("text", answers)
+    if isinstance(answers, list) and all(isinstance(answer, Mapping) and "text" in answer for answer in answers):
+        return [answer["text"] for answer in answers]
+    return answers
+
+
+def format_of_output(path: Path | None) -> TextFormat:
+    """Return the format of an --output file: CSV or TSV by its suffix, otherwise JSON lines.
+
+    InputError for formats that cannot be written.
+    """
+    suffix = "" if path is None else path.suffix.lower()
+    if suffix in (*SPREADSHEETS, ".parquet"):
+        raise InputError(f"--output must end in .csv, .tsv or .jsonl, got {path}; write one of these and convert it")
+    return TABLES.get(suffix, "jsonl")
+
+
+class LineWriter:
+    """Writer of lines to a text stream, as JSON lines or as a table with a header.
+
+    In a table, numbers, lists and objects are JSON in a cell, and None is an empty cell. Cells with delimiters, quotes
+    or line breaks are quoted as in Python's csv module; rows end in a line feed.
+    """
+
+    def __init__(self, stream: TextIO, form: TextFormat) -> None:
+        self._stream, self._form = stream, form
+        self._columns: list[str] = []
+
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write lines. Those of the first call determine the columns of a table.
+
+        InputError if a later line of a table has another column.
+        """
+        if self._form == "jsonl":
+            self._stream.writelines(json.dumps(line, default=str) + "\n" for line in lines)
+            return
+        if not self._columns:
+            self._columns = list(dict.fromkeys(name for line in lines for name in line))
+            self._stream.write(self._row(self._columns))
+        for line in lines:
+            if more := [name for name in line if name not in self._columns]:
+                raise InputError(
+                    f"--output must end in .jsonl for rows with different columns, got .{self._form}; the first rows "
+                    f"have no column {more[0]!r}"
+                )
+            self._stream.write(self._row([_cell(line.get(name)) for name in self._columns]))
+
+    def _row(self, cells: Sequence[str]) -> str:
+        # Cells with a carriage return are quoted only if the line terminator has one.
+        row = io.StringIO(newline="")
+        csv.writer(row, DIALECTS[self._form], lineterminator="\r\n").writerow(cells)
+        return row.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str)
