@@ -16,8 +16,8 @@ from jaxlm.host import LockHeld, lock_file
 from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec
 
-# Defaults of arguments for stores made before these arguments existed.
-EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased"}
+# Defaults of arguments that a store does not record: it is older than they, or a sample was not asked for.
+EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased", "sample": None}
 
 
 def existing_store(
@@ -32,7 +32,7 @@ def existing_store(
         raise InputError(f"--output must be new or a token store, got {output}, a {kind}; name another --output")
     store = open_store(output)
     made = store.description["arguments"]
-    for field, value in arguments.items():
+    for field, value in (EARLIER | arguments).items():
         if (old := made.get(field, EARLIER.get(field))) != value:
             flag = field.replace("_", "-")
             raise InputError(
@@ -76,7 +76,7 @@ def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
         write_file(file, json.dumps(plan).encode())
         return False
     remedy = f"name another --output, or delete {partial} to start over"
-    for field, value in plan["arguments"].items():
+    for field, value in (EARLIER | plan["arguments"]).items():
         old = begun["arguments"].get(field, EARLIER.get(field))
         if old == value or (field == "errors" and value == "replace"):
             continue  # text that was read strictly has nothing to replace
@@ -118,6 +118,8 @@ def digest_of(units: list[Unit]) -> str:
             status = os.stat(part.path) if part.path else None
             state = [status.st_size, int(status.st_mtime)] if status else []
             digest.update(json.dumps([unit.source, part.path, part.begin, part.end, *state]).encode())
+        if unit.documents is not None:
+            digest.update(json.dumps(unit.documents).encode())
     return digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ from jaxlm.atomic_write import rename_synced
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
-from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit
+from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit, sampled
 from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError
@@ -60,6 +60,9 @@ class PrepareConfig:
     weights: tuple[float, ...] = ()
     """Sampling weights of the sources in training, one per source. Default: proportional to their tokens."""
 
+    sample: int | None = None
+    """Keep so many random documents of each source, to try things on a part. Default: all documents."""
+
     workers: int = 0
     """Number of encoding processes. 0: one per core. The result does not depend on it."""
 
@@ -90,6 +93,7 @@ def prepare_store(
     tokenizer: str,
     output: str | Path,
     weights: Sequence[float] = (),
+    sample: int | None = None,
     workers: int = 1,
     errors: Literal["strict", "replace"] = "strict",
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe",
@@ -106,6 +110,7 @@ def prepare_store(
       tokenizer: train-sentencepiece:SIZE, train-wordpiece:SIZE, hf:DIR, store:DIR and others, as --tokenizer.
       output: Directory of the store.
       weights: Sampling weights of the sources in training. Default: proportional to their tokens.
+      sample: Number of random documents of each source to keep. Default: all documents.
       workers: Number of encoding processes, 0: one per core. More than one needs a script that is protected by
         `if __name__ == "__main__":`, as for Python's multiprocessing. The result does not depend on it.
       errors: strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD.
@@ -134,6 +139,7 @@ def prepare_store(
         tokenizer=tokenizer,
         output=Path(output),
         weights=tuple(weights),
+        sample=sample,
         workers=workers,
         errors=errors,
         sentencepiece_model=sentencepiece_model,
@@ -166,7 +172,7 @@ def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
         "wordpiece_case": "uncased" if config.wordpiece_case == "auto" else config.wordpiece_case,
         "sentences": config.sentences,
         "language": config.language,
-    }
+    } | ({} if config.sample is None else {"sample": config.sample})
     sources = tuple(parse_source(spec) for spec in config.source)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         return existing_store(output, arguments, sources, config.wordpiece_case, messages)
@@ -175,6 +181,9 @@ def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
     inputs = []
     for number, source in enumerate(sources):
         more, described = list_units(source, number, config.unit_bytes)
+        if config.sample is not None:
+            more, total = sampled(source, more, config.sample, config.errors)
+            messages.say(f"sample: {min(config.sample, total):,} of {total:,} documents of {source.spec}")
         units += more
         inputs.append(described)
 
@@ -392,6 +401,8 @@ def _check(config: PrepareConfig) -> None:
         )
     if any(not 0 < weight < float("inf") for weight in config.weights):
         raise InputError(f"--weights must be positive, got {shown(list(config.weights))}")
+    if config.sample is not None and config.sample < 1:
+        raise InputError(f"--sample must be positive, got {config.sample}; give at least 1")
     if config.workers < 0:
         raise InputError(f"--workers must be a number of processes, or 0 for one per core, got {config.workers}")
     if config.unit_bytes < 1:

@@ -6,14 +6,18 @@ tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD] (TensorFlow Datasets). 
 gives one shard. Units depend on the inputs alone, so the store is the same for any number of processes.
 """
 
+import dataclasses
 import functools
 import glob
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxlm.data.columnar import ColumnFile, Kind, saved_files
 from jaxlm.data.files import COMPRESSED, Errors, Fragments, is_compressed, read_jsonl, read_lines, read_text
@@ -48,11 +52,16 @@ class Slice:
 
 @dataclass(frozen=True)
 class Unit:
-    """Slices of a source that give one shard. source: its index. size: estimated bytes of text."""
+    """Slices of a source that give one shard.
+
+    source: its index. size: estimated bytes of text. documents: the indices of the documents to read, ascending; None:
+    all of them.
+    """
 
     source: int
     slices: tuple[Slice, ...]
     size: int
+    documents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,8 +183,35 @@ def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragme
 
 def read_unit(source: Source, unit: Unit, errors: Errors = "strict") -> Fragments:
     """Yield the documents of a unit, in order, as fragments (text, last)."""
-    for part in unit.slices:
-        yield from read_slice(source, part, errors)
+    fragments = itertools.chain.from_iterable(read_slice(source, part, errors) for part in unit.slices)
+    if unit.documents is None:
+        yield from fragments
+        return
+    wanted, document = set(unit.documents), 0
+    for text, last in fragments:
+        if document in wanted:
+            yield text, last
+        document += last
+
+
+def sampled(source: Source, units: list[Unit], count: int, errors: Errors = "strict") -> tuple[list[Unit], int]:
+    """Return the units of `count` random documents of a source, in order, and the number of all its documents.
+
+    All documents are read once. The choice depends on their number alone; all are chosen if there are no more.
+    """
+    totals = [sum(last for _, last in read_unit(source, unit, errors)) for unit in units]
+    total = sum(totals)
+    if count >= total:
+        return units, total
+    chosen = np.sort(np.random.Generator(np.random.Philox(0)).choice(total, count, replace=False, shuffle=False))
+    ends = np.cumsum([0, *totals])
+    kept = []
+    for unit, first, end in zip(units, ends[:-1], ends[1:], strict=True):
+        own = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, end)] - first
+        if len(own):
+            size = max(1, unit.size * len(own) // int(end - first))
+            kept.append(dataclasses.replace(unit, size=size, documents=tuple(own.tolist())))
+    return kept, total
 
 
 def _file_sizes(source: Source) -> list[tuple[str, int]]:

@@ -17,6 +17,7 @@ from toy_tokenizers import byte_level
 
 from jaxlm.data import shards
 from jaxlm.data.preparation import PrepareConfig, prepare
+from jaxlm.data.sources import list_units, parse_source, read_unit, sampled
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError, RunError
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
@@ -87,6 +88,45 @@ def test_the_bytes_do_not_depend_on_workers_or_units(corpus):
         output = Path(f"store-{workers}-{unit_bytes}")
         prepare(replace(corpus, output=output, workers=workers, unit_bytes=unit_bytes))
         assert contents(output) == whole, (workers, unit_bytes)
+
+
+def test_a_sample_of_the_documents(corpus, capsys):
+    """Fails if a document repeats, changes or moves, if the choice depends on units or workers, or is not resumed."""
+    whole = documents(prepare(corpus))
+    part = replace(corpus, sample=3, tokenizer="store:store", output=Path("sampled"))
+    store = prepare(part)
+    found = documents(store)
+    at = [whole.index(text) for text in found]
+    assert at == sorted(set(at)) and [section.documents for section in store.sections] == [3, 3, 3]
+    assert "sample: 3 of 5 documents of text:books/*.txt" in capsys.readouterr().out
+    assert store.bytes == sum(len(text.encode()) for text in found)
+    for workers, unit_bytes in [(2, 1000), (1, 1 << 22)]:
+        again = prepare(replace(part, output=Path(f"again-{unit_bytes}"), workers=workers, unit_bytes=unit_bytes))
+        assert documents(again) == found
+    assert documents(prepare(replace(part, sample=10**9, output=Path("all")))) == whole
+    assert "sample" not in open_store(Path("store")).description["arguments"]  # which its fingerprint covers
+    prepare(part)
+    assert "complete already" in capsys.readouterr().out
+    for other in (4, None):
+        with pytest.raises(InputError, match=f"was made with --sample 3, not {other}"):
+            prepare(replace(part, sample=other))
+    with pytest.raises(InputError, match="--sample must be positive, got 0"):
+        prepare(replace(part, sample=0))
+
+
+def test_every_document_is_as_likely_in_a_sample(tmp_path, monkeypatch):
+    """Fails if documents at the beginning of a source or of a unit are preferred: ten of 200, from units of five."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"{k:05}"}) + "\n" for k in range(200)))
+    source = parse_source(f"jsonl:{tmp_path}/rows.jsonl")
+    units, _ = list_units(source, 0, 95)
+    counts, philox = np.zeros(200), np.random.Philox
+    for seed in range(300):
+        monkeypatch.setattr(np.random, "Philox", lambda _, seed=seed: philox(seed))
+        chosen, total = sampled(source, units, 10)
+        rows = [int(text) for unit in chosen for text, _ in read_unit(source, unit)]
+        assert total == 200 and len(rows) == 10 and rows == sorted(set(rows))
+        counts[rows] += 1
+    assert np.abs(counts - 15).max() < 5 * np.sqrt(300 * 0.05 * 0.95)
 
 
 def test_blocks_and_batches_change_nothing(corpus, monkeypatch):
