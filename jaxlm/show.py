@@ -1,8 +1,10 @@
-"""Show a token store, a run or the batch of a step: `python -m jaxlm.show STORE|RUN|CONFIG`.
+"""Show a token store, a run, the batch of a step or a task: `python -m jaxlm.show STORE|RUN|CONFIG|--task TASK`.
 
 A token store: its counts and some of its documents, decoded. A run: its progress, results and starts, or with --step N
 the batch of that step. A config: the decoded batch of a step. Pretraining configs need the store (`--data.store`),
-fine-tuning configs the task (`--task`, and `--tokenizer` or `--start`). Any field can be given, as for training.
+fine-tuning configs the task (`--task`, and `--tokenizer` or `--start`). Any field can be given, as for training. A
+task without a config: the lengths and labels of its rows, duplicates, overlap with train and empty texts, in tokens too
+with `--tokenizer` or `--start`.
 """
 
 import dataclasses
@@ -17,18 +19,21 @@ import tyro
 from jaxlm.config import command_line, load_config
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError, run_command
-from jaxlm.finetuning.arguments import TaskArguments
+from jaxlm.finetuning.arguments import DataArguments, TaskArguments
 from jaxlm.inference.loaded_run import run_config, split_run
+from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.remote import is_url
-from jaxlm.tasks import read_task
+from jaxlm.tasks import ENCODER_ROLES, ROLES, Task, TaskData, read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
-from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
+from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
+from jaxlm.training.initialization import open_source
 from jaxlm.training.trained_length import trained_length
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines
+from jaxlm.views.task import Reader, task_lines
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,62 @@ class FinetuneArguments(TaskArguments):
     """Examples to show."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsArguments(DataArguments):
+    """Show the rows of a task before anything is trained."""
+
+    start: str | None = None
+    """A run or published model to measure tokens for."""
+    tokenizer: str | None = None
+    """Tokenizer to measure tokens with, without a start. A vocabulary with CLS and SEP is used as a BERT uses it."""
+    length: int | None = None
+    """Tokens in the longest sequence. Default: the task's, at most those that the start was trained on."""
+    count: int = 3
+    """Training examples to show."""
+
+
+def show_rows() -> Iterator[str]:
+    """Return the lines for the rows of a task."""
+    arguments, _ = command_line(RowsArguments, program="show", description=__doc__)
+    _check_counts(arguments, "count")
+    if arguments.length is not None and arguments.length < 1:
+        raise InputError(f"--length must be positive, got {arguments.length}; give at least 1")
+    if arguments.start is not None and arguments.tokenizer is not None:
+        raise InputError(f"--tokenizer must be left out with --start, got {arguments.tokenizer}; give one of them")
+    task, data = _read_rows(arguments)
+    return task_lines(task, data, _reader(arguments, task), arguments.count)
+
+
+def _reader(arguments: RowsArguments, task: Task) -> Reader | None:
+    """Return the tokenizer, input format and length to measure a task with; None if nothing is given for it."""
+    if arguments.start is not None:
+        source = open_source(arguments.start)
+        tokenizer, longest = source.tokenizer, source.trained_length
+        input_format = family_of(source.model).input_format
+    elif arguments.tokenizer is not None:
+        tokenizer, longest = tokenizer_from_spec(arguments.tokenizer), DEFAULT_LENGTH
+        input_format = "bert" if all(role in tokenizer.specials for role in ENCODER_ROLES) else "gpt1"
+    else:
+        return None
+    if input_format == "gpt1":
+        tokenizer = tokenizer.with_specials(ROLES)
+    length = min(int(task.paper_for(input_format).get("length", longest)), longest)
+    return Reader(tokenizer, input_format, arguments.length or length)
+
+
+def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:
+    arguments.options.check()
+    return read_task(
+        arguments.task,
+        arguments.task_dir,
+        arguments.custom,
+        seed=arguments.held_out_seed,
+        options=arguments.options,
+        strict=arguments.strict,
+        sample=arguments.sample,
+    )
+
+
 def show_config(name: str) -> Iterator[str]:
     """Return the lines for the batch of a config; its fields are flags, as for training."""
     try:
@@ -100,20 +161,12 @@ def show_config(name: str) -> Iterator[str]:
     else:
         raise InputError("--tokenizer or --start must be given, got neither; name a tokenizer or a run")
     config.check()
-    arguments.options.check()
-    task, data = read_task(
-        arguments.task,
-        arguments.task_dir,
-        arguments.custom,
-        seed=arguments.held_out_seed,
-        options=arguments.options,
-        strict=arguments.strict,
-    )
+    task, data = _read_rows(arguments)
     return finetune_lines(config, task, data, tokenizer, arguments.step, arguments.count, longest)
 
 
-def _check_counts(arguments: Any) -> None:
-    for name in ("step", "count"):
+def _check_counts(arguments: Any, *names: str) -> None:
+    for name in names or ("step", "count"):
         value = getattr(arguments, name)
         if value is not None and value < 0:
             raise InputError(f"--{name} must not be negative, got {value}")
@@ -123,7 +176,9 @@ def main() -> None:
     """Print a view of the target."""
     target = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
     path = Path(target)
-    if target and not is_url(target) and not path.is_dir() and ("@" not in target or path.is_file()):
+    if not target and any(word.split("=")[0] == "--task" for word in sys.argv[1:]):
+        lines = show_rows()
+    elif target and not is_url(target) and not path.is_dir() and ("@" not in target or path.is_file()):
         lines = show_config(target)
     else:
         arguments, _ = command_line(Arguments, program="show", description=__doc__)

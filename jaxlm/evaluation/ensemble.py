@@ -123,6 +123,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
         None if saved["custom"] is None else from_json(CustomConfig, saved["custom"], "custom"),
         seed=saved["held_out_seed"],
         options=from_json(TaskOptions, saved["options"], "options"),
+        sample=saved.get("sample"),
     )
     for run in runs:
         if run.config["fingerprints"].get("task_data") != data.fingerprint():

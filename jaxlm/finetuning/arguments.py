@@ -11,11 +11,9 @@ from jaxlm.training.config import FinetuneConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskArguments:
-    """A fine-tuning config, the task, the location of its files, and the source of the tokenizer."""
+class DataArguments:
+    """The task and its rows."""
 
-    config: tyro.conf.Positional[str]
-    """A config file, or its name: finetune/gpt1, finetune/bert."""
     task: str
     """The task: cola, sst2, …, or custom for your own files."""
     task_dir: str | None = None
@@ -24,12 +22,22 @@ class TaskArguments:
     options: TaskOptions = field(default_factory=TaskOptions)
     strict: bool = False
     """Fail if an answer's text does not match its answer_start, and list all of these. Default: count them."""
+    held_out_seed: int = 0
+    """Seed that chooses the rows of the dev split for a task without one, and those of --sample."""
+    sample: int | None = None
+    """Train on so many random rows of the training split. Dev and test are kept whole. Default: all rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskArguments(DataArguments):
+    """A fine-tuning config, the task and its rows, and the source of the tokenizer."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: finetune/gpt1, finetune/bert."""
     start: str | None = None
     """A run to start from (RUN or RUN@STEP). Default: from scratch."""
     tokenizer: str | None = None
     """Tokenizer of a new run: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
-    held_out_seed: int = 0
-    """Seed that chooses the rows of the dev split for a task without one."""
     settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 
@@ -47,4 +55,6 @@ class FinetuneArguments(TaskArguments):
     """Use positions of the start's table that were never trained. The limit is the task's length, or --length."""
     keep: Literal["best", "all"] = "best"
     """Keep the parameters of the run that is best on dev, or of all runs."""
+    with_inputs: bool = False
+    """Write the task's columns and the gold label into predictions.jsonl too."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

@@ -70,6 +70,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         seed=arguments.held_out_seed,
         options=arguments.options,
         strict=arguments.strict,
+        sample=arguments.sample,
     )
     family = family_of(config.model)
     if family.input_format == "gpt1":

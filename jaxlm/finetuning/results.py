@@ -1,5 +1,6 @@
 """Results of a fine-tuning run: results.json with the metrics of all trials, predictions.jsonl, and a table."""
 
+import json
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,7 +13,8 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_directory
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import Task
+from jaxlm.tasks import Task, TaskData
+from jaxlm.tasks.prediction_lines import with_inputs
 
 
 def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -62,9 +64,10 @@ def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> 
             checkpoints.wait()
 
 
-def write_results(context: TrialContext, summary: dict[str, Any]) -> None:
+def write_results(context: TrialContext, summary: dict[str, Any], inputs: TaskData | None = None) -> None:
     """Write all predictions to one file, copy the best trial's files, and then write results.json.
 
+    inputs: the examples whose columns and gold labels are written beside their predictions; None: none are.
     results.json completes the run. The threshold tuned for the best trial goes into task.json, for predict. All inputs
     of this function are kept until it returns, so after a stop at any moment it is repeated.
     """
@@ -74,6 +77,8 @@ def write_results(context: TrialContext, summary: dict[str, Any]) -> None:
 
     finished = [run for run in summary["runs"] if "failed" not in run]
     predictions = b"".join(read_predictions(context.run, run) for run in finished)
+    if inputs is not None:
+        predictions = _with_inputs(predictions, context.task, inputs)
     write_file(context.run.path / "predictions.jsonl", predictions)
     best = summary["best"]
     files = directory_of(best) / "files"
@@ -87,6 +92,14 @@ def write_results(context: TrialContext, summary: dict[str, Any]) -> None:
         write_json(context.run.path / "task.json", task.to_json(), signed=True)
     write_json(context.run.path / "results.json", summary, signed=True)
     context.run.upload()
+
+
+def _with_inputs(predictions: bytes, task: Task, data: TaskData) -> bytes:
+    lines = []
+    for line in map(json.loads, predictions.splitlines()):
+        example = data.splits[line["split"]].examples[line["index"]]
+        lines.append(json.dumps(with_inputs(line, task, example)) + "\n")
+    return "".join(lines).encode()
 
 
 def read_results(run: RunDirectory) -> dict[str, Any] | None:

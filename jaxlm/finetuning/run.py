@@ -49,6 +49,8 @@ def run_finetuning(
     learning_rates: Sequence[float] = (),
     keep: Literal["best", "all"] = "best",
     held_out_seed: int = 0,
+    sample: int | None = None,
+    with_inputs: bool = False,
     beyond_length: bool = False,
     strict: bool = False,
     changes: Mapping[str, Any] | None = None,
@@ -71,7 +73,9 @@ def run_finetuning(
       seeds: Number of runs, each with a seed of its own.
       learning_rates: Learning rates to try. The one with the best mean on dev is reported.
       keep: Keep the parameters of the run that is best on dev, or of all runs.
-      held_out_seed: Seed that chooses the rows of the dev split for a task without one.
+      held_out_seed: Seed that chooses the rows of the dev split for a task without one, and those of `sample`.
+      sample: Number of random training rows to train on. Default: all rows.
+      with_inputs: Write the task's columns and the gold label into predictions.jsonl too.
       beyond_length: Use positions of the start's table that were never trained.
       strict: Fail if an answer's text does not match its answer_start.
       changes: Other values of the config's fields, by the names of their flags: `{"num_epochs": 5}`.
@@ -107,6 +111,8 @@ def run_finetuning(
         start=None if start is None else str(start),
         tokenizer=tokenizer,
         held_out_seed=held_out_seed,
+        sample=sample,
+        with_inputs=with_inputs,
         seeds=seeds,
         learning_rates=tuple(learning_rates),
         beyond_length=beyond_length,
@@ -135,7 +141,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     trials = [(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
     resolved = _resolved(arguments, planned, config)
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # the fingerprints cover their contents
-    free = (*run_fields(config.optimizer), "members_per_group", *moved)
+    free = (*run_fields(config.optimizer), "members_per_group", "with_inputs", *moved)
     changed = run.open(resolved, run_fields=free)
     with run, use_mesh(mesh):
         if (summary := first_process_decides(lambda: read_results(run))) is not None:
@@ -163,7 +169,8 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
         summary = summarize(task, results) | {"keep": arguments.keep}
         if "best" in summary:
             keep_best(context, programs, summary)
-            first_process_decides(lambda: write_results(context, summary))
+            inputs = planned.data if arguments.with_inputs else None
+            first_process_decides(lambda: write_results(context, summary, inputs))
             clean_up(run, summary)
             for line in table(task, summary):
                 observer.say(line)
@@ -216,6 +223,8 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
         "options": to_json(arguments.options),
         OF_START: kept_start_length(saved_config(arguments.run), of_source),
         "held_out_seed": arguments.held_out_seed,
+        "sample": arguments.sample,
+        "with_inputs": arguments.with_inputs,
         "seeds": arguments.seeds,
         "learning_rates": list(planned.rates),
     }

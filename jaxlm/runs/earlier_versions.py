@@ -17,6 +17,8 @@ ADDED_OPTIONS = {
     "optimizer.layer_decay": 1.0,
     "freeze_layers": 0,
     "freeze_embeddings": False,
+    "sample": None,
+    "with_inputs": False,
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).

@@ -35,6 +35,7 @@ BUILT_IN: dict[str, BuiltIn] = {
 }
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_FRACTION = 0.1
+_SAMPLE = 1  # the second word of the seed of samples; that of held-out rows has one word
 _KEYS = {SpanExample: "text", TaggedSentence: "tokens, or of the same document,"}
 
 
@@ -51,6 +52,7 @@ def read_task(
     seed: int = 0,
     options: TaskOptions | None = None,
     strict: bool = False,
+    sample: int | None = None,
 ) -> tuple[Task, TaskData]:
     """Return a task as its data defines it (labels, choices, scale of scores), and its splits.
 
@@ -63,11 +65,15 @@ def read_task(
         all seeds of one table share it.
       options: windows, answers and context, for the tasks that have them; saved with the task.
       strict: whether to raise an error that lists answers that are not at their offsets; by default they are counted.
+      sample: number of training rows, chosen by `seed` after a dev split was held out; None: all. The labels are those
+        of all rows, the scale of scores that of the sample.
 
     Raises:
       InputError: an unknown task, a missing directory or file, or a bad row, named in one line.
     """
     fraction = HELD_OUT_FRACTION
+    if sample is not None and sample < 1:
+        raise InputError(f"--sample must be positive, got {sample}; give at least 1")
     if options is not None:
         options.check()
     if name == "custom":
@@ -87,10 +93,12 @@ def read_task(
     if task.selects not in splits:
         train, dev, held_out = hold_out(splits["train"], seed, fraction)
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
-    if task.kind == "regression":
-        task = with_scale(task, splits["train"].examples)
     if task.kind == "tagging":
         task = with_tags(task, splits)
+    if sample is not None:
+        splits = splits | {"train": sampled(splits["train"], sample, seed)}
+    if task.kind == "regression":
+        task = with_scale(task, splits["train"].examples)
     return task, TaskData(splits, task.labels, held_out)
 
 
@@ -188,6 +196,22 @@ def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tu
     )
     held = Split(dev, len(dev), (), _empty_fields(dev))
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence
+
+
+def sampled(split: Split, count: int, seed: int) -> Split:
+    """Return a split with `count` random examples, in file order; the split itself if it has no more.
+
+    A larger sample of the same seed contains a smaller one.
+    """
+    total = len(split.examples)
+    if count >= total:
+        return split
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed % 2**64, _SAMPLE])))
+    examples = tuple(split.examples[row] for row in sorted(random.permutation(total)[:count].tolist()))
+    note = f"{count:,} of the {total:,} examples are used, chosen by seed {seed}"
+    return dataclasses.replace(
+        split, examples=examples, empty_fields=_empty_fields(examples), notes=(*split.notes, note)
+    )
 
 
 def _read_built_in(entry: BuiltIn, task_dir: str | None) -> tuple[Task, dict[str, Split]]:

@@ -45,6 +45,7 @@ MAY_DIFFER = (
     "num_epochs",
     "seed",
     "members_per_group",
+    "with_inputs",
     "task_dir",
     "start",
     "custom.train",

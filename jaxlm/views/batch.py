@@ -245,7 +245,9 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
     options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
     seed = saved.get("held_out_seed", 0)
-    task, data = read_task(saved["task"], saved.get("task_dir"), custom, seed=seed, options=options)
+    task, data = read_task(
+        saved["task"], saved.get("task_dir"), custom, seed=seed, options=options, sample=saved.get("sample")
+    )
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(f"{run.name}: the files of {saved['task']} are not those it was trained on; put them back")
     yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)

@@ -1,0 +1,50 @@
+"""`finetune --with-inputs --sample`: the run's predictions beside the rows of the files, and the run's identity."""
+
+import json
+
+import pytest
+import toy_encoder
+from toy_encoder import arguments, lines, make_files, write_lines
+from toy_runs import assert_one_line, run_here
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    place = tmp_path_factory.mktemp("tuned")
+    vocabulary = toy_encoder.write_vocabulary(place)
+    files = make_files(place / "files", "classification")
+    write_lines(files / "test.jsonl", [{"text": row["text"]} for row in lines(files / "test.jsonl")])
+    words = arguments(place / "run", files, "classification", "--tokenizer", f"wordpiece:{vocabulary}")
+    words += [*toy_encoder.FLAGS, "--sample", 16, "--num-epochs", 0.5]
+    ended = run_here("finetune", *words, "--with-inputs")
+    assert ended.code == 0, ended.errors
+    return place, files, words, ended
+
+
+def test_predictions_have_the_columns_and_labels_of_their_rows(tuned):
+    """Fails if a line has another row's text, or if rows without a label have one."""
+    place, files, _, _ = tuned
+    found = lines(place / "run" / "predictions.jsonl")
+    assert [(line["split"], line["index"]) for line in found] == [
+        (part, index) for part, n in (("dev", 13), ("test", 7)) for index in range(n)
+    ]
+    rows = {part: lines(files / f"{part}.jsonl") for part in ("dev", "test")}
+    for line in found:
+        row = rows[line["split"]][line["index"]]
+        assert {name: line[name] for name in ("text", "label") if name in line} == row
+        own = ["text", "label"] if line["split"] == "dev" else ["text"]
+        assert list(line) == ["split", "index", "seed", "learning_rate", *own, "prediction", "scores"]
+    right = [line["prediction"] == line["label"] for line in found if line["split"] == "dev"]
+    (first,) = json.loads((place / "run" / "results.json").read_text())["runs"]
+    assert first["dev"]["accuracy"] == pytest.approx(sum(right) / 13)
+
+
+def test_the_sample_is_part_of_the_run(tuned):
+    """Fails if the run trains on all rows, or if another sample continues it; inputs may be left out on resume."""
+    place, _, words, ended = tuned
+    assert "train: 16 of the 32 examples are used, chosen by seed 0" in ended.output
+    saved = json.loads((place / "run" / "config.json").read_text())
+    assert saved["sample"] == 16 and saved["with_inputs"] is True and saved["num_steps"] == 1  # floor(16 / 8 * 0.5)
+    assert "is complete" in run_here("finetune", *words).output
+    other = [17 if word == 16 else word for word in words]
+    assert_one_line(run_here("finetune", *other), 2, "sample: 16 -> 17")
