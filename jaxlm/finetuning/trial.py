@@ -146,7 +146,8 @@ def make_programs(context: TrialContext) -> Programs:
 def trial_settings(context: TrialContext, rate: float) -> Settings:
     """Return the settings of a trial at a learning rate."""
     optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
-    return settings_of(optimizer, context.num_steps, norms_every=context.config.log_every)
+    config = context.config
+    return settings_of(optimizer, context.num_steps, norms_every=config.log_every, ema=config.ema)
 
 
 def run_trial(context: TrialContext, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
@@ -189,19 +190,21 @@ class _TrialRun:
             batch = jax.tree.map(lambda x: x[rows], self.data[number])
             yield to_devices(batch, self.context.mesh, self.context.batch_size)
 
-    def evaluate(self, recorder: Recorder, step: int, params: Any) -> None:
+    def evaluate(self, recorder: Recorder, step: int, state: TrainState) -> None:
         """Evaluate on the selection split, and keep the parameters if they are the best so far."""
         split = self.context.task.selects
-        _, metrics = evaluate_split(self.context, self.programs, params, split, self.data.lengths)
+        _, metrics = evaluate_split(self.context, self.programs, state.weights, split, self.data.lengths)
+        raw = None if state.average is None else state.params
         recorder.validation(
             step,
-            {f"{split}_{name}": value for name, value in metrics.items()},
+            {f"{split}_{name}": value for name, value in metrics.items()}
+            | raw_metric(self.context, self.programs, raw, self.data.lengths),
             said=f"{split} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
         )
         best = self.best
         if self.context.replaces(step, metrics, best.metrics):
             best.params = None  # so that at most one copy exists
-            best.params, best.step, best.metrics = self.programs.copy(params), step, metrics
+            best.params, best.step, best.metrics = self.programs.copy(state.weights), step, metrics
 
     def save(self, step: int, state: TrainState) -> None:
         """Start a checkpoint of the state and the best parameters so far."""
@@ -354,6 +357,15 @@ def evaluate_split(
     size = context.config.eval_batch_size or context.batch_size
     predictions = predict_split(programs.predict, params, encoded, context.mesh, batch_size=size, lengths=lengths)
     return predictions.predicted(context.task, encoded, threshold)
+
+
+def raw_metric(context: TrialContext, programs: Programs, params: Any, lengths: tuple[int, ...]) -> dict[str, float]:
+    """Return the selection metric of the parameters beside their average, for the log; nothing for None."""
+    if params is None:
+        return {}
+    split, metric = context.task.selects, context.task.metric
+    _, metrics = evaluate_split(context, programs, params, split, lengths)
+    return {f"raw_{split}_{metric}": metrics[metric]}
 
 
 def write_result(

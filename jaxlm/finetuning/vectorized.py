@@ -38,6 +38,7 @@ from jaxlm.finetuning.trial import (
     drop_beaten,
     evaluate_split,
     finish_trial,
+    raw_metric,
     run_trial,
     started_state,
     trial_directory,
@@ -51,7 +52,7 @@ from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.training.loop import Session, run_training
 from jaxlm.training.program import CompiledStep
-from jaxlm.training.step import Settings, TrainState, saved_part
+from jaxlm.training.step import Settings, TrainState, saved_part, state_of
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class _VectorizedTrials:
         failed = {int(number): step for number, step in restored.extra.get("failed", {}).items()}
         last = len(self.trials) - 1  # the padding repeats the last trial
         halted = self.spread(np.array([min(number, last) in failed for number in range(len(self.all))], np.bool_))
-        state = TrainState(saved["step"], saved["params"], saved["opt_state"], seed=seeds, halted=halted)
+        state = state_of(saved, seed=seeds, halted=halted)
         best = restored.extra["best"]
         return state, _Best(saved.get("best"), best["steps"], best["figures"]), failed, notes
 
@@ -250,7 +251,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
         state, notes = group.started()
         failed = {}
         empty: list[dict[str, float]] = [{} for _ in trials]
-        best = _Best(group.copy(state.params) if keeps_best else None, [None] * len(trials), empty)
+        best = _Best(group.copy(state.weights) if keeps_best else None, [None] * len(trials), empty)
     first_step = int(jnp.max(state.step))
     logs = _open_logs(context, trials, first_step if resumed else None)
     alone = trial_work(context, group.programs)
@@ -269,13 +270,14 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
         recorder.note(note)
 
-    def evaluate(number: int, params: Any) -> None:
+    def evaluate(number: int, state: TrainState) -> None:
         better = np.zeros(len(group.all), np.bool_)
         for k in (k for k in range(len(trials)) if k not in failed):
-            _, metrics = evaluate_split(
-                context, group.programs, group.take(params, k), task.selects, group.data[k].lengths
-            )
-            recorder.validation_of(k, number, {f"{task.selects}_{name}": value for name, value in metrics.items()})
+            lengths = group.data[k].lengths
+            _, metrics = evaluate_split(context, group.programs, group.take(state.weights, k), task.selects, lengths)
+            raw = None if state.average is None else group.take(state.params, k)
+            line = {f"{task.selects}_{name}": value for name, value in metrics.items()}
+            recorder.validation_of(k, number, line | raw_metric(context, group.programs, raw, lengths))
             better[k] = context.replaces(number, metrics, best.metrics[k])
             if better[k]:
                 best.steps[k], best.metrics[k] = number, metrics
@@ -285,7 +287,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
                 f"step {number}: {task.selects} {task.metric} so far " + ", ".join(f"{v:.4f}" for v in values)
             )
         if keeps_best:
-            best.params = group.keep(group.spread(better), params, best.params)
+            best.params = group.keep(group.spread(better), state.weights, best.params)
 
     def save(number: int, state: TrainState) -> None:
         halted = {str(number): step for number, step in failed.items()}
@@ -306,7 +308,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     batches = (group.batch(number) for number in itertools.count(first_step))
     try:
         state = run_training(state, lambda state, batch: group.step(state, batch, group.settings), batches, session)
-        best.params = best.params if keeps_best else state.params
+        best.params = best.params if keeps_best else state.weights
     except Diverged:
         log.warning("none of the %d runs trained together continues", len(trials))
     return best, failed

@@ -36,10 +36,11 @@ log = logging.getLogger(__name__)
 class LoadedRun:
     """A run at one of its checkpoints.
 
-    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`. model: the model of `params`,
-    with the run's dtype and attention backend, without rematerialization. task: the task of a fine-tuned run, None for
-    a pretrained one. given_tokenizer: None if the run was imported from files without one. versions: those of the data
-    rules of a pretraining run. trained_length: the number of positions that were trained.
+    params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`; the average, if the run has one.
+    model: the model of `params`, with the run's dtype and attention backend, without rematerialization. task: the task
+    of a fine-tuned run, None for a pretrained one. given_tokenizer: None if the run was imported from files without
+    one. versions: those of the data rules of a pretraining run. trained_length: the number of positions that were
+    trained.
     """
 
     config: PretrainConfig | FinetuneConfig
@@ -132,14 +133,15 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     model = build(config.model, for_reading(config.execution))
     metadata = checkpoints.metadata(step)
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
-    saved = metadata.tree["params"]
-    restored = checkpoints.restore_partial({"params": abstract_params(config.model, saved, mesh)}, step=step)
+    part = metadata.weights
+    wanted = {part: abstract_params(config.model, metadata.tree[part], mesh)}
+    restored = checkpoints.restore_partial(wanted, step=step)
     for note in restored.notes:
         log.warning("%s", note)
     return LoadedRun(
         config,
         model,
-        restored.state["params"],
+        restored.state[part],
         tokenizer,
         restored.step,
         path,

@@ -59,6 +59,11 @@ class Metadata:
     extra: dict
     checksums: dict[str, int]
 
+    @property
+    def weights(self) -> str:
+        """The name of the part of the tree to use: the averaged parameters if there are any, else the parameters."""
+        return "average" if "average" in self.tree else "params"
+
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
@@ -232,16 +237,23 @@ class Checkpoints:
             raise RunError(f"{self.directory} could not be read: {failure_reason(error)}; try again") from error
         return sorted(found)
 
-    def restore(self, abstract_state: PyTree | Callable[[Metadata], PyTree], *, step: int | None = None) -> Restored:
+    def restore(
+        self,
+        abstract_state: PyTree | Callable[[Metadata], PyTree],
+        *,
+        step: int | None = None,
+        without: Sequence[str] = (),
+    ) -> Restored:
         """Restore and verify the state of `step`, or of the newest intact checkpoint, with given shardings.
 
         abstract_state: a tree of jax.ShapeDtypeStruct (a leaf without a sharding goes to the first device), or a
         function from the description of a checkpoint to such a tree. Leaves, shapes and dtypes must be those that were
-        saved; otherwise an InputError lists the differences. Without `step`, damaged checkpoints newer than the intact
+        saved; otherwise an InputError lists the differences. without: parts of the saved tree, entries of its top
+        level, that are not read. Without `step`, damaged checkpoints newer than the intact
         one are moved to `damaged-STEP` and named in `notes`.
         Raises DamagedCheckpoint if `step`, or every checkpoint, is damaged (then nothing is moved).
         """
-        return self._restore(abstract_state, step, partial=False)
+        return self._restore(abstract_state, step, partial=False, without=without)
 
     def restore_partial(self, abstract_tree: PyTree, *, step: int | None = None) -> Restored:
         """Restore a part of the saved tree, for example `{"params": {…}}`; the other leaves are not read."""
@@ -269,14 +281,17 @@ class Checkpoints:
             f"checkpoint {old} is newer than step {step} resumed from; moved to {name}" for old, name in moved.items()
         ]
 
-    def _restore(self, abstract_tree: PyTree, step: int | None, *, partial: bool) -> Restored:
+    def _restore(
+        self, abstract_tree: PyTree, step: int | None, *, partial: bool, without: Sequence[str] = ()
+    ) -> Restored:
         damaged: dict[int, DamagedCheckpoint] = {}
         for candidate in self._candidates(step):
             try:
                 description = self._describe(candidate)
                 with returning_memory():
                     tree = abstract_tree(description) if callable(abstract_tree) else abstract_tree
-                    state = self._read(description, tree, partial=partial)
+                    saved = {name: part for name, part in description.tree.items() if name not in without}
+                    state = self._read(dataclasses.replace(description, tree=saved), tree, partial=partial)
             except DamagedCheckpoint as error:
                 if step is not None:
                     raise DamagedCheckpoint(f"{error}; checkpoints there: {_words(self.steps())}") from error

@@ -19,6 +19,7 @@ ADDED_OPTIONS = {
     "freeze_embeddings": False,
     "sample": None,
     "with_inputs": False,
+    "ema": 0.0,
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).

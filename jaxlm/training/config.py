@@ -72,6 +72,9 @@ class PretrainConfig:
     """Sequences per global batch."""
     length: int = 512
     """Tokens per sequence."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, and is
+    what other commands use. 0: no average."""
     seed: int = 0
     """Seed of all random numbers of the run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -157,6 +160,9 @@ class FinetuneConfig:
     """Examples per global batch. Default: the task's."""
     length: int | None = None
     """Tokens in the longest sequence. Longer inputs are truncated by the task's rule. Default: the task's."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the parameters, for example 0.99. The average is evaluated, selected
+    and kept. 0: no average."""
     seed: int = 0
     """Seed of all random numbers of the first run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -253,6 +259,8 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
         raise InputError(f"num_epochs must be above 0, got {config.num_epochs}; give more")
     if config.eval_every < 0:
         raise InputError(f"eval_every must be at least 0, got {config.eval_every}; give 0 for fewest evaluations")
+    if not 0 <= config.ema < 1:
+        raise InputError(f"ema must be from 0 to below 1, got {config.ema:g}; give 0 for no average")
     check_seed("seed", config.seed)
 
 

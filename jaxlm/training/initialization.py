@@ -22,8 +22,9 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.training.averaging import first_average
 from jaxlm.training.config import MAY_DIFFER
-from jaxlm.training.step import TrainState, from_saved, saved_part
+from jaxlm.training.step import OPTIONAL, TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
 
 log = logging.getLogger(__name__)
@@ -103,14 +104,15 @@ def open_source(start: str) -> Source:
     metadata = checkpoints.metadata(step)
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
     model = from_json(ModelConfig, config["model"], "model")
-    checksums = {name: value for name, value in metadata.checksums.items() if name.startswith("params/backbone/")}
+    part = metadata.weights
+    checksums = {name: value for name, value in metadata.checksums.items() if name.startswith(f"{part}/backbone/")}
 
     def load(wanted: Any) -> tuple[Any, Sequence[str]]:
-        restored = checkpoints.restore_partial({"params": wanted}, step=metadata.step)
-        return restored.state["params"], restored.notes
+        restored = checkpoints.restore_partial({part: wanted}, step=metadata.step)
+        return restored.state[part], restored.notes
 
     fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
-    parameters = Parameters(metadata.tree["params"], load, fingerprint, checkpoints, metadata.step)
+    parameters = Parameters(metadata.tree[part], load, fingerprint, checkpoints, metadata.step)
     return Source(
         name=f"{path}@{metadata.step}",
         model=model,
@@ -297,7 +299,8 @@ def with_parameters(
         grow[f"backbone/{layers}/.*"] = 0
     notes = list(loading_notes)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
-    return replace(state, params=params), notes
+    average = None if state.average is None else first_average(params)
+    return replace(state, params=params, average=average), notes
 
 
 def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
@@ -323,9 +326,23 @@ def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[T
 
 
 def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
-    """Return parameters, moments and step of another run (`--start-with state`)."""
-    restored = source.of_run.restore(saved_part(abstract), step=source.opened().step)
-    return from_saved(restored.state, abstract, seed), list(restored.notes)
+    """Return parameters, moments and step of another run (`--start-with state`).
+
+    An average begins at the parameters if the other run has none, and is left out if this run has none.
+    """
+    checkpoints, step = source.of_run, source.opened().step
+    saved, wanted = checkpoints.metadata(step).tree, saved_part(abstract)
+    fresh, unused = (
+        [name for name in OPTIONAL if name in some and name not in others]
+        for some, others in ((wanted, saved), (saved, wanted))
+    )
+    known = {name: part for name, part in wanted.items() if name not in fresh}
+    restored = checkpoints.restore(known, step=step, without=unused)
+    state = from_saved(restored.state, abstract, seed)
+    notes = [*restored.notes, *(f"{source.name} has no {name}: it begins here" for name in fresh)]
+    if "average" in fresh:
+        state = replace(state, average=first_average(state.params))
+    return state, notes
 
 
 def check_tokenizer(

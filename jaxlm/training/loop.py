@@ -25,7 +25,7 @@ class Session:
     """One start of a training: its outputs, its intervals of evaluation and saving, and the caller who may stop it.
 
     num_steps: the step at which training ends. evaluate_every: steps between evaluations, 0: at the end only.
-    evaluate(step, params): evaluates and records. save(step, state): starts a checkpoint. describe_batch(step): the
+    evaluate(step, state): evaluates and records. save(step, state): starts a checkpoint. describe_batch(step): the
     rows of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None if a
     checkpoint of this run holds the first state.
     """
@@ -37,7 +37,7 @@ class Session:
     evaluate_every: int
     checkpoint_every: int
     save: Callable[[int, TrainState], None]
-    evaluate: Callable[[int, Any], None] | None = None
+    evaluate: Callable[[int, TrainState], None] | None = None
     describe_batch: Callable[[int], str] = "batch {}".format
     began: str | None = None
     profile: "Profile | None" = None
@@ -53,11 +53,11 @@ class Session:
         """Return True if the state is saved after `step` updates."""
         return step % self.checkpoint_every == 0 or step == self.num_steps
 
-    def run_evaluation(self, step: int, params: Any) -> None:
+    def run_evaluation(self, step: int, state: TrainState) -> None:
         """Evaluate; the time does not count as training time."""
         assert self.evaluate is not None
         with self.recorder.meter.pause("evaluation"):
-            self.evaluate(step, params)
+            self.evaluate(step, state)
 
     def run_save(self, step: int, state: TrainState) -> None:
         """Write all metrics up to `step`, then start its checkpoint; the time does not count as training time."""
@@ -89,7 +89,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
     recorder, profile = session.recorder, session.profile
     first = done = saved = _steps(state)
     if first == 0 and session.evaluate is not None and session.evaluates_first:
-        session.run_evaluation(0, state.params)
+        session.run_evaluation(0, state)
     pending: tuple[int, dict] | None = None  # metrics of the last step, not fetched yet
     damage: DamagedStore | None = None
     try:
@@ -100,7 +100,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
                     recorder.training(*pending)
                     pending = None
                 if evaluates:
-                    session.run_evaluation(done, state.params)
+                    session.run_evaluation(done, state)
                 if saves:
                     session.run_save(done, state)
                     saved = done

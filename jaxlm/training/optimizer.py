@@ -220,7 +220,7 @@ class _Chain:
         """Return the update, which is added to the parameters, and the new state."""
         gradient = self._prepared(gradient, params)
         new = jax.tree.map(partial(jnp.where, is_finite), self.scaling.accumulate(gradient, state), state)
-        new = _computed_once(new)
+        new = computed_once(new)
         factor = self.scaling.decay_factor(new) * self.weight_decay
 
         def update_of(rule: ParameterRule, direction: Any, p: Any) -> Any:
@@ -267,7 +267,7 @@ def _clipped(gradient: Any, largest: float) -> Any:
     return jax.tree.map(lambda g: g * scale, gradient)
 
 
-def _computed_once(state: Any) -> Any:
+def computed_once(state: Any) -> Any:
     """Return the new state behind a barrier, so that it is computed once.
 
     Without it XLA's CPU backend computes the new state from the old one again at each use. The old one then cannot be

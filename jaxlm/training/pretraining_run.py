@@ -110,7 +110,7 @@ def prepared(planned: Plan) -> _Prepared:
     )
     with use_mesh(mesh):
         program = make_program(pretraining, config, mesh)
-        settings = settings_of(config.optimizer, planned.num_steps, norms_every=config.log_every)
+        settings = settings_of(config.optimizer, planned.num_steps, norms_every=config.log_every, ema=config.ema)
         settings = replicated(settings, mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
     planned = replace(planned, config=config)
@@ -312,8 +312,12 @@ def _note_beginning(
         recorder.warn(warning)
 
 
-def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], None] | None:
-    """Return the evaluation on the validation stores, or None without any."""
+def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, TrainState], None] | None:
+    """Return the evaluation on the validation stores, or None without any.
+
+    If there is an average of the parameters, the metrics are those of the average; `raw_validation_loss` is that of the
+    parameters themselves.
+    """
     planned = ready.plan
     if not planned.validation:
         return None
@@ -329,8 +333,12 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, Any], No
     for sentence in validation.notes:
         recorder.note(sentence)
 
-    def evaluate(step: int, params: Any) -> None:
-        recorder.validation(step, *validation(step, params))
+    def evaluate(step: int, state: TrainState) -> None:
+        metrics, said = validation(step, state.weights)
+        if state.average is not None:
+            raw = validation(step, state.params)[0]["validation_loss"]
+            metrics, said = metrics | {"raw_validation_loss": raw}, f"{said}; {raw:.4f} without averaging"
+        recorder.validation(step, metrics, said)
 
     return evaluate
 

@@ -78,8 +78,8 @@ class Program:
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:
     """Return the program of `config` on `mesh`, which must be in use (`jaxlm.distributed.mesh.use_mesh`).
 
-    Learning rates, schedule, the number of steps and log_every are not part of it: they are data, `Settings`. Nothing
-    is allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
+    Learning rates, schedule, the number of steps, log_every and ema are not part of it: they are data, `Settings`.
+    Nothing is allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
     """
     assert config.micro_batches != "auto"
 
@@ -88,7 +88,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
 
     boxed = jax.eval_shape(lambda: learner.init_params(jax.random.key(0)))
     optimizer = make_optimizer(config.optimizer, boxed, learner.groups)
-    abstract = abstract_state(learner.init_params, optimizer, mesh, carry)
+    abstract = abstract_state(learner.init_params, optimizer, mesh, carry, averages=config.ema > 0)
     pure_step = make_train_step(
         learner.objective,
         optimizer,

@@ -1,6 +1,7 @@
 """The state of a training run, the training step and the evaluation step: pure functions, jitted by the caller."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.devices import RARELY
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig
+from jaxlm.training.averaging import updated_average
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
 from jaxlm.training.schedule import Schedule
 
 
@@ -25,7 +27,8 @@ class TrainState:
     halted: bool, set for good by the first loss or gradient that is not finite. seed: uint32, the run's; all keys are
     derived from it and the step. A checkpoint holds neither of the two.
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
-    models without one. A checkpoint holds it if it is not None.
+    models without one. average: the moving average of the parameters (`jaxlm.training.averaging`), or None. A
+    checkpoint holds those that are not None.
     """
 
     step: jax.Array
@@ -34,13 +37,24 @@ class TrainState:
     seed: jax.Array
     halted: jax.Array
     carry: Any = None
+    average: Any = None
 
+    @property
+    def weights(self) -> Any:
+        """The parameters to evaluate and to use: their average if there is one."""
+        return self.params if self.average is None else self.average
+
+
+SAVED = ("step", "params", "opt_state", "carry", "average")  # the fields that a checkpoint holds
+OPTIONAL = ("average",)  # of these, the ones without which a state can be continued
 
 InitParams = Callable[[jax.Array], Any]  # a key -> parameters boxed with their logical axes
 
 
-def new_state(params: Any, optimizer: Optimizer, seed: jax.Array, carry: Any = None) -> TrainState:
-    """Return the state before the first update."""
+def new_state(
+    params: Any, optimizer: Optimizer, seed: jax.Array, carry: Any = None, *, averages: bool = False
+) -> TrainState:
+    """Return the state before the first update. averages: with an average of the parameters."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -48,18 +62,28 @@ def new_state(params: Any, optimizer: Optimizer, seed: jax.Array, carry: Any = N
         seed=jnp.asarray(seed, jnp.uint32),
         halted=jnp.zeros((), jnp.bool_),
         carry=carry,
+        average=jax.tree.map(jnp.copy, params) if averages else None,
     )
 
 
 def abstract_state(
-    init_params: InitParams, optimizer: Optimizer, mesh: Mesh, carry: Callable[[], Any] = lambda: None
+    init_params: InitParams,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    carry: Callable[[], Any] = lambda: None,
+    *,
+    averages: bool = False,
 ) -> TrainState:
     """Return shapes, dtypes and shardings of the state for the parameters of `init_params`; nothing is allocated.
 
     The moments inherit the boxes of their parameters and so their shardings. carry: makes the carry before the first
-    batch; its rows are sharded like those of the batch.
+    batch; its rows are sharded like those of the batch. averages: with an average, sharded like the parameters.
     """
-    boxed = jax.eval_shape(lambda: new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry()))
+
+    def make() -> TrainState:
+        return new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry(), averages=averages)
+
+    boxed = jax.eval_shape(make)
     shardings = state_shardings(boxed, mesh)
     shardings = shardings.replace(carry=jax.tree.map(lambda _: carry_sharding(mesh), boxed.carry))
     return jax.tree.map(
@@ -90,7 +114,8 @@ def fresh_state(
     """Return the state before the first update; each shard is computed on its own device."""
 
     def make(seed: jax.Array) -> TrainState:
-        return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry()))
+        averages = abstract.average is not None
+        return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), averages=averages))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     return jax.jit(make, out_shardings=shardings)(jnp.uint32(seed))
@@ -98,20 +123,21 @@ def fresh_state(
 
 def saved_part(state: TrainState) -> dict[str, Any]:
     """Return the part of a state that a checkpoint holds."""
-    saved = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
-    return saved if state.carry is None else saved | {"carry": state.carry}
+    return {name: value for name in SAVED if (value := getattr(state, name)) is not None}
 
 
 def from_saved(saved: dict[str, Any], abstract: TrainState, seed: int) -> TrainState:
     """Return the state from the result of `saved_part`; a halted run starts again."""
-    return TrainState(
-        step=saved["step"],
-        params=saved["params"],
-        opt_state=saved["opt_state"],
+    return state_of(
+        saved,
         seed=jax.device_put(jnp.uint32(seed), abstract.seed.sharding),
         halted=jax.device_put(jnp.zeros((), jnp.bool_), abstract.halted.sharding),
-        carry=saved.get("carry"),
     )
+
+
+def state_of(saved: dict[str, Any], *, seed: jax.Array, halted: jax.Array) -> TrainState:
+    """Return the state from the result of `saved_part`, among other entries, and the rest of its fields."""
+    return TrainState(**{name: saved[name] for name in SAVED if name in saved}, seed=seed, halted=halted)
 
 
 Metrics = dict[str, jax.Array]
@@ -121,16 +147,18 @@ _GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # JAX's names
 class Settings(NamedTuple):
     """Numbers of a run that are data of its compiled step, so that other values need no other program.
 
-    norms_every: int32, the steps between two update norms.
+    norms_every: int32, the steps between two update norms. ema: float32, the decay of the average of the parameters.
     """
 
     schedule: Schedule
     norms_every: Any
+    ema: Any
 
 
-def settings_of(optimizer: OptimizerConfig, num_steps: int, *, norms_every: int = 1) -> Settings:
+def settings_of(optimizer: OptimizerConfig, num_steps: int, *, norms_every: int = 1, ema: float = 0.0) -> Settings:
     """Return the settings of a run of `num_steps`, NumPy scalars."""
-    return Settings(optimizer.schedule(num_steps), np.int32(min(norms_every, np.iinfo(np.int32).max)))
+    every = np.int32(min(norms_every, np.iinfo(np.int32).max))
+    return Settings(optimizer.schedule(num_steps), every, np.float32(ema))
 
 
 def make_train_step(
@@ -189,13 +217,20 @@ def make_train_step(
         updates, opt_state = optimizer.transformation.update(
             gradient, state.opt_state, state.params, learning_rate=rate, is_finite=is_finite
         )
+        params = jax.tree.map(lambda p, u: jnp.where(is_finite, p + u, p), state.params, updates)
+        average = state.average
+        if average is not None:
+            params = computed_once(params)
+            moved = updated_average(average, params, state.step + 1, settings.ema)
+            average = jax.tree.map(partial(jnp.where, is_finite), moved, average)
         new = TrainState(
             step=state.step + is_finite.astype(jnp.int32),
-            params=jax.tree.map(lambda p, u: jnp.where(is_finite, p + u, p), state.params, updates),
+            params=params,
             opt_state=opt_state,
             seed=state.seed,
             halted=~is_finite,
             carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
+            average=average,
         )
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~is_finite}
         metrics |= {name: mean(sums[name], weights[name]) for name in sums}

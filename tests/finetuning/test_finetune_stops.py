@@ -361,3 +361,26 @@ def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, sha
     more = ("--select", select, *SHAPES[shape])
     history = stop_again_and_again(tune, "run", random.Random(seed), 5, *more, start=killed)
     assert_same(tune.directory / "run", whole(shape, select), (seed, history))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_averages_outlive_a_stop_and_are_what_is_kept(tune, shape):
+    """Fails when a restored average differs in one bit, or the raw parameters are evaluated, selected or kept."""
+    more = ("--ema", 0.6, "--select", "last", *SHAPES[shape])
+    assert tune("whole", *more).code == 0
+    assert tune.stopped("run", ("a step", 5), *more) == "a step"
+    members = tune.directory / "run" / "members"
+    states = next(members.glob("*/checkpoints"))
+    averaged = Checkpoints(states, read_only=True).metadata()
+    assert averaged.weights == "average" and averaged.step == 3
+    ended = tune("run", *more)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    run, whole = tune.directory / "run", tune.directory / "whole"
+    assert_same(run, whole, shape)
+    for seed in (0, 1):
+        raw, mean = (metrics(run, name, seed=seed) for name in ("raw_dev_accuracy", "dev_accuracy"))
+        assert raw.keys() == mean.keys() == {2, 4, 6}
+        assert metrics(whole, "raw_dev_accuracy", seed=seed) == raw
+    assert tune("plain", "--select", "last", *SHAPES[shape]).code == 0
+    plain = tune.directory / "plain"
+    assert metrics(run, seed=0) == metrics(plain, seed=0) and checksums(run) != checksums(plain)

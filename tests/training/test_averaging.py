@@ -1,0 +1,136 @@
+"""The moving average of the parameters: a NumPy loop, resuming to the bit, and who uses it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_linear
+from toy import assert_trees_same
+from toy_runs import checkpoints, checksums, copy_at, make_stores, metrics, pretrain_arguments, run_here
+
+from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.training.averaging import decay_at, first_average, updated_average
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.initialization import continue_state, open_source
+from jaxlm.training.step import TrainState, saved_part, settings_of
+
+AVERAGED = ("--ema", 0.8, "--optimizer.decay", "constant", "--checkpoint-every", 5, "--eval-every", 5)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.999])
+def test_the_average_is_that_of_a_numpy_loop(decay):
+    """Fails when the decay of an update is that of another, or the average sees the parameters before it."""
+    step, optimizer = toy_linear.regression()
+    state, plain = toy_linear.start(optimizer, averages=True), toy_linear.start(optimizer)
+    settings = settings_of(toy_linear.RUN, 30, ema=decay)
+    w = toy_linear.START["backbone"]["w"].astype(np.float64)
+    average = w.copy()
+    for t, batch in enumerate(toy_linear.rows(30), start=1):
+        state, _ = step(state, batch, settings)
+        plain, _ = step(plain, batch, settings)
+        w = w - toy_linear.RATE * toy_linear.gradient(w, batch)
+        d = min(decay, (1 + t) / (10 + t))
+        average = d * average + (1 - d) * w
+        np.testing.assert_allclose(state.average["backbone"]["w"], average, rtol=2e-5, atol=1e-6)
+    assert_trees_same(state.params, plain.params)  # training itself does not see the average
+    assert state.weights is state.average and plain.weights is plain.params
+    assert set(saved_part(plain)) == {"step", "params", "opt_state"} == set(saved_part(state)) - {"average"}
+    assert float(decay_at(0.999, 10**6)) == np.float32(0.999)
+
+
+def test_a_step_that_is_not_finite_keeps_the_average():
+    """Fails when the average moves on in a step that changes nothing else."""
+    step, optimizer = toy_linear.regression()
+    settings, (batch,) = settings_of(toy_linear.RUN, 9, ema=0.9), toy_linear.rows(1)
+    state, _ = step(toy_linear.start(optimizer, averages=True), batch, settings)
+    halted, _ = step(state, np.full_like(batch, np.inf), settings)
+    assert bool(halted.halted)
+    assert_trees_same(halted.average, state.average)
+
+
+def test_a_parameter_that_stays_has_its_own_bits_in_the_average():
+    """Fails when a frozen parameter, or the sign of its zeros, is rounded away."""
+    params = {"w": jnp.asarray([-0.0, 0.0, 0.1, -3.7, 1e30], jnp.float32)}
+    average = first_average(params)
+    move = jax.jit(updated_average)
+    for t in range(1, 20):
+        average = move(average, params, t, 0.77)
+    assert_trees_same(average, params)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, stores):
+    """Ten steps with an average, checkpoints 5 and 10."""
+    run = tmp_path_factory.mktemp("averaged") / "run"
+    ended = run_here("pretrain", *pretrain_arguments(run, stores, *AVERAGED, "--num-steps", 10))
+    assert ended.code == 0 and "without averaging" in ended.errors, ended.errors
+    return run
+
+
+def restored(run, step=None):
+    found = Checkpoints(run / "checkpoints", read_only=True)
+    return found.restore(found.metadata(step).tree, step=step).state
+
+
+def test_a_resumed_average_has_the_same_bits(run, stores, tmp_path):
+    """Fails when the average begins anew, or is decayed as in an early step, after a restart."""
+    copy = copy_at(run, 5, tmp_path / "run")
+    ended = run_here("pretrain", *pretrain_arguments(copy, stores, *AVERAGED, "--num-steps", 10))
+    assert ended.code == 0 and "resumed at step 5" in ended.errors, ended.errors
+    assert checksums(copy) == checksums(run) and any(name.startswith("average/") for name in checksums(run))
+    for name in ("loss", "validation_loss", "raw_validation_loss"):
+        assert metrics(copy, name) == metrics(run, name)
+    ended = run_here("pretrain", *pretrain_arguments(copy, stores, *AVERAGED, "--ema", 0.7, "--num-steps", 10))
+    assert ended.code == 2 and "ema: 0.8 -> 0.7" in ended.errors, ended.errors
+
+
+def test_the_average_is_evaluated_and_used(run, stores):
+    """Fails when validation, another command or a start reads the raw parameters."""
+    state = restored(run)
+    assert all((a != p).any() for a, p in zip(*map(jax.tree.leaves, (state["average"], state["params"])), strict=True))
+    assert_trees_same(load_run(run).params, state["average"])
+    source = open_source(f"{run}")
+    assert_trees_same(source.load(source.saved)[0], state["average"])
+    losses, raw = metrics(run, "validation_loss"), metrics(run, "raw_validation_loss")
+    assert list(losses) == list(raw) == [0, 5, 10] and losses[0] == raw[0] and losses[10] != raw[10]
+    ended = run_here("evaluate", "perplexity", "--run", run, "--data.store", stores[1])
+    found = json.loads(ended.output.splitlines()[-1])
+    assert found["perplexity"] == pytest.approx(metrics(run, "perplexity")[10], rel=1e-5)
+
+
+def test_the_state_of_a_run_with_or_without_an_average_can_be_continued(run, stores, tmp_path):
+    """Fails when an old run cannot go on with an average, or a new one not without, or a part is not restored."""
+    source, saved = open_source(f"{run}@5"), restored(run, 5)
+    tree = Checkpoints(run / "checkpoints", read_only=True).metadata(5).tree
+    scalars = {"seed": jax.ShapeDtypeStruct((), jnp.uint32), "halted": jax.ShapeDtypeStruct((), jnp.bool_)}
+    without, notes = continue_state(source, TrainState(**tree | {"average": None}, **scalars), 3)
+    assert without.average is None and int(without.step) == 5 and int(without.seed) == 3 and not notes
+    assert_trees_same(without.params, saved["params"])
+    kept, notes = continue_state(source, TrainState(**tree, **scalars), 3)
+    assert_trees_same(kept.average, saved["average"])
+    bare = copy_at(run, 5, tmp_path / "bare")
+    found = Checkpoints(bare / "checkpoints")
+    state = saved | {}
+    del state["average"]
+    found.save(6, state, config=found.metadata(5).config)
+    found.close()
+    begun, notes = continue_state(open_source(f"{bare}@6"), TrainState(**tree, **scalars), 3)
+    assert_trees_same(begun.average, saved["params"])
+    assert checkpoints(bare) == [5, 6] and notes == [f"{bare}@6 has no average: it begins here"]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5])
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+def test_decays_out_of_range_are_refused(kind, value):
+    """Fails when a decay that keeps the first parameters for good, or that grows, is accepted."""
+    with pytest.raises(InputError, match=f"ema must be from 0 to below 1, got {value:g}; give 0 for no average"):
+        kind(ema=value).check()
