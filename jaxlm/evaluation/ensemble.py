@@ -25,6 +25,7 @@ from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
 from jaxlm.inference.prediction import SplitPredictions
 from jaxlm.inference.predictor import Predictor
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import (
     CustomConfig,
     Encoded,
@@ -99,11 +100,19 @@ def check_agreement(opinions: Sequence[Opinion]) -> None:
 
 
 def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
-    """Return the averaged outputs: for each row the mean, or the logarithm of the mean probabilities."""
+    """Return the averaged outputs: for each row the mean, or the logarithm or logit of the mean probabilities."""
     rows = [np.stack([np.asarray(row, np.float64) for row in of_runs]) for of_runs in zip(*outputs, strict=True)]
     if kind in ("regression", "span"):
         return [row.mean(axis=0) for row in rows]
+    if kind == "multilabel":
+        return [_log_mean(np.logaddexp(0.0, -row)) - _log_mean(np.logaddexp(0.0, row)) for row in rows]
     return [np.log(np.maximum(_softmax(row).mean(axis=0), 1e-300)) for row in rows]
+
+
+def _log_mean(negative_logarithms: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the mean over runs of exp(-x)."""
+    found: np.ndarray = np.log(np.maximum(np.exp(-negative_logarithms).mean(axis=0), 1e-300))
+    return found
 
 
 def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
@@ -116,7 +125,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
         raise InputError(f"{imported[0].name} was imported and has no splits of its own; name a file with --input")
     if others := [run for run in runs if "task" not in run.config]:
         raise InputError(f"{others[0].name} must be a fine-tuned run; name another run")
-    saved = runs[0].config
+    saved = completed(runs[0].config)
     _, data = read_task(
         saved["task"],
         saved["task_dir"],
@@ -208,10 +217,11 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
         predicted = together(task, opinions, part, threshold)
         alone = [figures_alone(one, part) for one in opinions]
         if predicted.metrics:
-            said[part or "input"] = predicted.metrics | {"alone": [figures[task.metric] for figures in alone]}
+            metric = task.metric if task.metric in predicted.metrics else task.metrics[0]  # there is no loss
+            said[part or "input"] = predicted.metrics | {"alone": [figures[metric] for figures in alone]}
             say(
-                f"{part or arguments.input}: {task.metric} {predicted.metrics[task.metric]:.4f} of the ensemble; alone "
-                + ", ".join(f"{figures[task.metric]:.4f}" for figures in alone)
+                f"{part or arguments.input}: {metric} {predicted.metrics[metric]:.4f} of the ensemble; alone "
+                + ", ".join(f"{figures[metric]:.4f}" for figures in alone)
             )
         for index, (prediction, scores) in enumerate(predicted.lines):
             lines.append({"split": part, "index": index, "prediction": prediction, "scores": scores})

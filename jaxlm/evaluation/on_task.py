@@ -10,6 +10,7 @@ from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, sa
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.predictor import Predictor
 from jaxlm.tasks import read_labelled
+from jaxlm.tasks.metrics.report import report_lines
 from jaxlm.tasks.prediction_lines import LineWriter, format_of_output
 from jaxlm.tasks.reading.files import Errors
 
@@ -49,13 +50,15 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
         ]
         with output_file(arguments.output) as file:
             LineWriter(file, form).write(lines)
+    report = predicted.report()
     counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
     say(
         f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
         f"read, {len(split.dropped)} dropped, {encoded.truncated} truncated to {predictor.limit} tokens",
         *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
         *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
+        *(f"  {line}" for line in report_lines(report)),
     )
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
     positive = {} if task.positive is None else {"positive": task.positive}
-    return found | positive | figures | counts
+    return found | positive | figures | counts | {"report": report}

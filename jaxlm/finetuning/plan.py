@@ -8,6 +8,7 @@ from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of
 from jaxlm.runs.directory import saved_config
 from jaxlm.tasks import ROLES, Task, TaskData, read_task
+from jaxlm.tasks.class_weights import check_smoothing, class_weights
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
     FinetuneConfig,
@@ -72,6 +73,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         strict=arguments.strict,
         sample=arguments.sample,
     )
+    task = with_settings(task, data, config)
     family = family_of(config.model)
     if family.input_format == "gpt1":
         tokenizer = tokenizer.with_specials(ROLES)
@@ -96,6 +98,12 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     check_sizes(length, 1, config.model)
     notes = (*of_tokenizer, *notes_on_length(config, length, source, paper, task))
     return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
+
+
+def with_settings(task: Task, data: TaskData, config: FinetuneConfig) -> Task:
+    """Return the task with the class weights of the config. InputError if it has no classes."""
+    check_smoothing(task, config.label_smoothing)
+    return replace(task, class_weights=class_weights(config.class_weights, task, data.splits["train"]))
 
 
 def notes_on_length(

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import host_rows, to_devices
-from jaxlm.objectives.task import loss_weight, task_loss
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
 from jaxlm.training.task_model import TaskLearner
 
@@ -32,8 +31,7 @@ def make_predict_step(network: TaskLearner, *, embeddings: bool = False) -> Call
             outputs, vectors = network.outputs_and_vectors(params, batch)
         else:
             outputs, vectors = network.outputs(params, batch), None
-        kind = network.head.kind
-        return outputs, vectors, task_loss(kind, outputs, batch), loss_weight(kind, batch)
+        return outputs, vectors, network.loss.sum(outputs, batch), network.loss.weight(batch)
 
     return predict_step
 
@@ -88,7 +86,7 @@ def predict_split(
     ordered, embeddings = (
         [values[index] for index in range(len(encoded))] if values else [] for values in (found, embedded)
     )
-    return SplitPredictions(ordered, loss / max(weight, 1.0) if encoded.labelled else None, embeddings)
+    return SplitPredictions(ordered, loss / (weight or 1.0) if encoded.labelled else None, embeddings)
 
 
 def _gathered(x: jax.Array) -> np.ndarray:

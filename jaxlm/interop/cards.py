@@ -121,6 +121,8 @@ def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
     example, more = _EXAMPLES[tag]
     if tag == "text-classification" and task is not None and task.form in ("entailment", "similarity"):
         example = '{"text": "the first text", "text_pair": "the second"}'
+    if task is not None and task.kind == "multilabel":
+        more += ", top_k=None"
     lines = ["## Use", "", "```python", "from transformers import pipeline", ""]
     lines += [f'model = pipeline("{tag}", "{name}")', f"model({example}{more})", "```", ""]
     if task is not None and task.kind == "regression":
@@ -135,7 +137,8 @@ def _results(file: Path) -> list[str]:
         results = read_signed(file)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
-    count = len(results["runs"])
+    rate = results.get("learning_rate")
+    count = sum("failed" not in run and run.get("learning_rate") == rate for run in results["runs"])
     runs = "1 run" if count == 1 else f"{count} runs, mean ± deviation"
     lines = [f"Task {results['task']}, {runs}:", "", "| part | figure | |", "|---|---|---|"]
     for part, figures in results.items():  # dev and test, or those that a task calls otherwise, such as dev_matched

@@ -11,7 +11,7 @@ import numpy as np
 from jaxlm.atomic_write import rename_synced, write_file, write_json
 from jaxlm.errors import InputError
 from jaxlm.interop.configs import ACTIVATIONS, config_from_model, left_out, model_type_of
-from jaxlm.interop.huggingface import CLASSES
+from jaxlm.interop.huggingface import CLASSES, PROBLEM_TYPES
 from jaxlm.interop.names import rules_for
 from jaxlm.interop.rules import planned_tensors
 from jaxlm.interop.tensors import FILE, FLOATS, write_tensors
@@ -20,6 +20,7 @@ from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
 from jaxlm.tasks.batching.bert_inputs import ENCODER_ROLES
 from jaxlm.tasks.batching.gpt1_inputs import ROLES
+from jaxlm.tasks.task import DEFAULT_THRESHOLD
 from jaxlm.text import OWN, Inputs, Tokenizer, padding, published_files
 
 _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -90,11 +91,13 @@ def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.
         leaves["head/kernel"] = leaves["head/kernel"] * np.float32(task.deviation)
         leaves["head/bias"] = leaves["head/bias"] * np.float32(task.deviation) + np.float32(task.mean)
         config["problem_type"] = "regression"
-    if task.kind in ("classification", "tagging"):
+    if task.kind in (*PROBLEM_TYPES, "tagging"):
         config["id2label"] = {str(k): label for k, label in enumerate(task.labels)}
         config["label2id"] = {label: k for k, label in enumerate(task.labels)}
-        if task.kind == "classification":
-            config["problem_type"] = "single_label_classification"
+    if task.kind in PROBLEM_TYPES:
+        config["problem_type"] = PROBLEM_TYPES[task.kind]
+    if task.kind == "multilabel":
+        notes.append(f"a label is predicted if its probability is at least {task.threshold or DEFAULT_THRESHOLD}")
     if model_type == "bert":
         name = {
             "choice": "BertForMultipleChoice",

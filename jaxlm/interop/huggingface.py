@@ -18,7 +18,8 @@ from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
 from jaxlm.interop.tensors import TensorFiles
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.tasks import Task
+from jaxlm.tasks import CustomConfig, Task
+from jaxlm.tasks.custom import METRICS
 from jaxlm.tasks.datasets import ner, squad
 from jaxlm.tasks.entities import judged_by
 from jaxlm.tasks.task import Columns
@@ -49,6 +50,9 @@ CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
         "GPT2ForSequenceClassification": (("score",), "classification"),
     },
 }
+
+# Hugging Face's `problem_type` of a sequence classifier by the kind of our task; the third is `regression`.
+PROBLEM_TYPES = {"classification": "single_label_classification", "multilabel": "multi_label_classification"}
 
 
 def read(directory: Path, spec: str, case: Case = "auto") -> Published:
@@ -121,10 +125,13 @@ def _architecture(
 def _of_problem(values: Mapping[str, Any], outputs: int, name: str) -> str:
     """Return the kind of a sequence classifier's task from `problem_type` and the number of outputs."""
     given = values.get("problem_type")
-    if given not in (None, "regression", "single_label_classification"):
-        raise InputError(f"{name}: problem_type must be regression or single_label_classification, got {given!r}")
+    if given not in (None, "regression", *PROBLEM_TYPES.values()):
+        types = ", ".join(("regression", *PROBLEM_TYPES.values()))
+        raise InputError(f"{name}: problem_type must be one of {types}, got {given!r}; download it again")
     if given == "regression" and outputs != 1:
         raise InputError(f"{name}: problem_type regression must have one output, got {outputs}; download it again")
+    if given == PROBLEM_TYPES["multilabel"]:
+        return "multilabel"
     return "regression" if outputs == 1 else "classification"
 
 
@@ -141,21 +148,28 @@ def _labels(values: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
 def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task:
     """Return the task of a fine-tuned model: columns as in a custom task, labels as the config spells them."""
     labels: tuple[str, ...] = ()
-    if kind in ("classification", "tagging"):
+    if kind in (*PROBLEM_TYPES, "tagging"):
         labels = _labels(values, name) or tuple(f"LABEL_{k}" for k in range(outputs))
     if labels and len(labels) != outputs:
         raise InputError(f"{name}: id2label must have a label per output of the head ({outputs}), got {len(labels)}")
-    metric = {"regression": "pearson", "span": "f1"}.get(kind, "accuracy")
-    form = "single" if kind in ("classification", "regression") else kind
+    metrics = {"regression": ("pearson",), "span": ("f1",), "multilabel": METRICS["multilabel"]}.get(
+        kind, ("accuracy",)
+    )
+    form = "single" if kind in (*PROBLEM_TYPES, "regression") else kind
     columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(
-        kind, Columns(texts=(("text", "sentence"),), label=("label",))
+        kind,
+        Columns(
+            texts=(("text", "sentence"),),
+            label=("label",),
+            label_separator=CustomConfig.label_separator if kind == "multilabel" else "",
+        ),
     )
     task = Task(
         name="custom",
         kind=kind,  # type: ignore[arg-type]
         form=form,  # type: ignore[arg-type]
-        metric=metric,
-        metrics=(metric,),
+        metric=metrics[0],
+        metrics=metrics,
         labels=labels,
         columns=columns,
     )

@@ -25,12 +25,13 @@ def take_places(h_BLD: jax.Array, where_BM: jax.Array) -> jax.Array:
 class SequenceHead(nn.Module):
     """Dropout and one linear layer on the state of each sequence's extract token (GPT-1, section 3.2 and 3.3).
 
-    kind `classification`: the states of an example's C sequences are summed (one sequence, or both orders of a pair)
-    and give one score per class, (E, outputs). `regression`: likewise one number, (E, 1). `choice`: one score per
-    sequence, (E, C); `outputs` is 1. The choices share one dropout mask, as in the original (train.py:185).
+    kind `classification`, `multilabel`: the states of an example's C sequences are summed (one sequence, or both orders
+    of a pair) and give one score per class or label, (E, outputs). `regression`: likewise one number, (E, 1).
+    `choice`: one score per sequence, (E, C); `outputs` is 1. The choices share one dropout mask, as in the original
+    (train.py:185).
     """
 
-    kind: Literal["classification", "regression", "choice"]
+    kind: Literal["classification", "multilabel", "regression", "choice"]
     outputs: int
     dropout_rate: float
     init_std: float
@@ -54,11 +55,11 @@ class SequenceHead(nn.Module):
 class PooledHead(nn.Module):
     """Dropout and one linear layer on the pooled state of each sequence (run_classifier.py:592-609).
 
-    kind `classification`: (E, 1, D) gives one score per class, (E, outputs); `regression`: one number, (E, 1).
-    `choice`: (E, C, D) gives one score per sequence, (E, C); `outputs` is 1 (section 4.4, SWAG).
+    kind `classification`, `multilabel`: (E, 1, D) gives one score per class or label, (E, outputs); `regression`: one
+    number, (E, 1). `choice`: (E, C, D) gives one score per sequence, (E, C); `outputs` is 1 (section 4.4, SWAG).
     """
 
-    kind: Literal["classification", "regression", "choice"]
+    kind: Literal["classification", "multilabel", "regression", "choice"]
     outputs: int
     dropout_rate: float
     init_std: float

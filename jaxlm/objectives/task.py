@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.models.family import Inputs, Model, Outputs
 from jaxlm.models.heads import Head, LSTMHead, PooledHead, SequenceHead, take_states
-from jaxlm.objectives.objective import Objective, Sums, apply, cross_entropy
+from jaxlm.objectives.objective import Objective, Sums, apply
+from jaxlm.objectives.task_loss import ABSENT, TaskLoss, tag_weights
 
-ABSENT = -1e30  # score of an absent choice: finite, with an exp of 0
+WITHOUT_ACCURACY = ("regression", "multilabel")
 
 
 def task_outputs(
@@ -91,42 +92,32 @@ def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
     return Inputs(ids, positions, real.astype(jnp.int32), (real & (index_L >= second)).astype(jnp.int32))
 
 
-def task_loss(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
-    """Return the sum over examples of the cross-entropy over classes or choices (nats), or of a score's squared error.
-
-    span: over windows, of the mean cross-entropy of the first and last token. tagging: over tokens that have a tag.
-    """
-    if kind == "regression":
-        return jnp.sum(batch.weights * jnp.square(outputs[:, 0] - batch.labels))
-    if kind == "span":
-        both = cross_entropy(jnp.swapaxes(outputs, 1, 2), batch.labels)
-        return jnp.sum(batch.weights * jnp.mean(both, axis=-1))
-    if kind == "tagging":
-        return jnp.sum(tag_weights(batch) * cross_entropy(outputs, jnp.maximum(batch.labels, 0)))
-    return jnp.sum(batch.weights * cross_entropy(outputs, batch.labels))
-
-
-def task_objective(model: Model, head: Head, *, auxiliary_lm: float = 0.0, loss_chunks: int = 0) -> Objective:
+def task_objective(
+    model: Model, head: Head, loss: TaskLoss | None = None, *, auxiliary_lm: float = 0.0, loss_chunks: int = 0
+) -> Objective:
     """Return the objective of fine-tuning: the task's loss and an optional auxiliary language-model loss.
 
-    `task_loss`: see `task_loss`, over its own weight; that of a span covers all positions of the window, padding
-    included, as in run_squad.py:646-660. `accuracy`: of examples, whole spans, or tags. `language_model_loss` (Radford
-    et al. 2018, section 3.2, L3 = L2 + lambda L1): the mean over sequences (all choices, both orders of a pair) of the
-    mean negative log-likelihood of their tokens after the first, delimiter and extract included, as in the original
+    loss: by default without class weights and label smoothing. `task_loss`: see `TaskLoss`, over its own weight; that
+    of a span covers all positions of the window, padding included, as in run_squad.py:646-660. `accuracy`: of examples,
+    whole spans, or tags; there is none of scores and sets of labels. `language_model_loss` (Radford et al. 2018,
+    section 3.2, L3 = L2 + lambda L1): the mean over sequences (all choices, both orders of a pair) of the mean negative
+    log-likelihood of their tokens after the first, delimiter and extract included, as in the original
     (train.py:174-178, 204). With auxiliary_lm 0 it is neither computed nor among the metrics.
     """
+    of_task = TaskLoss(head.kind) if loss is None else loss
 
     def weights(batch: ExampleBatch) -> Sums:
-        total = loss_weight(head.kind, batch)
-        found = {"task_loss": total}
+        found = {"task_loss": of_task.weight(batch)}
         if auxiliary_lm:
             found["language_model_loss"] = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
-        return found if head.kind == "regression" else found | {"accuracy": total}
+        if head.kind not in WITHOUT_ACCURACY:
+            found["accuracy"] = jnp.sum(tag_weights(batch) if head.kind == "tagging" else batch.weights)
+        return found
 
     def sums(params: Any, batch: ExampleBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         scores, outputs = task_outputs(model, head, params, batch, key)
-        found: Sums = {"task_loss": task_loss(head.kind, scores, batch)}
-        if head.kind != "regression":
+        found: Sums = {"task_loss": of_task.sum(scores, batch)}
+        if head.kind not in WITHOUT_ACCURACY:
             found["accuracy"] = num_correct(head.kind, scores, batch)
         if auxiliary_lm == 0.0:
             return found, carry
@@ -140,16 +131,6 @@ def task_objective(model: Model, head: Head, *, auxiliary_lm: float = 0.0, loss_
 
     coefficients = {"task_loss": 1.0} | ({"language_model_loss": auxiliary_lm} if auxiliary_lm else {})
     return Objective(dict(coefficients), weights, sums)
-
-
-def loss_weight(kind: str, batch: ExampleBatch) -> jax.Array:
-    """Return the number of terms in the task's loss of a batch: rows, or tokens with a tag."""
-    return jnp.sum(tag_weights(batch)) if kind == "tagging" else jnp.sum(batch.weights)
-
-
-def tag_weights(batch: ExampleBatch) -> jax.Array:
-    """Return 1 for each token with a tag, in rows that count: (E, L)."""
-    return batch.weights[:, None] * (batch.labels >= 0)
 
 
 def num_correct(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:

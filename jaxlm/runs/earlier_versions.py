@@ -8,7 +8,7 @@ from jaxlm.data.config import MEMBERS
 
 # Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
 # without them, and with no other values.
-ADDED_OPTIONS = {
+ADDED_OPTIONS: dict[str, Any] = {
     "optimizer.momentum": 0.0,
     "optimizer.initial_accumulator": 0.1,
     "optimizer.floor": 0.0,
@@ -20,6 +20,12 @@ ADDED_OPTIONS = {
     "sample": None,
     "with_inputs": False,
     "ema": 0.0,
+    "class_weights": [],
+    "label_smoothing": 0.0,
+    "custom.positive": "",
+    "custom.label_separator": ",",
+    "custom.threshold": 0.5,
+    "custom.skip_bad_rows": False,
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).

@@ -18,6 +18,7 @@ tag last, an empty line after each sentence.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,11 +34,13 @@ from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
 
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "f1", "matthews"),
+    "multilabel": ("micro_f1", "macro_f1", "exact_match"),
     "regression": ("pearson", "spearman"),
     "choice": ("accuracy",),
     "span": SQUAD.task.metrics,
     "tagging": NER.task.metrics,
 }
+SKIP_FLAG = "--custom.skip-bad-rows"
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,10 @@ class CustomConfig:
     label: str = ""
     """Column of the label."""
     kind: Kind = "classification"
-    """classification: labels are names. regression: labels are numbers. choice: the label names the correct choice.
-    span: JSON lines with context, question, and answers (a list of text and answer_start). tagging: JSON lines with
-    tokens and tags (lists) and an optional document, or one token and its tag per line."""
+    """classification: labels are names. multilabel: a row has any number of labels. regression: labels are numbers.
+    choice: the label names the correct choice. span: JSON lines with context, question, and answers (a list of text and
+    answer_start). tagging: JSON lines with tokens and tags (lists) and an optional document, or one token and its tag
+    per line."""
     pairs: Literal["ordered", "symmetric"] = "ordered"
     """ordered: first text, delimiter, second text. symmetric: both orders are read and summed (GPT-1's similarity)."""
     quoting: Quoting = "none"
@@ -70,8 +74,17 @@ class CustomConfig:
     errors: Errors = "strict"
     """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
     metric: str = ""
-    """Metric that selects the best checkpoint. Default: the first metric of the kind: accuracy for classification and
-    choice, pearson for regression, f1 for span, entity_f1 for tagging."""
+    """Metric that selects the best checkpoint, as --select-by. Default: the first metric of the kind: accuracy for
+    classification and choice, micro_f1 for multilabel, pearson for regression, f1 for span, entity_f1 for tagging."""
+    positive: str = ""
+    """Class whose F1 is the metric f1. Default: the second of two labels in sorted order, the mean over all classes for
+    more."""
+    label_separator: str = ","
+    """Separator of the labels of a row for multilabel. In JSONL the labels may also be a list."""
+    threshold: float = 0.5
+    """Probability that a label needs to be predicted, for multilabel."""
+    skip_bad_rows: bool = False
+    """Leave out rows without a label or with another number of fields than the header, and report their number."""
 
 
 def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task, dict[str, Split]]:
@@ -98,6 +111,8 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
             quoting=task.quoting,
             errors=custom.errors,
             warn_quotes=task.quoting == "none",
+            short_rows="drop" if custom.skip_bad_rows else "refuse",
+            skip_flag=SKIP_FLAG,
         )
         for name, path in paths.items()
     }
@@ -135,7 +150,12 @@ def with_rows(task: Task, custom: CustomConfig) -> Task:
             f"custom.choices must name one column per choice for an imported model, got {custom.choices[0]}; "
             "name the column of each choice"
         )
-    task = dataclasses.replace(task, form=rows.form, columns=rows.columns, quoting=rows.quoting)
+    task = dataclasses.replace(
+        task, form=rows.form, columns=rows.columns, quoting=rows.quoting, threshold=rows.threshold
+    )
+    if custom.positive:
+        _check_positive(custom, task.labels)
+        task = dataclasses.replace(task, positive_label=custom.positive, metrics=(*task.metrics, "f1"))
     if task.kind != "choice":
         return task
     return dataclasses.replace(task, labels=custom.choices, num_choices=len(custom.choices))
@@ -148,6 +168,9 @@ def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, di
     if custom.choices or (custom.kind == "tagging" and custom.text_pair):
         field = "choices" if custom.choices else "text_pair"
         raise InputError(f"custom.{field} must be empty for a {custom.kind} task; remove it")
+    if custom.skip_bad_rows:
+        raise InputError(f"{SKIP_FLAG} must be left out for a {custom.kind} task, whose rows have no columns")
+    _check_kind_settings(custom)
     base = SQUAD2.task if custom.kind == "span" else NER.task
     named = (custom.text, custom.text_pair) if custom.kind == "span" else (custom.text,)
     columns = dataclasses.replace(
@@ -184,6 +207,7 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
             raise InputError(
                 f"custom.{name} must be given; --task custom needs --custom.train, --custom.text, --custom.label"
             )
+    _check_kind_settings(custom)
     if custom.text_pair and not custom.text:
         raise InputError("custom.text must be given together with custom.text_pair; name the first text too")
     if custom.kind not in METRICS:
@@ -216,17 +240,49 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
             choices=() if listed else tuple((column,) for column in custom.choices),
             choice_list=custom.choices if listed else (),
             label=(custom.label,),
+            label_separator=custom.label_separator if custom.kind == "multilabel" else "",
         ),
+        positive_label=custom.positive,
+        threshold=custom.threshold if custom.kind == "multilabel" else None,
         quoting=custom.quoting,
         papers=PAPERS,
     )
+
+
+def _check_kind_settings(custom: CustomConfig) -> None:
+    """Raise InputError for settings of another kind of task."""
+    if custom.positive and custom.kind != "classification":
+        raise InputError(f"--custom.positive must be left out for {custom.kind}, got {custom.positive}; remove it")
+    if not 0 < custom.threshold < 1:
+        raise InputError(f"--custom.threshold must be between 0 and 1, got {custom.threshold}; give a probability")
+    if not custom.label_separator:
+        raise InputError("--custom.label-separator must not be empty; give the text between two labels")
+    for flag, value, default in (
+        ("--custom.threshold", custom.threshold, CustomConfig.threshold),
+        ("--custom.label-separator", custom.label_separator, CustomConfig.label_separator),
+    ):
+        if custom.kind != "multilabel" and value != default:
+            raise InputError(f"{flag} must be given with --custom.kind multilabel, got {custom.kind}; leave it out")
+
+
+def _check_positive(custom: CustomConfig, labels: Sequence[str]) -> None:
+    if custom.positive and custom.positive not in labels:
+        raise InputError(
+            f"--custom.positive must be one of the labels {', '.join(labels[:20])}, got {custom.positive}; choose one"
+        )
 
 
 def _labelled_task(task: Task, rows: list[tuple[int, Example]], custom: CustomConfig, name: str) -> Task:
     """Return the task with the labels, or the choices, of the training rows."""
     if task.kind == "regression":
         return task
+    if task.kind == "multilabel":
+        names = sorted({name for _, example in rows for name in example.label or ()})  # type: ignore[union-attr]
+        if len(names) < 2:
+            raise InputError(f"{name}: a multilabel task needs two or more labels, got {', '.join(names) or 'none'}")
+        return dataclasses.replace(task, labels=tuple(names))
     found = sorted({str(example.label) for _, example in rows})
+    _check_positive(custom, found)
     if task.kind == "classification":
         if len(found) < 2:
             raise InputError(f"{name}: a classification needs two or more labels, but every row has {found[0]!r}")

@@ -152,6 +152,12 @@ class FinetuneConfig:
     """Pretrained layers to initialize, counted from the last, with an encoder's pooler (Zhang et al., 2021)."""
     select: Literal["best", "last"] = "best"
     """Parameters to keep. best: of the evaluation with the best metric on dev. last: of the last step."""
+    class_weights: tuple[str, ...] = ()
+    """Weights of the classes in the loss, as NAME=WEIGHT …, 1 for the others. balanced: examples / (classes x examples
+    of the class). For multilabel a weight multiplies the loss where the label is given, and balanced is examples
+    without the label / examples with it."""
+    label_smoothing: float = 0.0
+    """Fraction of each target that is distributed over all classes, tags or choices alike. 0: none."""
     num_steps: int | None = None
     """Number of updates. Give either this or num_epochs."""
     num_epochs: float | None = None
@@ -220,6 +226,10 @@ class FinetuneConfig:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
         check_rate("head_dropout_rate", self.head_dropout_rate)
         check_freezing(self)
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(
+                f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}; give a fraction"
+            )
 
 
 def check_freezing(config: FinetuneConfig) -> None:

@@ -20,6 +20,7 @@ from jaxlm.models.heads import Head, LSTMHead, task_head
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
+from jaxlm.objectives.task_loss import TaskLoss
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
@@ -28,9 +29,10 @@ from jaxlm.training.program import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLearner(Learner):
-    """The learner of a task: a model and a task's head. Parameters: {"backbone", "head"}."""
+    """The learner of a task: a model, a task's head and its loss. Parameters: {"backbone", "head"}."""
 
     head: Head
+    loss: TaskLoss
 
     def outputs(self, params: Any, batch: ExampleBatch) -> jax.Array:
         """Return the head's float32 outputs for each row, without dropout: see `task_outputs`."""
@@ -69,7 +71,8 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length, None if model.family.context == "causal" else 0.0)
 
-    objective = task_objective(model, head, auxiliary_lm=config.auxiliary_lm, loss_chunks=execution.loss_chunks)
+    loss = TaskLoss(task.kind, task.class_weights, config.label_smoothing)
+    objective = task_objective(model, head, loss, auxiliary_lm=config.auxiliary_lm, loss_chunks=execution.loss_chunks)
     return TaskLearner(
         model=model,
         init_params=init_params,
@@ -77,6 +80,7 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
         flops_per_token=flops_per_token,
         groups=_groups(config),
         head=head,
+        loss=loss,
     )
 
 

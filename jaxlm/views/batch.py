@@ -17,6 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import (
     ROLES,
     CustomConfig,
@@ -204,6 +205,8 @@ def label_of(batch: ExampleBatch, row: int, example: Any) -> str:
         return f"answers {answers}, in this window tokens {labels[0]} to {labels[1]}"
     if isinstance(example, TaggedSentence):
         return f"{int((labels >= 0).sum())} tags"
+    if isinstance(example.label, tuple):
+        return f"labels {', '.join(map(repr, example.label)) or 'none'}, as numbers {labels.astype(int).tolist()}"
     return f"label {example.label!r}, as a number {labels:g}"
 
 
@@ -230,7 +233,7 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
 
 def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     """Yield the batch of a step of a run, from its config. Raises InputError if its data has changed."""
-    config, saved = run_config(run), run.config
+    config, saved = run_config(run), completed(run.config)
     if "published" in saved:
         raise InputError(f"{run.name} was imported, so it has no steps to show; name a trained run")
     prints = saved.get("fingerprints", {})

@@ -153,6 +153,54 @@ def test_an_imported_head_labels_rows_as_the_run_it_came_from(runs, tmp_path, ki
     assert_one_line(shown, 2, "was imported")
 
 
+@pytest.fixture
+def labeller(tmp_path):
+    """A run that gives rows any number of labels, its export, and its dev file."""
+    vocabulary = toy_encoder.write_vocabulary(tmp_path / "vocabulary")
+    files = toy_encoder.make_files(tmp_path / "files", "multilabel")
+    tuned = toy_encoder.finetuned(tmp_path / "tuned", vocabulary, files, "multilabel")
+    return tuned, export(tuned, tmp_path / "out"), files / "dev.jsonl"
+
+
+def test_a_head_of_several_labels_comes_back(labeller, tmp_path):
+    """Fails when the labels, the kind of the head or the threshold of the import are lost."""
+    tuned, directory, rows = labeller
+    assert json.loads((directory / "config.json").read_text())["problem_type"] == "multi_label_classification"
+    assert "a label is predicted if its probability is at least 0.5" in (directory / "README.md").read_text()
+    columns = toy_encoder.columns("multilabel")
+    for name, more in (("back", columns), ("strict", [*columns, "--custom.threshold", 0.7])):
+        ended = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / name, *more)
+        assert ended.code == 0, ended.errors
+    ours, theirs, strict = (
+        [json.loads(line) for line in run_here("predict", "--run", run, "--input", rows).output.splitlines()]
+        for run in (tuned, tmp_path / "back", tmp_path / "strict")
+    )
+    assert len(ours) == 13
+    for one, other, third in zip(ours, theirs, strict, strict=True):
+        assert one["prediction"] == other["prediction"]
+        np.testing.assert_allclose(list(one["scores"].values()), list(other["scores"].values()), rtol=1e-5)
+        assert third["prediction"] == [name for name, value in other["scores"].items() if value >= 0.7]
+    found = [
+        last_json(run_here("evaluate", "task", "--run", run, "--input", rows)) for run in (tuned, tmp_path / "back")
+    ]
+    assert found[0]["micro_f1"] == found[1]["micro_f1"] and found[0]["metric"] == found[1]["metric"] == "micro_f1"
+    both = last_json(run_here("evaluate", "ensemble", tuned, tmp_path / "back", "--input", rows))
+    assert both["input"]["micro_f1"] == found[0]["micro_f1"]
+
+
+def test_a_head_of_several_labels_is_transformers_own(labeller):
+    """Fails when transformers reads it as a softmax, or its labels have another order."""
+    pytest.importorskip("torch", reason="install the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="install the extra [parity]")
+    tuned, directory, rows = labeller
+    pipeline = transformers.pipeline("text-classification", str(directory), top_k=None)
+    assert pipeline.model.config.problem_type == "multi_label_classification"
+    predicted = [json.loads(line) for line in run_here("predict", "--run", tuned, "--input", rows).output.splitlines()]
+    for row, line in zip(toy_encoder.lines(rows), predicted, strict=True):
+        theirs = {found["label"]: found["score"] for found in pipeline([row["text"]])[0]}
+        assert theirs == pytest.approx(line["scores"], rel=1e-4)
+
+
 def last_json(ended):
     assert ended.code == 0, ended.errors
     return json.loads(ended.output.splitlines()[-1])

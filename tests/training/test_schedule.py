@@ -139,7 +139,7 @@ def test_a_run_of_an_earlier_version_resumes_without_new_options(tmp_path, kind)
     saved = resolved_json(config, {})
     for name in ADDED_OPTIONS:
         place, _, field = name.rpartition(".")
-        (saved[place] if place else saved).pop(field, None)
+        (saved.get(place, {}) if place else saved).pop(field, None)
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with RunDirectory(tmp_path) as run:
         assert run.open(resolved_json(config, {})) == []

@@ -91,7 +91,7 @@ def _label_names(source: Any, catalogue: Catalogue) -> tuple[str, ...]:
 
 def _label(
     values: Mapping[str, Any], catalogue: Catalogue, names: tuple[str, ...], built_in: BuiltIn, where: str
-) -> str | float | None:
+) -> str | float | tuple[str, ...] | None:
     value = values.get(catalogue.label)
     if built_in.task.kind == "regression":
         score = float(value) if value is not None else -1.0

@@ -34,10 +34,12 @@ class RowReader:
       warn_quotes: whether to warn, after the last row, about fields that look as if they needed csv quoting.
       short_rows: `drop` counts rows with another number of columns, and rows without a required label, as dropped;
         `refuse` raises InputError.
+      skip_flag: the flag that drops such rows, for the error; empty where there is none.
       form: the format. None: that of the suffix; standard input is JSONL if its first line begins with `{`, else TSV.
       keep: whether examples keep their `row`, by the names of the header or of the fields.
 
-    Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields.
+    Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields. or_skip: the remedy
+    by `skip_flag`, for the end of an error.
 
     Raises:
       InputError: a missing column or field, or a row that does not fit, with file and line number.
@@ -55,6 +57,7 @@ class RowReader:
         blank_lines: Literal["drop", "refuse"] = "drop",
         warn_quotes: bool = False,
         short_rows: Literal["drop", "refuse"] = "refuse",
+        skip_flag: str = "",
         form: Format | None = None,
         keep: bool = False,
     ) -> None:
@@ -65,6 +68,7 @@ class RowReader:
         self._unit = unit_of(path)
         self.rows_read = self.empty_fields = self.quoted_fields = 0
         self.dropped: list[tuple[int, str]] = []
+        self.or_skip = f", or leave such rows out with {skip_flag}" if skip_flag else ""
 
     def __iter__(self) -> Iterator[tuple[int, Example]]:
         for number, example in self._examples():
@@ -154,18 +158,17 @@ class RowReader:
                 hint = '; a field enclosed in " needs quoting csv' if quoting == "none" and _quoted(fields) else ""
                 raise InputError(
                     f"{self.where(number)}: the row must have {len(header)} columns ({', '.join(header)}), got "
-                    f"{len(fields)}; fix the row{hint}"
+                    f"{len(fields)}; fix the row{hint}{self.or_skip}"
                 )
             if quoting == "none":
                 self.quoted_fields += sum('""' in field[1:-1] for field in fields if _wrapped(field))
-            label = None if label_at is None else fields[label_at].strip()
-            if label == "":
-                label = None
+            label = None if label_at is None else self._label(fields[label_at])
             if label is None and self.label == "required":
                 if self.short_rows == "drop":
                     self.dropped.append((number, "no label"))
                     continue
-                raise InputError(f"{self.where(number)}: the label ({header[label_at or 0]}) is empty; fill it in")
+                column = header[label_at or 0]
+                raise InputError(f"{self.where(number)}: the label ({column}) is empty; fill it in{self.or_skip}")
             texts = self._joined(tuple(fields[at].strip() for at in text_at))
             row = dict(zip(header, fields, strict=False)) if self.keep else None
             yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label, row=row)
@@ -174,6 +177,9 @@ class RowReader:
         rows = 0
         for number, row in self._rows(found):
             rows += 1
+            if self.short_rows == "drop" and (lacking := self._lacking(row)):
+                self.dropped.append((number, f"no {lacking}"))
+                continue
             whole = next((name for name in self.columns.whole if name in row), None)
             if whole is not None:
                 texts: tuple[str, ...] = (self._string(number, whole, row[whole]),)
@@ -185,6 +191,23 @@ class RowReader:
             yield number, Example(texts, self._json_choices(number, row), label, row=row if self.keep else None)
         if not rows:
             raise InputError(f"{self.name} has no rows; write one JSON object per line")
+
+    def _label(self, text: str) -> str | tuple[str, ...] | None:
+        """Return the label in a field: None if it is empty, or a tuple, maybe an empty one, of several labels."""
+        separator = self.columns.label_separator
+        if separator:
+            return tuple(name.strip() for name in text.split(separator) if name.strip())
+        return text.strip() or None
+
+    def _lacking(self, row: dict[str, Any]) -> str:
+        """Return the first required field that a JSON row lacks, or `label`; empty if there is none."""
+        if not any(name in row for name in self.columns.whole):
+            for names in (*self.columns.texts, *self.columns.choices):
+                if not any(name in row for name in names):
+                    return names[0]
+        label = next((row[name] for name in self.columns.label if name in row), None)
+        empty = label is None or (label == "" and not self.columns.label_separator)
+        return "label" if self.label == "required" and empty else ""
 
     def _joined(self, texts: tuple[str, ...]) -> tuple[str, ...]:
         return (" ".join(texts),) if self.columns.whole else texts
@@ -218,7 +241,7 @@ class RowReader:
                 return self._string(number, name, row[name])
         raise InputError(
             f"{self.where(number)} has no field {' or '.join(map(repr, names))}; the row has "
-            f"{', '.join(row)[:300]}; required are {self.columns.describe()}"
+            f"{', '.join(row)[:300]}; required are {self.columns.describe()}{self.or_skip}"
         )
 
     def _string(self, number: int, name: str, value: Any) -> str:
@@ -238,15 +261,21 @@ class RowReader:
             )
         return tuple(self._text(number, row, names) for names in self.columns.choices)
 
-    def _json_label(self, number: int, row: dict[str, Any]) -> str | None:
+    def _json_label(self, number: int, row: dict[str, Any]) -> str | tuple[str, ...] | None:
         value = next((row[name] for name in self.columns.label if name in row), None)
+        if self.columns.label_separator and isinstance(value, list):
+            return tuple(self._string(number, "a label", name) for name in value)
+        if self.columns.label_separator and isinstance(value, str):
+            return self._label(value)
         if isinstance(value, bool):
             value = "true" if value else "false"
         elif isinstance(value, int | float):
             value = str(value)
         if value is None or (isinstance(value, str) and not value.strip()):
             if self.label == "required":
-                raise InputError(f"{self.where(number)} has no label ({' or '.join(self.columns.label)}); add it")
+                raise InputError(
+                    f"{self.where(number)} has no label ({' or '.join(self.columns.label)}); add it{self.or_skip}"
+                )
             return None
         if not isinstance(value, str):
             raise InputError(f"{self.where(number)}: the label must be a string or a number, got {value!r:.80}")
@@ -271,17 +300,22 @@ def collect(
     if not examples:
         raise InputError(f"{reader.name} has no rows")
     missing = [number for (number, _), example in zip(rows, examples, strict=True) if example.label is None]
-    if missing and len(missing) < len(examples):
-        raise InputError(f"{reader.where(missing[0])} has no label, but other rows have one; label all rows or none")
+    if missing and len(missing) < len(examples) and reader.short_rows == "drop":
+        dropped += [(number, "no label") for number in missing]
+        examples = [example for example in examples if example.label is not None]
+    elif missing and len(missing) < len(examples):
+        raise InputError(
+            f"{reader.where(missing[0])} has no label, but other rows have one; label all rows or none{reader.or_skip}"
+        )
     return Split(tuple(examples), reader.rows_read, tuple(sorted([*reader.dropped, *dropped])), reader.empty_fields)
 
 
-def parse(label: str | float | None, task: Task, where: str) -> str | float | None:
+def parse(label: str | float | tuple[str, ...] | None, task: Task, where: str) -> str | float | tuple[str, ...] | None:
     """Return a label as the task names it. InputError gives the place of the row and the fault."""
     if label is None:
         return None
     try:
-        return task.parse_label(str(label))
+        return task.parse_label(label if isinstance(label, tuple) else str(label))
     except ValueError as error:
         raise InputError(f"{where}: {error}; fix the row") from None
 
