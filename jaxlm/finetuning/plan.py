@@ -7,8 +7,9 @@ from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of
 from jaxlm.runs.directory import saved_config
-from jaxlm.tasks import ROLES, Task, TaskData, read_task
+from jaxlm.tasks import ROLES, CustomConfig, Task, TaskData, read_task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights
+from jaxlm.tasks.metrics.selection import selected_by
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
     FinetuneConfig,
@@ -73,7 +74,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         strict=arguments.strict,
         sample=arguments.sample,
     )
-    task = with_settings(task, data, config)
+    task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
     if family.input_format == "gpt1":
         tokenizer = tokenizer.with_specials(ROLES)
@@ -100,8 +101,14 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
 
 
-def with_settings(task: Task, data: TaskData, config: FinetuneConfig) -> Task:
-    """Return the task with the class weights of the config. InputError if it has no classes."""
+def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: CustomConfig) -> Task:
+    """Return the task with the selecting metric and the class weights of the config. InputError if it has none such."""
+    if config.select_by is not None:
+        if task.name == "custom" and custom.metric not in ("", config.select_by):
+            raise InputError(
+                f"--select-by must be left out with --custom.metric {custom.metric}, got {config.select_by}; give one"
+            )
+        task = selected_by(task, data, config.select_by)
     check_smoothing(task, config.label_smoothing)
     return replace(task, class_weights=class_weights(config.class_weights, task, data.splits["train"]))
 

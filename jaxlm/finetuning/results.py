@@ -14,6 +14,8 @@ from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_directo
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Task, TaskData
+from jaxlm.tasks.metrics.report import report_lines
+from jaxlm.tasks.metrics.selection import rank
 from jaxlm.tasks.prediction_lines import with_inputs
 
 
@@ -31,25 +33,32 @@ def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
     if not by_rate:
         return {"task": task.name, "metric": task.metric, "runs": results}
 
-    def selection_metric(run: dict[str, Any]) -> float:
-        return run[task.selects][task.metric]
+    def ranked(run: dict[str, Any]) -> float:
+        return rank(task, run[task.selects][task.metric])
 
-    means = {rate: float(np.mean([selection_metric(run) for run in runs])) for rate, runs in by_rate.items()}
+    means = {rate: float(np.mean([ranked(run) for run in runs])) for rate, runs in by_rate.items()}
     rate = max(by_rate, key=lambda rate: (rate not in failed, means[rate]))
     summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
     if task.positive is not None:
         summary["positive"] = task.positive
-    splits = [split for split, value in by_rate[rate][0].items() if isinstance(value, dict)]
-    for split in splits:
-        names = by_rate[rate][0][split]
-        values = {name: [run[split][name] for run in by_rate[rate]] for name in names}
-        summary[split] = {
+    best = max(by_rate[rate], key=ranked)
+    return (
+        summary
+        | over_seeds(by_rate[rate])
+        | {"best": {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}}
+    )
+
+
+def over_seeds(runs: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return split -> metric -> mean and sample deviation (0 for one run) of the runs at one learning rate."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for split in [name for name, value in runs[0].items() if isinstance(value, dict)]:
+        values = {name: [run[split][name] for run in runs] for name in runs[0][split]}
+        found[split] = {
             name: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0}
             for name, v in values.items()
         }
-    best = max(by_rate[rate], key=selection_metric)
-    summary["best"] = {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}
-    return summary
+    return found
 
 
 def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> None:
@@ -133,17 +142,33 @@ def refuse_failures(run: RunDirectory, summary: dict[str, Any]) -> None:
 
 
 def table(task: Task, summary: dict[str, Any]) -> list[str]:
+    """Return the metrics of the best learning rate by split, those of each rate, and the best run's report."""
     finished = [run for run in summary["runs"] if "failed" not in run]
-    count = sum(run["learning_rate"] == summary["learning_rate"] for run in finished)
+    rates = list(dict.fromkeys(run["learning_rate"] for run in finished))
+    by_rate = {rate: [run for run in finished if run["learning_rate"] == rate] for rate in rates}
+    best = by_rate[summary["learning_rate"]]
+    seeds = f"{len(best)} seed{'' if len(best) == 1 else 's'}"
     lines = [
-        f"{summary['task']}: {count} seed(s), learning rate {summary['learning_rate']:g}, selected by "
-        f"{summary['metric']} on "
+        f"{summary['task']}: {seeds}, learning rate {summary['learning_rate']:g}, selected by {summary['metric']} on "
         f"{task.selects}" + (f"; f1 of the label {task.positive!r}" if task.positive is not None else "")
     ]
     splits = [split for split in finished[0] if split in summary and isinstance(summary[split], dict)]
-    width = max(5, *(len(split) for split in splits))
-    for split in splits:
-        names = sorted(summary[split], key=lambda name: (name != summary["metric"], name == "loss"))
-        metrics = (f"{name} {summary[split][name]['mean']:.4f} ± {summary[split][name]['std']:.4f}" for name in names)
-        lines.append(f"  {split:<{width}}" + "  ".join(metrics))
+    width = max(5, *(len(split) + 1 for split in splits))
+    lines += [f"  {split:<{width}}" + figures(summary, summary[split], len(best)) for split in splits]
+    if len(rates) > 1:
+        lines.append(f"each learning rate on {task.selects}:")
+        for rate, runs in by_rate.items():
+            chosen = " (selected)" if rate == summary["learning_rate"] else ""
+            lines.append(f"  {rate:<8g} {figures(summary, over_seeds(runs)[task.selects], len(runs))}{chosen}")
+    (chosen_run,) = (run for run in best if run["seed"] == summary["best"]["seed"])
+    for report in chosen_run.get("reports", ()):
+        lines.append(f"{report['split']}, seed {chosen_run['seed']}:")
+        lines += [f"  {line}" for line in report_lines(report)]
     return lines
+
+
+def figures(summary: dict[str, Any], metrics: dict[str, dict[str, float]], runs: int) -> str:
+    """Return the metrics of a split, the selecting one first and the loss last; a single run has no deviation."""
+    names = sorted(metrics, key=lambda name: (name != summary["metric"], name == "loss"))
+    spread = {name: f" ± {metrics[name]['std']:.4f}" if runs > 1 else "" for name in names}
+    return "  ".join(f"{name} {metrics[name]['mean']:.4f}{spread[name]}" for name in names)

@@ -27,6 +27,7 @@ from jaxlm.bounded_read import read_regular, read_signed
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.errors import InputError
+from jaxlm.finetuning.patience import Patience
 from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models.family import Model
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
@@ -37,6 +38,7 @@ from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.observer import Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
+from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.loop import Session, run_training
@@ -63,9 +65,9 @@ class TrialContext:
     observer: Observer
     keep: Literal["best", "all"] = "best"
 
-    def selection_metric(self, result: dict[str, Any]) -> float:
-        """Return the selection metric of a trial's result."""
-        return result[self.task.selects][self.task.metric]
+    def ranked(self, result: dict[str, Any]) -> float:
+        """Return a number that is higher for a better result of a trial, by the selection metric."""
+        return rank(self.task, result[self.task.selects][self.task.metric])
 
     def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
         """Return True if new parameters replace the ones before: with `select last`, those of the last step only.
@@ -75,7 +77,12 @@ class TrialContext:
         if self.config.select == "last":
             return step == self.num_steps
         metric = self.task.metric
-        return not before or metrics[metric] > before[metric]
+        return not before or is_better(self.task, metrics[metric], before[metric])
+
+    @property
+    def keeps_best(self) -> bool:
+        """True if parameters are kept while training continues, of one trial or of others in its program."""
+        return self.config.select == "best" or self.config.patience is not None
 
     def batches(self, seed: int) -> TrainBatches:
         """Return the training batches of a seed."""
@@ -108,11 +115,15 @@ def trial_directory(seed: int, rate: float) -> PurePath:
 
 @dataclasses.dataclass
 class Best:
-    """The best parameters of a trial so far, on the devices, with their step and metrics on dev. None: none yet."""
+    """The best parameters of a trial so far, on the devices, with their step and metrics on dev. None: none yet.
+
+    patience: the evaluations since the best one.
+    """
 
     params: Any = None
     step: int | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    patience: Patience = dataclasses.field(default_factory=Patience)
 
 
 def trial_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] | None:
@@ -190,9 +201,12 @@ class _TrialRun:
             batch = jax.tree.map(lambda x: x[rows], self.data[number])
             yield to_devices(batch, self.context.mesh, self.context.batch_size)
 
-    def evaluate(self, recorder: Recorder, step: int, state: TrainState) -> None:
-        """Evaluate on the selection split, and keep the parameters if they are the best so far."""
-        split = self.context.task.selects
+    def evaluate(self, recorder: Recorder, step: int, state: TrainState) -> bool:
+        """Evaluate on the selection split, and keep the parameters if they are the best so far.
+
+        Return True if training ends here, by the patience of the config.
+        """
+        split, limit = self.context.task.selects, self.context.config.patience
         _, metrics = evaluate_split(self.context, self.programs, state.weights, split, self.data.lengths)
         raw = None if state.average is None else state.params
         recorder.validation(
@@ -202,15 +216,23 @@ class _TrialRun:
             said=f"{split} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
         )
         best = self.best
-        if self.context.replaces(step, metrics, best.metrics):
+        if limit is not None:
+            best.patience.evaluated(self.context.task, limit, step, metrics)
+        ends = best.patience.stopped_at is not None
+        if self.context.replaces(step, metrics, best.metrics) or (ends and self.context.config.select == "last"):
             best.params = None  # so that at most one copy exists
             best.params, best.step, best.metrics = self.programs.copy(state.weights), step, metrics
+        if ends:
+            recorder.note(best.patience.note(self.context.task))
+        return ends
 
     def save(self, step: int, state: TrainState) -> None:
         """Start a checkpoint of the state and the best parameters so far."""
         best = self.best
         saved = saved_part(state) | ({} if best.params is None else {"best": best.params})
-        extra = {"best": {"step": best.step, "figures": best.metrics}}
+        extra: dict[str, Any] = {"best": {"step": best.step, "figures": best.metrics}}
+        if self.context.config.patience is not None:
+            extra["patience"] = best.patience.to_json()
         self.checkpoints.save(step, saved, config=self.context.resolved, extra=extra)
 
 
@@ -239,7 +261,7 @@ def _train(trial: _TrialRun, title: str) -> Best:
         recorder,
         trial.checkpoints,
         context.observer,
-        num_steps=context.num_steps,
+        num_steps=trial.best.patience.stopped_at or context.num_steps,
         evaluate_every=config.eval_every or trial.data.steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
         save=trial.save,
@@ -269,12 +291,13 @@ def _resumed(
     restored = checkpoints.restore(wanted)
     notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
     saved = restored.extra.get("best", {})
-    best = Best(restored.state.get("best"), saved.get("step"), saved.get("figures", {}))
+    patience = Patience(**restored.extra.get("patience", {}))
+    best = Best(restored.state.get("best"), saved.get("step"), saved.get("figures", {}), patience)
     if "best" not in restored.extra:  # earlier versions kept the best beside the checkpoints
         kept = Checkpoints(context.run.root / trial_directory(seed, rate) / "kept", read_only=True)
         if steps := [step for step in first_process_decides(kept.steps) if step <= restored.step]:
             found = kept.restore_partial({"params": programs.abstract.params}, step=steps[-1])
-            best = Best(found.state["params"], found.step, found.extra["dev"])
+            best = Best(found.state["params"], found.step, found.extra["dev"], patience)
     return from_saved(restored.state, programs.abstract, seed), best, notes
 
 
@@ -287,7 +310,7 @@ def finish_trial(context: TrialContext, programs: Programs, best: Best, seed: in
         with Checkpoints(context.run.root / directory, keep_newest=1) as kept:
             extra = {"dev": best.metrics, "step": best.step}
             kept.save(best.step, {"params": best.params}, config=context.resolved | {"seed": seed}, extra=extra)
-    return write_result(context, programs, best.params, best.step, seed, rate)
+    return write_result(context, programs, best, seed, rate)
 
 
 def _is_kept(context: TrialContext, best: Best, directory: PurePath) -> bool:
@@ -368,9 +391,7 @@ def raw_metric(context: TrialContext, programs: Programs, params: Any, lengths: 
     return {f"raw_{split}_{metric}": metrics[metric]}
 
 
-def write_result(
-    context: TrialContext, programs: Programs, params: Any, step: int, seed: int, rate: float
-) -> dict[str, Any]:
+def write_result(context: TrialContext, programs: Programs, best: Best, seed: int, rate: float) -> dict[str, Any]:
     """Predict every split with the selected parameters and write the results; return the contents of `result.json`.
 
     The selection split comes first: the threshold for unanswerable questions is tuned on it and then used for the
@@ -381,9 +402,11 @@ def write_result(
     found: dict[str, tuple[Predicted, dict[str, float]]] = {}
     threshold = None
     for split in sorted(splits, key=lambda split: split != selection_split):
-        found[split] = evaluate_split(context, programs, params, split, lengths, threshold)
+        found[split] = evaluate_split(context, programs, best.params, split, lengths, threshold)
         threshold = found[selection_split][1].get("threshold")
-    result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": step}
+    result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": best.step}
+    if context.config.patience is not None:
+        result["stopped_at"] = best.patience.stopped_at
     result |= {split: found[split][1] for split in splits if found[split][1]}
     reports = [{"split": split} | found[split][0].report() for split in splits if found[split][1]]
     lines: list[str] = []
@@ -446,7 +469,7 @@ def drop_beaten(context: TrialContext, results: Sequence[dict[str, Any]]) -> Non
     def drop() -> None:
         for rate in {result["learning_rate"] for result in finished}:
             at_rate = [result for result in finished if result["learning_rate"] == rate]
-            best = max(at_rate, key=context.selection_metric)
+            best = max(at_rate, key=context.ranked)
             for result in at_rate:
                 if result is not best:
                     context.run.remove(trial_directory(result["seed"], rate) / "kept")

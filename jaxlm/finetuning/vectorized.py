@@ -16,7 +16,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -30,6 +30,7 @@ from jaxlm.distributed.devices import peak_tflops, platform
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
+from jaxlm.finetuning.patience import Patience
 from jaxlm.finetuning.trial import (
     Best,
     Programs,
@@ -124,7 +125,8 @@ def run_vectorized(
             if number in failed:
                 results[number] = write_failure(context, seed, rate, group.failure(number, failed[number]))
             else:
-                alone = Best(group.take(best.params, number), best.steps[number], best.metrics[number])
+                params = group.take(best.params, number)
+                alone = Best(params, best.steps[number], best.metrics[number], best.patience[number])
                 results[number] = finish_trial(context, programs, alone, seed, rate)
     context.run.remove(directory)
     return [result for result in results if result is not None]
@@ -137,11 +139,20 @@ def one_at_a_time() -> bool:
 
 @dataclass
 class _Best:
-    """The best parameters of each trial so far, on the devices, with their steps and metrics on dev. None: none yet."""
+    """The best parameters of each trial so far, on the devices, with their steps and metrics on dev. None: none yet.
+
+    patience: for each trial the evaluations since its best one.
+    """
 
     params: Any
     steps: list[int | None]
     metrics: list[dict[str, float]]
+    patience: list[Patience]
+
+    @property
+    def stopped(self) -> list[int]:
+        """The trials that ended early."""
+        return [number for number, patience in enumerate(self.patience) if patience.stopped_at is not None]
 
 
 class _VectorizedTrials:
@@ -165,6 +176,7 @@ class _VectorizedTrials:
         self._take = jax.jit(lambda stack, k: jax.tree.map(lambda x: x[k], stack), out_shardings=alone)
         params = self._shardings(self.abstract.params)
         self.keep = jax.jit(_where, donate_argnums=2, out_shardings=params)
+        self.either = jax.jit(jnp.logical_or, out_shardings=self.sharding)
         self.copy = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=params)
 
     def started(self) -> tuple[TrainState, list[str]]:
@@ -192,11 +204,16 @@ class _VectorizedTrials:
         seeds = self.spread(np.array([seed for seed, _ in self.all], np.uint32))
         saved = restored.state
         failed = {int(number): step for number, step in restored.extra.get("failed", {}).items()}
-        last = len(self.trials) - 1  # the padding repeats the last trial
-        halted = self.spread(np.array([min(number, last) in failed for number in range(len(self.all))], np.bool_))
-        state = state_of(saved, seed=seeds, halted=halted)
-        best = restored.extra["best"]
-        return state, _Best(saved.get("best"), best["steps"], best["figures"]), failed, notes
+        extra = restored.extra["best"]
+        patience = [Patience(**values) for values in restored.extra.get("patience", [{} for _ in self.trials])]
+        best = _Best(saved.get("best"), extra["steps"], extra["figures"], patience)
+        state = state_of(saved, seed=seeds, halted=self.flags([*failed, *best.stopped]))
+        return state, best, failed, notes
+
+    def flags(self, numbers: Sequence[int]) -> jax.Array:
+        """Return True for these trials, on the devices; the padding repeats the last trial."""
+        last = len(self.trials) - 1
+        return self.spread(np.array([min(number, last) in numbers for number in range(len(self.all))], np.bool_))
 
     def failure(self, number: int, step: int) -> str:
         """Return the reason for the failure of a trial in `step`, worded as for a trial of its own program."""
@@ -204,7 +221,7 @@ class _VectorizedTrials:
 
     def saved(self, state: TrainState, best: Any) -> dict[str, Any]:
         """Return the leaves of a checkpoint."""
-        return saved_part(state) | ({"best": best} if self.context.config.select == "best" else {})
+        return saved_part(state) | ({"best": best} if self.context.keeps_best else {})
 
     def take(self, stack: Any, number: int) -> Any:
         """Return the parameters of one trial, with the shardings of a trial of its own program."""
@@ -244,14 +261,15 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     """Return the best parameters, and for each trial with a loss that was not finite the step in which it was."""
     context, trials = group.context, group.trials
     config, task = context.config, context.task
-    keeps_best = config.select == "best"
+    keeps_best = context.keeps_best
     if resumed := bool(checkpoints.steps()):
         state, best, failed, notes = group.resumed(checkpoints)
     else:
         state, notes = group.started()
         failed = {}
         empty: list[dict[str, float]] = [{} for _ in trials]
-        best = _Best(group.copy(state.weights) if keeps_best else None, [None] * len(trials), empty)
+        patience = [Patience() for _ in trials]
+        best = _Best(group.copy(state.weights) if keeps_best else None, [None] * len(trials), empty, patience)
     first_step = int(jnp.max(state.step))
     logs = _open_logs(context, trials, first_step if resumed else None)
     alone = trial_work(context, group.programs)
@@ -264,21 +282,26 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
         work=lambda step: (len(trials) * alone(step)[0], len(trials) * alone(step)[1]),
         log_every=config.log_every,
         failed=failed,
+        stopped=best.stopped,
         output=context.observer.output,
     )
+    halted = list(best.stopped)  # as `state.halted` has them
     group.step.on_compile = lambda: recorder.meter.pause("compilation")
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
         recorder.note(note)
 
-    def evaluate(number: int, state: TrainState) -> None:
+    def evaluate(number: int, state: TrainState) -> bool:
         better = np.zeros(len(group.all), np.bool_)
-        for k in (k for k in range(len(trials)) if k not in failed):
+        for k in recorder.alive:
             lengths = group.data[k].lengths
             _, metrics = evaluate_split(context, group.programs, group.take(state.weights, k), task.selects, lengths)
             raw = None if state.average is None else group.take(state.params, k)
             line = {f"{task.selects}_{name}": value for name, value in metrics.items()}
             recorder.validation_of(k, number, line | raw_metric(context, group.programs, raw, lengths))
-            better[k] = context.replaces(number, metrics, best.metrics[k])
+            if config.patience is not None:
+                best.patience[k].evaluated(task, config.patience, number, metrics)
+            ends = best.patience[k].stopped_at is not None
+            better[k] = context.replaces(number, metrics, best.metrics[k]) or (ends and config.select == "last")
             if better[k]:
                 best.steps[k], best.metrics[k] = number, metrics
         values = [metrics[task.metric] for metrics in best.metrics if metrics]
@@ -288,17 +311,30 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
             )
         if keeps_best:
             best.params = group.keep(group.spread(better), state.weights, best.params)
+        for k in set(best.stopped) - set(recorder.stopped):
+            seed, rate = trials[k]
+            recorder.note(f"seed {seed} at learning rate {rate:g}: {best.patience[k].note(task)}")
+        recorder.stopped = best.stopped
+        return not recorder.alive
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict]:
+        if recorder.stopped != halted:  # a trial that has ended keeps its state
+            halted[:] = recorder.stopped
+            state = replace(state, halted=group.either(state.halted, group.flags(halted)))
+        return group.step(state, batch, group.settings)
 
     def save(number: int, state: TrainState) -> None:
-        halted = {str(number): step for number, step in failed.items()}
-        extra = {"best": {"steps": best.steps, "figures": best.metrics}, "failed": halted}
+        unfinished = {str(number): step for number, step in failed.items()}
+        extra: dict[str, Any] = {"best": {"steps": best.steps, "figures": best.metrics}, "failed": unfinished}
+        if config.patience is not None:
+            extra["patience"] = [patience.to_json() for patience in best.patience]
         checkpoints.save(number, group.saved(state, best.params), config=context.resolved, extra=extra)
 
     session = Session(
         recorder,
         checkpoints,
         context.observer,
-        num_steps=context.num_steps,
+        num_steps=context.num_steps if recorder.alive else first_step,
         evaluate_every=config.eval_every or group.data[0].steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
         save=save,
@@ -307,7 +343,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     )
     batches = (group.batch(number) for number in itertools.count(first_step))
     try:
-        state = run_training(state, lambda state, batch: group.step(state, batch, group.settings), batches, session)
+        state = run_training(state, step, batches, session)
         best.params = best.params if keeps_best else state.weights
     except Diverged:
         log.warning("none of the %d runs trained together continues", len(trials))
@@ -317,28 +353,40 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
 class VectorizedRecorder(Recorder):
     """A recorder with a log for each trial; the live line shows the means of the trials that continue.
 
-    failed: for each trial with a loss that was not finite, the step in which it was; new failures are added.
+    failed: for each trial with a loss that was not finite, the step in which it was; new failures are added. stopped:
+    the trials that ended early.
     """
 
     def __init__(
-        self, run: Any, logs: Sequence[MetricsLog], trials: Sequence[Trial], failed: dict[int, int], **settings: Any
+        self,
+        run: Any,
+        logs: Sequence[MetricsLog],
+        trials: Sequence[Trial],
+        failed: dict[int, int],
+        stopped: list[int],
+        **settings: Any,
     ) -> None:
         super().__init__(run, logs[0], **settings)
-        self.logs, self.trials, self.failed = list(logs), list(trials), failed
+        self.logs, self.trials, self.failed, self.stopped = list(logs), list(trials), failed, stopped
+
+    @property
+    def alive(self) -> list[int]:
+        """The trials that continue."""
+        return [k for k in range(len(self.logs)) if k not in self.failed and k not in self.stopped]
 
     def training(self, step: int, metrics: dict[str, Any]) -> None:
         """Record the metrics of a step, arrays with one number per trial. Raise NotFinite when no trial continues."""
         self.meter.advance(step)
         values = jax.tree.map(_gathered, metrics)
         for number in np.flatnonzero(values.pop("halted")[: len(self.logs)]).tolist():
-            if number not in self.failed:
+            if number in self.alive:
                 self.failed[number] = step
                 seed, rate = self.trials[number]
                 self.warn(
                     f"step {step}: loss or gradient of seed {seed} at learning rate {rate:g} is not finite; "
                     "this run ends here"
                 )
-        alive = [number for number in range(len(self.logs)) if number not in self.failed]
+        alive = self.alive
         if not alive:
             raise NotFinite(step)
         if step % self.log_every and step != self.total:

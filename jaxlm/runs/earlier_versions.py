@@ -20,6 +20,8 @@ ADDED_OPTIONS: dict[str, Any] = {
     "sample": None,
     "with_inputs": False,
     "ema": 0.0,
+    "select_by": None,
+    "patience": None,
     "class_weights": [],
     "label_smoothing": 0.0,
     "custom.positive": "",

@@ -152,6 +152,12 @@ class FinetuneConfig:
     """Pretrained layers to initialize, counted from the last, with an encoder's pooler (Zhang et al., 2021)."""
     select: Literal["best", "last"] = "best"
     """Parameters to keep. best: of the evaluation with the best metric on dev. last: of the last step."""
+    select_by: str | None = None
+    """Metric on dev that selects evaluations, learning rates and seeds, for example macro_f1 or loss. docs/metrics.md
+    lists the metrics of each kind of task. Default: the task's own."""
+    patience: int | None = None
+    """Evaluations in a row without a better value of the selecting metric after which a run ends. Default: train to the
+    end."""
     class_weights: tuple[str, ...] = ()
     """Weights of the classes in the loss, as NAME=WEIGHT …, 1 for the others. balanced: examples / (classes x examples
     of the class). For multilabel a weight multiplies the loss where the label is given, and balanced is examples
@@ -226,6 +232,7 @@ class FinetuneConfig:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
         check_rate("head_dropout_rate", self.head_dropout_rate)
         check_freezing(self)
+        check_positive(self, "patience")
         if not 0 <= self.label_smoothing < 1:
             raise InputError(
                 f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}; give a fraction"

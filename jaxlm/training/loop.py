@@ -25,9 +25,9 @@ class Session:
     """One start of a training: its outputs, its intervals of evaluation and saving, and the caller who may stop it.
 
     num_steps: the step at which training ends. evaluate_every: steps between evaluations, 0: at the end only.
-    evaluate(step, state): evaluates and records. save(step, state): starts a checkpoint. describe_batch(step): the
-    rows of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None if a
-    checkpoint of this run holds the first state.
+    evaluate(step, state): evaluates and records; if it returns True, training ends at this step. save(step, state):
+    starts a checkpoint. describe_batch(step): the rows of a batch, for an error. began: for people, `from scratch` or
+    `with the state of RUN@STEP`; None if a checkpoint of this run holds the first state.
     """
 
     recorder: Recorder
@@ -37,7 +37,7 @@ class Session:
     evaluate_every: int
     checkpoint_every: int
     save: Callable[[int, TrainState], None]
-    evaluate: Callable[[int, TrainState], None] | None = None
+    evaluate: Callable[[int, TrainState], bool | None] | None = None
     describe_batch: Callable[[int], str] = "batch {}".format
     began: str | None = None
     profile: "Profile | None" = None
@@ -54,10 +54,11 @@ class Session:
         return step % self.checkpoint_every == 0 or step == self.num_steps
 
     def run_evaluation(self, step: int, state: TrainState) -> None:
-        """Evaluate; the time does not count as training time."""
+        """Evaluate, and end training here if `evaluate` says so; the time does not count as training time."""
         assert self.evaluate is not None
         with self.recorder.meter.pause("evaluation"):
-            self.evaluate(step, state)
+            if self.evaluate(step, state):
+                self.num_steps = step
 
     def run_save(self, step: int, state: TrainState) -> None:
         """Write all metrics up to `step`, then start its checkpoint; the time does not count as training time."""
@@ -95,13 +96,13 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
     try:
         while True:
             if done > first:
-                evaluates, saves = session.evaluates(done), session.saves(done)
-                if pending is not None and (evaluates or saves):
+                evaluates = session.evaluates(done)
+                if pending is not None and (evaluates or session.saves(done)):
                     recorder.training(*pending)
                     pending = None
                 if evaluates:
                     session.run_evaluation(done, state)
-                if saves:
+                if session.saves(done):  # also the step at which an evaluation has ended training
                     session.run_save(done, state)
                     saved = done
             if done >= session.num_steps or session.observer.requested():

@@ -105,9 +105,12 @@ def _results_lines(path: Path) -> Iterator[str]:
     yield f"  results: {len(results['runs'])} runs, {results['metric']} first"
     splits = {name: figures for name, figures in results.items() if _is_split(figures)}
     width = max(map(len, splits), default=0) + 1
+    finished = [run for run in results["runs"] if "failed" not in run]
+    seeds = sum(run["learning_rate"] == results["learning_rate"] for run in finished)
     for split, figures in splits.items():
         names = sorted(figures, key=lambda name: (name != results["metric"], name))
-        parts = (f"{name} {figures[name]['mean']:.4f} ± {figures[name]['std']:.4f}" for name in names)
+        spread = {name: f" ± {figures[name]['std']:.4f}" if seeds > 1 else "" for name in names}
+        parts = (f"{name} {figures[name]['mean']:.4f}{spread[name]}" for name in names)
         yield f"    {split:<{width}}{'  '.join(parts)}"
     for run in results["runs"]:
         if "failed" in run:

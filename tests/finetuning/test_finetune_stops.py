@@ -97,16 +97,16 @@ def tune(tmp_path, store, task):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, store, task):
     """A run that was never stopped, by its shape and `select`."""
-    made: dict[tuple[str, str], Path] = {}
+    made: dict[tuple, Path] = {}
     command = Tune(tmp_path_factory.mktemp("whole"), store, task)
 
-    def find(shape: str, select: str) -> Path:
-        if (shape, select) not in made:
-            name = f"{shape}-{select}"
-            ended = command(name, "--select", select, *SHAPES[shape])
+    def find(shape: str, select: str, *more) -> Path:
+        if (shape, select, *more) not in made:
+            name = f"{shape}-{select}-{len(made)}"
+            ended = command(name, "--select", select, *SHAPES[shape], *more)
             assert ended.code == 0, ended.errors
-            made[shape, select] = command.directory / name
-        return made[shape, select]
+            made[shape, select, *more] = command.directory / name
+        return made[shape, select, *more]
 
     return find
 
@@ -298,6 +298,62 @@ def test_stopped_anywhere_or_not_the_results_are_the_same(tune, whole, shape, se
     seed = random.randrange(10**6)
     history = stop_again_and_again(tune, "run", random.Random(seed), 5, "--select", select, *SHAPES[shape])
     assert_same(tune.directory / "run", whole(shape, select), (seed, history))
+
+
+PATIENCE = ("--eval-every", 1, "--patience", 1)
+
+
+def ends(dev: dict[int, float]) -> tuple[int, int | None]:
+    """The best step, and the first one whose evaluation is not better than all before, from metrics.jsonl."""
+    best = -1.0
+    for step in sorted(dev):
+        if dev[step] <= best:
+            return max(dev, key=dev.get), step
+        best = dev[step]
+    return max(dev, key=dev.get), None
+
+
+@pytest.mark.parametrize(
+    ("shape", "select"),
+    [
+        ("alone", "best"),
+        ("together", "last"),
+        pytest.param("together", "best", marks=pytest.mark.slow),
+        pytest.param("alone", "last", marks=pytest.mark.slow),
+    ],
+)
+def test_patience_ends_a_run_at_the_same_step_whatever_stopped_it(tune, whole, shape, select):
+    """Fails when a start counts from 0 again, a trial goes on after its end, or other parameters are kept."""
+    other, seed = whole(shape, select, *PATIENCE), random.randrange(10**6)
+    more = ("--select", select, *SHAPES[shape], *PATIENCE)
+    history = stop_again_and_again(tune, "run", random.Random(seed), 3, *more)
+    assert_same(tune.directory / "run", other, (seed, history))
+    for found in results(other)["runs"]:
+        dev = metrics(other, "dev_accuracy", seed=found["seed"])
+        best, last = ends(dev)
+        assert found["stopped_at"] == last and max(dev) == (last or 6)
+        assert max(metrics(other, "loss", seed=found["seed"])) == (last or 6)
+        assert found["step"] == (best if select == "best" else last or 6)
+        assert found["dev"]["accuracy"] == dev[found["step"]]
+    assert any(found["stopped_at"] for found in results(other)["runs"])
+
+
+@pytest.mark.parametrize("shape", ["alone", pytest.param("together", marks=pytest.mark.slow)])
+def test_a_run_that_does_not_learn_ends_early_and_the_other_is_selected_by_its_loss(tune, shape):
+    """At the rate 1e-30 the loss on dev stays; fails when a higher loss is better, or a rate is not in the table."""
+    more = ("--seeds", 1, "--learning-rates", 3e-2, 1e-30, "--eval-every", 1, "--select-by", "loss", "--patience", 2)
+    ended = tune("run", *more, *SHAPES[shape])
+    assert ended.code == 0, ended.errors
+    found = results(tune.directory / "run")
+    still = found["runs"][1]
+    assert (still["step"], still["stopped_at"]) == (1, 3) and max(metrics(tune.directory / "run", peak_lr=1e-30)) == 3
+    assert found["metric"] == "loss" and found["runs"][0]["dev"]["loss"] < still["dev"]["loss"]
+    assert found["learning_rate"] == found["best"]["learning_rate"] == 3e-2
+    assert "training ends early" in ended.errors and "in 2 evaluations in a row" in ended.errors
+    rows = [line for line in ended.output.splitlines() if line.startswith(("  0.03 ", "  1e-30 "))]
+    assert [row.endswith("(selected)") for row in rows] == [True, False] and "±" not in ended.output
+    refused = tune("run", *more[:-1], 3, *SHAPES[shape])
+    assert_one_line(refused, 2, "patience: 2 -> 3")
 
 
 ENDING = (

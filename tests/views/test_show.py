@@ -195,12 +195,16 @@ def test_every_split_of_the_results_is_shown(tokenizer, custom, tmp_path):
         name: {"accuracy": {"mean": mean, "std": 0.01}, "loss": {"mean": 1.0, "std": 0.0}}
         for name, mean in (("dev_matched", 0.75), ("dev_mismatched", 0.625))
     }
-    results = {"task": "mnli", "metric": "accuracy", "runs": [{"seed": 0}], "learning_rate": 1e-5, **splits}
-    (path / "results.json").write_text(json.dumps(results | {"best": {"seed": 0, "learning_rate": 1e-5, "step": 9}}))
+    runs = [{"seed": seed, "learning_rate": 1e-5} for seed in (0, 1)]
+    results = {"task": "mnli", "metric": "accuracy", "runs": runs, "learning_rate": 1e-5, **splits}
+    best = {"best": {"seed": 0, "learning_rate": 1e-5, "step": 9}}
+    (path / "results.json").write_text(json.dumps(results | best))
     lines = list(run_lines(RunDirectory(path)))
     assert "    dev_matched    accuracy 0.7500 ± 0.0100  loss 1.0000 ± 0.0000" in lines
     assert "    dev_mismatched accuracy 0.6250 ± 0.0100  loss 1.0000 ± 0.0000" in lines
     assert not any(line.startswith("    best") for line in lines)
+    (path / "results.json").write_text(json.dumps(results | best | {"runs": runs[:1]}))
+    assert "    dev_matched    accuracy 0.7500  loss 1.0000" in list(run_lines(RunDirectory(path)))
 
 
 def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
