@@ -1,9 +1,8 @@
 """Continue a prompt with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
 
 An encoder fills the blanks of its prompt instead: `--prompt 'It was a [MASK] day.'` gives the best tokens for each.
-A single sample is printed while it is generated, several samples after all of them are complete. The output begins with
-the decoded prompt. Without --prompt each line of standard input is a prompt (blank lines are skipped). --prompt ""
-starts a new text.
+On a terminal a single sample is printed while it is generated. The output begins with the decoded prompt. Without
+--prompt each line of standard input is a prompt (blank lines are skipped). --prompt "" starts a new text.
 """
 
 import json
@@ -11,14 +10,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import tyro
 
 from jaxlm.config import command_line
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
-from jaxlm.inference.decoding import ENDED, Decoder, Sampling, TextStream
+from jaxlm.inference.generation import GenerationSettings, Generator, Sample
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.masked_lm_scoring import (
     MASK,
@@ -30,9 +29,6 @@ from jaxlm.inference.masked_lm_scoring import (
 )
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.tasks.reading.files import numbered_lines
-from jaxlm.training.config import check_seed
-
-DEFAULT_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -43,54 +39,47 @@ class Arguments:
     """A run: RUN or RUN@STEP."""
     prompt: str | None = None
     """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
-    length: int | None = None
-    """Maximum number of new tokens. Default: 100, or less to stay within the trained length."""
-    beyond_length: bool = False
-    """Use positions of the position table that were never trained."""
-    samples: int = 1
-    """Number of continuations per prompt."""
+    settings: Annotated[GenerationSettings, tyro.conf.arg(name="")] = field(default_factory=GenerationSettings)
+    stream: bool = False
+    """Print a single sample while it is generated, also where standard output is not a terminal."""
     top: int = 5
     """Number of candidates per blank, for an encoder."""
-    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
-    seed: int = 0
-    """Seed of the sampling. The same seed, prompt and settings give the same text."""
     output: Path | None = None
-    """JSONL file for the samples: prompt, sample, text, tokens, ended."""
+    """JSONL file for the samples: prompt, sample, text, generated, tokens, ended."""
 
 
 def generate(arguments: Arguments) -> None:
     """Load the run and continue every prompt."""
-    for name in ("length", "samples", "top"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} must be positive, got {value}")
-    arguments.sampling.check()
-    check_seed("--seed", arguments.seed)
+    if arguments.top < 1:
+        raise InputError(f"--top must be positive, got {arguments.top}")
+    arguments.settings.check()
     run = load_run(arguments.run)
     if run.model.family.context == "bidirectional":
         fill(run, arguments)
         return
-    specials = run.tokenizer.specials
-    decoder = Decoder(
-        run.model,
-        run.params,
-        sampling=arguments.sampling,
-        positions=run.positions(beyond=arguments.beyond_length),
-        forbidden=list(specials.values()),
-        size=run.tokenizer.size,
-        end=specials.get("end"),
-        seed=arguments.seed,
-    )
+    generator = Generator(run, arguments.settings)
+    on_text = _write if arguments.stream or sys.stdout.isatty() else None
     output = _open(arguments.output)
     try:
         for number, prompt in enumerate(prompts(arguments.prompt)):
-            for sample in continue_prompt(run, decoder, prompt, number, arguments):
-                if output is not None:
-                    output.write(json.dumps(sample, ensure_ascii=False) + "\n")
-                    output.flush()
+            (samples,) = generator([prompt], number=number, on_text=on_text)
+            show(samples, streamed=on_text is not None and arguments.settings.num_samples == 1)
+            if output is not None:
+                for sample in samples:
+                    output.write(json.dumps(sample.to_json(), ensure_ascii=False) + "\n")
+                output.flush()
     finally:
         if output is not None:
             output.close()
+
+
+def show(samples: list[Sample], *, streamed: bool) -> None:
+    """Print the samples of one prompt, with a heading for each of several."""
+    for sample in samples:
+        if len(samples) > 1:
+            ended = ", ended" if sample.ended else ""
+            print(f"--- sample {sample.sample + 1} of {len(samples)}{ended}")
+        print("" if streamed else sample.text, flush=True)
 
 
 def fill(run: LoadedRun, arguments: Arguments) -> None:
@@ -113,7 +102,7 @@ def fill(run: LoadedRun, arguments: Arguments) -> None:
                 mesh=run.mesh,
                 batch_size=size,
                 top=arguments.top,
-                positions=run.positions(beyond=arguments.beyond_length),
+                positions=run.positions(beyond=arguments.settings.beyond_length),
             )
             named = candidates_json(run.tokenizer, answer.candidates)
             print(candidates_text(prompt, named), flush=True)
@@ -134,45 +123,8 @@ def prompts(given: str | None) -> Iterator[str]:
     yield from (line for _, line in numbered_lines(sys.stdin.buffer, "standard input") if line.strip())
 
 
-def continue_prompt(
-    run: LoadedRun, decoder: Decoder, prompt: str, number: int, arguments: Arguments
-) -> list[dict[str, Any]]:
-    """Write the samples of one prompt to standard output, and return them."""
-    ids = run.tokenizer.encode(prompt)
-    if not ids or run.layout == "packed":  # packed rows have these tokens before every document, windows begin anywhere
-        ids = [*run.left, *ids]
-    if not ids:
-        raise InputError(
-            "--prompt must not be empty for this model, which was trained without a token that begins a text; give a "
-            "--prompt"
-        )
-    length = arguments.length or max(1, min(DEFAULT_LENGTH, decoder.room(ids)))
-    if not arguments.length and decoder.positions < min(len(ids) + DEFAULT_LENGTH, run.model.max_length):
-        print(f"note: at most {length} new tokens: {run.limit}", file=sys.stderr)
-    streams = [TextStream(run.tokenizer, ids) for _ in range(arguments.samples)]
-    made: list[list[int]] = [[] for _ in streams]
-    alone = len(streams) == 1
-    steps = decoder(ids, length=length, samples=len(streams), number=number)
-    for stream in streams:
-        _write(stream.push(), alone)
-    for row in steps:
-        for stream, tokens, i in zip(streams, made, row.tolist(), strict=True):
-            if i != ENDED:
-                tokens.append(i)
-                _write(stream.push(i), alone)
-    samples = []
-    for sample, (stream, tokens) in enumerate(zip(streams, made, strict=True)):
-        _write(stream.finish() + "\n", alone)
-        ended = decoder.end is not None and tokens[-1] == decoder.end
-        if not alone:
-            print(f"--- sample {sample + 1} of {len(streams)}{', ended' if ended else ''}\n{stream.given}", flush=True)
-        samples.append({"prompt": prompt, "sample": sample, "text": stream.given, "tokens": tokens, "ended": ended})
-    return samples
-
-
-def _write(text: str, alone: bool) -> None:
-    if alone and text:
-        print(text, end="", flush=True)
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _open(path: Path | None) -> TextIO | None:

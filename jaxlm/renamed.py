@@ -73,6 +73,7 @@ MOVED = {
 FLAGS = {
     "--masking.": "--objective.masking.",
     "--next-sentence-coefficient": "--objective.next-sentence-coefficient",
+    "--samples": "--num-samples",
 }
 
 

@@ -141,7 +141,7 @@ run dev-store python -m jaxlm.prepare --source "lines:$out/corpus/dev.txt" \
 run pretrain python -m jaxlm.pretrain configs/pretrain/quickstart.py --run "$out/pretrained" \
   --data.store "$out/stores/pretrain" --data.validation "$out/stores/dev"
 run sample --to "$out/sample.txt" python -m jaxlm.generate --run "$out/pretrained" --prompt "$prompt" \
-  --samples 3 --length 40 --temperature 0.7 --seed 0
+  --num-samples 3 --length 40 --temperature 0.7 --seed 0
 
 # --- the task: without labels, with pretraining, without pretraining ----------------------------------------------------
 

@@ -129,12 +129,12 @@ class GPT(nn.Module):
         """Return states, and as `output` the float32 table (V, D) that scores the next token.
 
         The table has the tokens' rows; with config.tables `one` the positions' rows follow, (V + P, D). carry: keys and
-        values of the preceding tokens, for decoding: all rows are at position inputs.positions[0], and each row is one
-        sequence, for any segments.
+        values of the preceding tokens, for decoding: each row is one sequence, for any segments, and its tokens are at
+        consecutive positions from the row's first one on.
         """
         x_BLD, table_VD = self.embeddings(inputs.ids, inputs.positions, train)
-        segments_BL, index = (inputs.segments, 0) if carry is None else (None, inputs.positions[0, 0])
-        h_BLD, (carry, layers_NBLD) = self.blocks(x_BLD, segments_BL, carry, index, train, layers)
+        segments_BL, first_B = (inputs.segments, None) if carry is None else (None, inputs.positions[:, 0])
+        h_BLD, (carry, layers_NBLD) = self.blocks(x_BLD, segments_BL, carry, first_B, train, layers)
         if self.config.norm == "pre":
             h_BLD = self.final_norm(h_BLD)
         hidden = jnp.concatenate([x_BLD[None], layers_NBLD[:-1], h_BLD[None]]) if layers else None
@@ -175,11 +175,11 @@ class Block(nn.Module):
     execution: Execution
 
     @nn.compact
-    def __call__(self, x_BLD, segments_BL, cache, cache_index, train: bool, keep: bool):
+    def __call__(self, x_BLD, segments_BL, cache, first_B, train: bool, keep: bool):
         config = self.config
         key = self.make_rng("dropout") if train else None
         a_BLD, cache = Attention(config, self.execution, name="attention")(
-            x_BLD, segments_BL, cache, cache_index, fold(key, 0)
+            x_BLD, segments_BL, cache, first_B, fold(key, 0)
         )
         x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(
             x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
@@ -199,12 +199,12 @@ class PreNormBlock(nn.Module):
     execution: Execution
 
     @nn.compact
-    def __call__(self, x_BLD, segments_BL, cache, cache_index, train: bool, keep: bool):
+    def __call__(self, x_BLD, segments_BL, cache, first_B, train: bool, keep: bool):
         config = self.config
         key = self.make_rng("dropout") if train else None
         n_BLD = LayerNorm(config.norm_eps, name="attention_norm")(x_BLD)
         a_BLD, cache = Attention(config, self.execution, name="attention")(
-            n_BLD, segments_BL, cache, cache_index, fold(key, 0)
+            n_BLD, segments_BL, cache, first_B, fold(key, 0)
         )
         x_BLD = x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
         n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
@@ -221,7 +221,7 @@ class Attention(nn.Module):
     execution: Execution
 
     @nn.compact
-    def __call__(self, x_BLD, segments_BL, cache, cache_index, key):
+    def __call__(self, x_BLD, segments_BL, cache, first_B, key):
         config = self.config
         d, h = config.width, config.num_heads
         init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
@@ -236,11 +236,7 @@ class Attention(nn.Module):
             for part in range(3)
         )
         if cache is not None:
-            at = (0, 0, cache_index, 0)
-            cache = Cache(
-                jax.lax.dynamic_update_slice(cache.k_NBHSK, k_BHLK.astype(cache.k_NBHSK.dtype), at),
-                jax.lax.dynamic_update_slice(cache.v_NBHSK, v_BHLK.astype(cache.v_NBHSK.dtype), at),
-            )
+            cache = Cache(_put(cache.k_NBHSK, k_BHLK, first_B), _put(cache.v_NBHSK, v_BHLK, first_B))
             k_BHLK, v_BHLK = cache.k_NBHSK, cache.v_NBHSK
         a_BHLK = attend(
             q_BHLK,
@@ -248,12 +244,21 @@ class Attention(nn.Module):
             v_BHLK,
             causal=True,
             segments_BL=segments_BL,
-            query_offset=0 if cache is None else cache_index,
+            query_offset=0 if cache is None else first_B,
             dropout_rate=config.attention_dropout_rate,
             dropout_key=key,
             backend=self.execution.attention,
         )
         return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution), cache
+
+
+def _put(kept_BHSK: jax.Array, new_BHLK: jax.Array, first_B: jax.Array) -> jax.Array:
+    """Return the cache of a layer with new keys or values from position first_B of each row on."""
+
+    def put(kept_HSK, new_HLK, first):
+        return jax.lax.dynamic_update_slice(kept_HSK, new_HLK.astype(kept_HSK.dtype), (0, first, 0))
+
+    return jax.vmap(put)(kept_BHSK, new_BHLK, first_B)
 
 
 class FeedForward(nn.Module):

@@ -41,11 +41,11 @@ def attend(
 ) -> jax.Array:
     """Return softmax(scale q k + bias) v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
 
-    causal: query l attends to keys up to l + query_offset. segments_BL: a query attends to keys of its own segment
-    only; segment 0 is padding; None: one segment. key_segments_BS: the segments of the keys, where these are other
-    tokens than the queries (cross-attention, memory); None: `segments_BL`. bias_BHLS: float32, added to the scaled
-    scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given. The softmax is float32. backend auto: splash
-    on a TPU, else xla.
+    causal: query l attends to keys up to l + query_offset, which is one number or one per row, (B,). segments_BL: a
+    query attends to keys of its own segment only; segment 0 is padding; None: one segment. key_segments_BS: the
+    segments of the keys, where these are other tokens than the queries (cross-attention, memory); None: `segments_BL`.
+    bias_BHLS: float32, added to the scaled scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given. The
+    softmax is float32. backend auto: splash on a TPU, else xla.
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
     if backend == "auto":
@@ -146,8 +146,8 @@ def attention_mask(
     """Return the keys that each query sees: bool, broadcastable to (B, H, L, S); None if it sees all."""
     mask = None
     if causal:
-        query_L = jnp.arange(num_queries) + query_offset
-        mask = (jnp.arange(num_keys)[None, :] <= query_L[:, None])[None, None]
+        query_BL = jnp.arange(num_queries) + jnp.atleast_1d(query_offset)[:, None]  # one row serves all for a number
+        mask = (jnp.arange(num_keys) <= query_BL[:, :, None])[:, None]
     if segments_BL is not None and segments_BS is not None:
         same = (segments_BL[:, :, None] == segments_BS[:, None, :])[:, None]
         mask = same if mask is None else mask & same

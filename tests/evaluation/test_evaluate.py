@@ -15,8 +15,9 @@ from sklearn.metrics import accuracy_score
 from jaxlm import evaluate, generate
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import Decoder, left_context
+from jaxlm.inference.decoding import left_context
 from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 from jaxlm.models.family import Inputs
 from jaxlm.tasks import CustomConfig, read_labelled
@@ -162,11 +163,13 @@ def test_a_packed_run_is_measured_scored_and_continued_as_it_was_trained(
     assert scored["tokens"] == len(loaded.tokenizer.encode("The cat sat.")) - (version == 1)
     assert loaded.left == ([] if version == 1 else [end])
     given = []
-    monkeypatch.setattr(Decoder, "_tokens", lambda self, ids, *_: given.append(ids) or iter([np.array([end])]))
+    monkeypatch.setattr(
+        Sampler, "_tokens", lambda self, rows, *_: given.append(rows[0].ids) or iter([np.array([[end]])])
+    )
     command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "The cat")
     assert given[0] == [*loaded.left, *loaded.tokenizer.encode("The cat")]
     if version == 1:
-        with pytest.raises(InputError, match="--prompt must not be empty"):
+        with pytest.raises(InputError, match="a prompt must not be empty"):
             command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
     else:
         command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
@@ -201,7 +204,7 @@ def one_score(loaded, text, positions=16, **more):
     return next(sequence_log_probs(loaded.model, loaded.params, [scored], **sizes))
 
 
-def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypatch, capsys):
+def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypatch, capsys, caplog):
     """Fails on 2968321: the rows of 16 that a run of 48 positions was trained on did not matter to either."""
     loaded, text = load_run(run), "The cat sat on the mat. The dog lay on the rug."
     assert loaded.trained_length == 16 < len(loaded.tokenizer.encode(text)) < 48
@@ -219,12 +222,12 @@ def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypa
     words = ["--run", run, "--prompt", "The cat", "--seed", 5, "--output", out]
     made = []
     for more in ([], ["--beyond-length"]):
-        monkeypatch.setattr("sys.argv", ["program", *map(str, [*words, *more])])
-        generate.main()
-        made.append(capsys.readouterr())
-    assert "new tokens: " in made[0].err and "trained on 16 of its 48 positions" in made[0].err
-    assert "new tokens" not in made[1].err and made[1].out.startswith(made[0].out.rstrip("\n"))
-    assert len(made[1].out) > len(made[0].out)
+        caplog.clear()
+        with caplog.at_level("INFO", logger="jaxlm"):
+            made.append((command(generate.main, monkeypatch, capsys, *words, *more)[0], caplog.text))
+    assert "new tokens: " in made[0][1] and "trained on 16 of its 48 positions" in made[0][1]
+    assert "new tokens" not in made[1][1] and made[1][0].startswith(made[0][0].rstrip("\n"))
+    assert len(made[1][0]) > len(made[0][0])
 
 
 def test_sentences_are_scored_in_order(run, tmp_path, monkeypatch, capsys):
@@ -375,7 +378,7 @@ def test_generate_streams_what_it_keeps(run, tmp_path, monkeypatch, capsys):
     assert not set(sample["tokens"][:-1]) & set(specials.values())
     assert sample["text"] == loaded.tokenizer.decode([*loaded.tokenizer.encode("The cat"), *sample["tokens"]])
     assert command(generate.main, monkeypatch, capsys, *words)[0] == text
-    text, _ = command(generate.main, monkeypatch, capsys, *words, "--samples", 2, "--output", out)
+    text, _ = command(generate.main, monkeypatch, capsys, *words, "--num-samples", 2, "--output", out)
     samples = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert samples[0]["text"] == sample["text"] and samples[1]["text"] != sample["text"]
     assert text.startswith("--- sample 1 of 2") and samples[1]["text"] in text
@@ -397,8 +400,8 @@ def test_generate_reads_lines_and_begins_texts(run, tmp_path, monkeypatch, capsy
         (["--length", 14], r"of 3 tokens and 14 new ones are 17 positions, .* was trained on 16: .* --beyond-length"),
         (["--length", 46, "--beyond-length"], r"of 3 tokens and 46 new ones are 49 positions, and the model has 48"),
         (["--length", 0], "--length must be positive, got 0"),
-        (["--samples", 0], "--samples must be positive, got 0"),
-        (["--top-p", 2], "top_p must be above 0"),
+        (["--samples", 0], "--num-samples must be positive, got 0"),
+        (["--top-p", 2], "--top-p must be above 0"),
     ],
 )
 def test_generate_refuses(run, words, rule, monkeypatch, capsys):

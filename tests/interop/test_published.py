@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import InputError
 from jaxlm.inference.activations import IdRows, activations, model_outputs
-from jaxlm.inference.decoding import Decoder, Sampling
+from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.interop.configs import model_type_of
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.names import rules_for
@@ -265,7 +266,7 @@ def test_twenty_steps_of_adamw_live(tmp_path, name):
 
 
 def greedy(name: str, directory: Path) -> np.ndarray:
-    """What our decoder finds for each prompt, from a model of the longer position table."""
+    """The ids after each prompt, all prompts in one batch, by a model of the longer position table."""
     directory.mkdir()
     config = LISTED[name]["config"] | {"n_positions": case.LONG.positions}
     (directory / "config.json").write_text(json.dumps(config))
@@ -276,10 +277,9 @@ def greedy(name: str, directory: Path) -> np.ndarray:
     }
     save_file(tensors, directory / "model.safetensors")
     published = read_published(f"hf:{directory}")
-    decoder = Decoder(
-        build(published.model, Execution(dtype="float32")), published.params, sampling=Sampling(temperature=0.0)
-    )
-    return np.stack([np.concatenate(list(decoder(prompt, length=64))) for prompt in case.prompts()])
+    cached = CachedModel(build(published.model, Execution(dtype="float32")), published.params)
+    prompts = [Prompt(prompt, 64) for prompt in case.prompts()]
+    return np.stack(list(Sampler(cached, Sampling(temperature=0.0))(prompts)))[:, :, 0].T
 
 
 @pytest.mark.parametrize("name", case.DECODERS)

@@ -26,7 +26,8 @@ from toy_runs import (
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import Decoder, Sampling
+from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.models import build
 from jaxlm.models.family import Inputs, Model
@@ -156,8 +157,8 @@ def test_any_mesh_gives_the_same_states(model, params, sizes):
 def test_decoding_and_scoring_are_those_of_a_whole_pass(model, params):
     """Fails when the prompt's padding reaches the state, or a step of the decoder carries another row's state."""
     prompt = ids_of(1, 5)[0].tolist()
-    decoder = Decoder(model, params, sampling=Sampling(temperature=0.0))
-    made = [row.tolist() for row in decoder(prompt, length=6, samples=2)]
+    sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
+    made = [row[0].tolist() for row in sampler([Prompt(prompt, 6)], samples=2)]
     ids = prompt + [row[0] for row in made]
     assert all(row[0] == row[1] for row in made)
     states = model(params, Inputs(np.array([ids]), np.array([ids]))).states

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import transformers
 
+from parity import generate_case
 from parity import published_case as case
 
 # Our names for what a model of Hugging Face calls its outputs.
@@ -17,14 +18,14 @@ OUTPUTS = {
 }
 
 
-def model(name: str, sizes: case.Sizes) -> torch.nn.Module:
+def model(name: str, sizes: case.Sizes, tensor=case.tensor) -> torch.nn.Module:
     """The model, its numbers drawn by name."""
     kind, _ = case.CASES[name]
     cls = getattr(transformers, kind)
     found = cls(cls.config_class(**case.settings(name, sizes))).eval()
     with torch.no_grad():
         for key, parameter in found.named_parameters():
-            parameter.copy_(torch.from_numpy(case.tensor(key, list(parameter.shape))))
+            parameter.copy_(torch.from_numpy(tensor(key, list(parameter.shape))))
     found.tie_weights()
     return found
 
@@ -113,3 +114,42 @@ def losses(name: str, sizes: case.Sizes) -> np.ndarray:
         torch.nn.utils.clip_grad_norm_(found.parameters(), case.STEPS["clip"])
         optimizer.step()
     return np.array(seen)
+
+
+def generated(name: str) -> dict[str, list[list[dict]]]:
+    """For each of `generate_case.SETTINGS` the sequences of each prompt, the best first: new ids, and beams' scores."""
+    found = model(name, case.LONG, generate_case.tensor)
+    threads, end = torch.get_num_threads(), generate_case.END[name]
+    torch.set_num_threads(1)  # the steps are too small for several
+    try:
+        return {
+            title: [_searched(found, prompt, end, settings) for prompt in generate_case.prompts()]
+            for title, settings in generate_case.SETTINGS.items()
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _searched(found: torch.nn.Module, prompt: list[int], end: int, settings: dict) -> list[dict]:
+    ids = torch.tensor([prompt])
+    made = found.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=generate_case.NEW,
+        eos_token_id=end,
+        pad_token_id=0,
+        num_return_sequences=settings["num_beams"],
+        early_stopping=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    rows = made.sequences[:, len(prompt) :].tolist()
+    scores = made.sequences_scores.tolist() if settings["num_beams"] > 1 else [None]
+    return [{"ids": _to_end(row, end), "score": score} for row, score in zip(rows, scores, strict=True)]
+
+
+def _to_end(row: list[int], end: int) -> list[int]:
+    """The ids up to the one that ends a text; padding follows it."""
+    return row[: row.index(end) + 1] if end in row else row

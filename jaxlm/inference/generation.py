@@ -1,0 +1,256 @@
+"""Continuations of texts with a trained language model: one path for the command and for Python.
+
+`generate(run, prompts, settings)` yields the samples of each prompt, in order. Prompts are run in batches; neither the
+batch nor the number of samples changes a sample beyond rounding. A `Generator` keeps the compiled programs for further
+prompts.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from jaxlm.distributed.mesh import use_mesh
+from jaxlm.errors import InputError
+from jaxlm.inference.beam_search import BeamSearch
+from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
+from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.text_stream import TextStream
+from jaxlm.training.config import check_seed
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Settings of generation."""
+
+    length: int | None = None
+    """Maximum number of new tokens. Default: 100, or less to stay within the trained length."""
+    min_length: int = 0
+    """Minimum number of new tokens before the end-of-text id. Stop strings end a text earlier."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a sample. The output ends before them."""
+    num_samples: int = 1
+    """Number of samples per prompt; with --beams the best ones. Sample k is the same for any number."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    repetition_penalty: float = 1.0
+    """Divide positive scores of tokens in the prompt and the output by this, multiply negative ones; 1: off."""
+    beams: int = 1
+    """Number of beams of a beam search. 1: sampling."""
+    length_penalty: float = 1.0
+    """With --beams: rank finished texts of n tokens by log-probability / n^X. Above 0 favours long texts."""
+    seed: int = 0
+    """Seed of the sampling. The same seed, prompt and settings give the same text."""
+    beyond_length: bool = False
+    """Use positions of the position table that were never trained."""
+    batch_size: int = 8
+    """Prompts per batch. Memory is proportional to it, times --num-samples or --beams."""
+
+    def check(self) -> None:
+        """Raise InputError for a value out of range, or two that exclude each other."""
+        for name, value in (("length", self.length), ("num-samples", self.num_samples), ("beams", self.beams)):
+            if value is not None and value < 1:
+                raise InputError(f"--{name} must be positive, got {value}; give at least 1")
+        if self.batch_size < 1:
+            raise InputError(f"--batch-size must be positive, got {self.batch_size}; give at least 1")
+        self.sampling.check()
+        check_seed("--seed", self.seed)
+        if not 0 <= self.min_length <= (self.length or math.inf):
+            most = "the maximum length" if self.length is None else f"--length {self.length}"
+            raise InputError(f"--min-length must be from 0 to {most}, got {self.min_length}; give another")
+        if isinstance(self.stop, str):
+            raise InputError(f"--stop must be a list of texts, got {self.stop!r}; give [{self.stop!r}]")
+        if "" in self.stop:
+            raise InputError('--stop must not be empty, got ""; leave it out, or give a text')
+        if not 0 < self.repetition_penalty < math.inf:
+            raise InputError(
+                f"--repetition-penalty must be finite and above 0, got {self.repetition_penalty}; give 1 for none"
+            )
+        if not math.isfinite(self.length_penalty):
+            raise InputError(f"--length-penalty must be finite, got {self.length_penalty}; give 1, or 0 for none")
+        self._check_beams()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that samples depend on, as JSON has them, by the names of their flags."""
+        fields = vars(self) | vars(self.sampling) | {"stop": list(self.stop)}
+        return {name.replace("_", "-"): fields[name] for name in fields if name not in ("sampling", "batch_size")}
+
+    def _check_beams(self) -> None:
+        if self.beams == 1 and self.length_penalty != 1:
+            raise InputError(f"--length-penalty must be given with --beams, got {self.length_penalty} without; add it")
+        if self.beams > 1 and self.num_samples > self.beams:
+            raise InputError(f"--num-samples must be at most --beams {self.beams}, got {self.num_samples}; lower it")
+        if self.beams > 1 and self.sampling not in (Sampling(), Sampling(temperature=0)):
+            raise InputError(
+                f"--beams must be 1 with sampling, got {self.beams}; leave out --temperature, --top-k and --top-p"
+            )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A continuation of a prompt; its fields are those of a line of output.
+
+    sample: its index among those of the prompt. text: the decoded prompt and the output. generated: the output alone.
+    tokens: the ids generated, those of the end and of a stop string included. ended: the last id ends a text. stop: the
+    stop string that ended it, if any. score: of a beam search.
+    """
+
+    prompt: str
+    sample: int
+    text: str
+    generated: str
+    tokens: list[int]
+    ended: bool
+    stop: str | None
+    score: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that apply."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def generate(run: LoadedRun, prompts: Iterable[str], settings: GenerationSettings) -> Iterator[list[Sample]]:
+    """Yield the samples of each prompt, in order. Raises as `Generator` does."""
+    yield from Generator(run, settings)(list(prompts))
+
+
+class Generator:
+    """A run that continues texts with the same settings; it keeps the compiled programs.
+
+    InputError for a model that does not predict the next token, and for settings that are out of range.
+    """
+
+    def __init__(self, run: LoadedRun, settings: GenerationSettings) -> None:
+        settings.check()
+        self.run, self.settings, self.tokenizer = run, settings, run.tokenizer
+        specials = self.tokenizer.specials
+        self._cached = CachedModel(
+            run.decoder("generate", "use fill for an encoder"),
+            run.params,
+            mesh=run.mesh,
+            positions=run.positions(beyond=settings.beyond_length),
+            forbidden=list(specials.values()),
+            size=self.tokenizer.size,
+            end=specials.get("end"),
+            repetition_penalty=settings.repetition_penalty,
+            min_length=settings.min_length,
+        )
+        self._sampler = Sampler(self._cached, settings.sampling, seed=settings.seed)
+        self._search = BeamSearch(self._cached, settings.beams, length_penalty=settings.length_penalty)
+        self._noted = False
+
+    def __call__(
+        self, prompts: Sequence[str], *, number: int = 0, done: int = 0, on_text: Callable[[str], None] | None = None
+    ) -> Iterator[list[Sample]]:
+        """Yield the samples of each prompt, in order.
+
+        number: the index of the first prompt, a seed of the sampling. done: the number of prompts to leave out from the
+        beginning; the others have the same samples. on_text: called with each new piece of the text, prompt included,
+        of a lone sample of a lone prompt.
+        InputError if a prompt is empty and the model cannot begin a text, or if a continuation has no room, before
+        anything is generated.
+        """
+        inputs = self._inputs(prompts, number)
+        return self._batches(prompts, inputs, done, on_text if len(prompts) == self.settings.num_samples == 1 else None)
+
+    def _batches(self, prompts, inputs, done: int, say) -> Iterator[list[Sample]]:
+        size = self.settings.batch_size
+        rows = length_bucket(min(len(prompts), size), size, smallest=1)
+        rows = default_batch_size(rows, self.run.mesh)
+        for first in range(0, len(prompts), size):
+            batch = inputs[first : first + size]
+            if first + len(batch) <= done:
+                continue
+            filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
+            with use_mesh(self.run.mesh):
+                found = (self._sampled if self.settings.beams == 1 else self._searched)(batch, filled, say)
+            for index in range(max(first, done), first + len(batch)):
+                samples = enumerate(found[index - first])
+                yield [self._sample(prompts[index], inputs[index], k, *one) for k, one in samples]
+
+    def _inputs(self, prompts: Sequence[str], number: int) -> list[Prompt]:
+        """Return the prompts as ids, each with the maximum length of its continuation."""
+        run, inputs = self.run, []
+        for index, ids in enumerate(self.tokenizer.encode_batch(list(prompts))):
+            name = "a prompt" if len(prompts) == 1 else f"prompt {index + 1}"
+            if not ids or run.layout == "packed":  # packed rows have these ids before every document
+                ids = [*run.left, *ids]
+            if not ids:
+                raise InputError(
+                    f"{name} must not be empty for this model, which was trained without a token that begins a text; "
+                    "give some text"
+                )
+            prompt = Prompt(ids, self._length(ids), number + index)
+            self._cached.check(prompt, name)
+            inputs.append(prompt)
+        return inputs
+
+    def _length(self, ids: Sequence[int]) -> int:
+        if self.settings.length is not None:
+            return self.settings.length
+        length = max(1, min(DEFAULT_LENGTH, self._cached.room(ids)))
+        if not self._noted and self._cached.positions < min(len(ids) + DEFAULT_LENGTH, self.run.model.max_length):
+            log.info("note: at most %d new tokens: %s", length, self.run.limit)
+            self._noted = True
+        return length
+
+    def _sampled(self, batch: Sequence[Prompt], filled: Sequence[Prompt], say) -> list[list[tuple[TextStream, None]]]:
+        """Return the finished streams of all samples of each prompt, without scores. filled: batch and padding."""
+        count = self.settings.num_samples
+        streams = [self._stream(prompt) for prompt in batch for _ in range(count)]
+        follow = say is not None or bool(self.settings.stop)  # otherwise the ids are decoded once, at the end
+        if say is not None:
+            say(streams[0].push())
+        for new in self._sampler(filled, samples=count):
+            ids = new.reshape(-1).tolist()[: len(streams)]
+            for stream, i in zip(streams, ids, strict=True):
+                if i == ENDED:
+                    continue
+                if not follow:
+                    stream.ids.append(i)
+                elif (fresh := stream.push(i)) and say is not None:
+                    say(fresh)
+            if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
+                break
+        rest = [stream.finish() for stream in streams]
+        if say is not None:
+            say(rest[0])
+        return [[(stream, None) for stream in streams[k : k + count]] for k in range(0, len(streams), count)]
+
+    def _searched(self, batch: Sequence[Prompt], filled: Sequence[Prompt], say) -> list[list[tuple[TextStream, float]]]:
+        """Return the finished streams of the best hypotheses of each prompt, with their scores."""
+
+        def stream_of(row: int, tokens: list[int]) -> TextStream:
+            stream = self._stream(batch[row])
+            stream.push(*tokens)
+            return stream
+
+        def stopped(row: int, tokens: list[int]) -> bool:
+            return row < len(batch) and stream_of(row, tokens).stopped is not None
+
+        found = self._search(filled, stopped=stopped if self.settings.stop else None)
+        results = []
+        for row in range(len(batch)):
+            best = found[row][: self.settings.num_samples]
+            results.append([(stream_of(row, one.tokens), one.score) for one in best])
+            for stream, _ in results[-1]:
+                stream.finish()
+        if say is not None:
+            say(results[0][0][0].given)
+        return results
+
+    def _stream(self, prompt: Prompt) -> TextStream:
+        return TextStream(self.tokenizer, prompt.ids, self.settings.stop)
+
+    def _sample(self, text: str, prompt: Prompt, number: int, stream: TextStream, score: float | None) -> Sample:
+        tokens = stream.ids[len(prompt.ids) :]
+        ended = bool(tokens) and tokens[-1] == self._cached.end
+        return Sample(text, number, stream.given, stream.generated, tokens, ended, stream.stopped, score)

@@ -1,0 +1,138 @@
+"""Sampling of continuations, token by token.
+
+top-p is the nucleus of Holtzman, Buys, Du, Forbes and Choi, "The Curious Case of Neural Text Degeneration", 2020.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.inference.decoding import CachedModel, Prompt
+
+ENDED = -1  # fills the positions after the end of a sample
+_GREEDY = 1e-6  # lower temperatures count as 0, as a division by them would overflow
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of a token: logits are divided by the temperature, then truncated to top_k, then to top_p."""
+
+    temperature: float = 1.0
+    """Temperature of sampling. 0 takes the most likely token."""
+    top_k: int = 0
+    """Sample from this many most likely tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the fewest most likely tokens with this total probability; 1: from all."""
+
+    def check(self) -> None:
+        """Raise InputError for a value out of range."""
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"--temperature must be finite and at least 0, got {self.temperature}; give 0 for the most likely token"
+            )
+        if self.top_k < 0:
+            raise InputError(f"--top-k must be at least 0, got {self.top_k}; give 0 for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"--top-p must be above 0 and at most 1, got {self.top_p}; give 1 for all tokens")
+
+
+def candidates(logits_BV: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
+    """Return the scores (B, K) and ids (B, K) to sample from; softmax of the scores gives the probabilities.
+
+    A score of -inf excludes its id. Among equal scores the lower id counts as the more likely, so top_k keeps exactly
+    k. top_p keeps a token if the more likely ones have a total probability below top_p; the first is always kept.
+    The temperature must not be 0.
+    """
+    scores_BV = (logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)) / sampling.temperature
+    vocabulary = scores_BV.shape[-1]
+    if not sampling.top_k and sampling.top_p >= 1:
+        return scores_BV, jnp.broadcast_to(jnp.arange(vocabulary), scores_BV.shape)
+    scores_BK, ids_BK = jax.lax.top_k(scores_BV, min(sampling.top_k or vocabulary, vocabulary))
+    if sampling.top_p < 1:
+        probs_BK = jax.nn.softmax(scores_BK, axis=-1)
+        before_BK = jnp.cumsum(probs_BK, axis=-1) - probs_BK
+        keep_BK = (before_BK < sampling.top_p).at[:, 0].set(True)
+        scores_BK = jnp.where(keep_BK, scores_BK, -jnp.inf)
+    return scores_BK, ids_BK
+
+
+def sample_ids(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Array:
+    """Sample one id per row, int32 (B,); each row has a key of its own, so the rows are independent."""
+    if sampling.temperature < _GREEDY:
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    scores_BK, ids_BK = candidates(logits_BV, sampling)
+    which_B = jax.vmap(jax.random.categorical)(keys_B, scores_BK)
+    return jnp.take_along_axis(ids_BK, which_B[:, None], axis=-1)[:, 0].astype(jnp.int32)
+
+
+class Sampler:
+    """Sampler of continuations of prompts, several samples of each at once; it keeps the compiled programs.
+
+    Samples depend on (seed, number of the prompt, sample, position): neither on the number of samples, nor, beyond
+    rounding, on the other prompts of a batch.
+    """
+
+    def __init__(self, cached: CachedModel, sampling: Sampling = Sampling(), *, seed: int = 0) -> None:
+        sampling.check()
+        self.cached, self.sampling, self.seed = cached, sampling, seed
+        self._first = jax.jit(self._first_ids, static_argnames=("room", "samples"))
+        self._next = jax.jit(self._next_ids, donate_argnums=1)
+
+    def __call__(self, prompts: Sequence[Prompt], *, samples: int = 1) -> Iterator[np.ndarray]:
+        """Yield the ids of all samples, int32 (prompts, samples), for each new token until all samples are complete.
+
+        A sample is complete after the id that ends a text, and after its prompt's length; ENDED follows.
+        The mesh of the model must be in use. InputError as from `CachedModel.check`.
+        """
+        for prompt in prompts:
+            self.cached.check(prompt)
+        return self._tokens(prompts, samples)
+
+    def _tokens(self, prompts: Sequence[Prompt], samples: int) -> Iterator[np.ndarray]:
+        params, end = self.cached.params, self.cached.end
+        ids_BP, lengths_B, room = self.cached.padded(prompts)
+        numbers_B = np.array([prompt.number for prompt in prompts], np.uint32)
+        keys_R = _keys(self.seed, numbers_B, samples)
+        ids_R, rows = self._first(params, ids_BP, lengths_B, keys_R, room=room, samples=samples)
+        most_R = np.repeat([prompt.length for prompt in prompts], samples)
+        alive_R = np.ones(len(most_R), bool)
+        for made in range(1, most_R.max() + 1):
+            now_R = ids_R
+            if made < most_R.max():  # dispatch the next step before fetching the ids of this one
+                ids_R, rows = self._next(params, rows, ids_R, made - 1, keys_R)
+            new_R = np.where(alive_R, np.asarray(now_R), ENDED)
+            yield new_R.reshape(len(prompts), samples)
+            alive_R &= made < most_R
+            if end is not None:
+                alive_R &= new_R != end
+            if not alive_R.any():
+                return
+
+    def _first_ids(self, params, ids_BP, lengths_B, keys_R, *, room: int, samples: int):
+        logits_RV, rows = self.cached.prefill(params, ids_BP, lengths_B, room=room, copies=samples)
+        return self._sample(logits_RV, rows, 0, keys_R), rows
+
+    def _next_ids(self, params, rows, ids_R, made, keys_R):
+        """Add `ids_R` to rows with `made` new tokens, and sample the ids that follow."""
+        logits_RV, rows = self.cached.step(params, rows, ids_R, made)
+        return self._sample(logits_RV, rows, made + 1, keys_R), rows
+
+    def _sample(self, logits_RV, rows, made, keys_R) -> jax.Array:
+        keys_R = jax.vmap(jax.random.fold_in)(keys_R, rows.lengths_B + made)
+        return self.cached.whole(sample_ids(self.cached.ruled(logits_RV, rows, made), keys_R, self.sampling))
+
+
+def _keys(seed: int, numbers_B: np.ndarray, samples: int) -> jax.Array:
+    """Return a key for each sample of each prompt, (prompts x samples,)."""
+    key = jax.random.key(seed, impl="threefry2x32")
+
+    def of_prompt(number: jax.Array) -> jax.Array:
+        of_number = jax.random.fold_in(key, number)
+        return jax.vmap(lambda sample: jax.random.fold_in(of_number, sample))(jnp.arange(samples))
+
+    return jax.vmap(of_prompt)(numbers_B).reshape(-1)
