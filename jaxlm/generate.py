@@ -1,16 +1,22 @@
-"""Continue a prompt with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
+"""Continue prompts with a trained language model: `python -m jaxlm.generate --run RUN --prompt 'It was'`.
 
-An encoder fills the blanks of its prompt instead: `--prompt 'It was a [MASK] day.'` gives the best tokens for each.
-On a terminal a single sample is printed while it is generated. The output begins with the decoded prompt. Without
---prompt each line of standard input is a prompt (blank lines are skipped). --prompt "" starts a new text.
+An encoder fills the blanks of its prompts instead: `--prompt 'It was a [MASK] day.'` gives the best tokens for each.
+The text printed begins with the decoded prompt. On a terminal a single sample appears while it is generated. Without
+--prompt and --prompts each line of standard input is a prompt (blank lines are skipped). --prompt "" starts a new text.
+
+With --prompts FILE --output FILE a killed command continues: prompts that are answered in the output are left out, and
+the result is the same. --output has a line for each sample: {"prompt": "It was", "sample": 0, "text": "It was cold.",
+"generated": " cold.", "tokens": [310, 12], "ended": true}; with "stop", the stop string that ended the text, and
+"score", of a beam search, where there is one.
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import tyro
 
@@ -28,7 +34,23 @@ from jaxlm.inference.masked_lm_scoring import (
     masked_text,
 )
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.tasks.reading.files import numbered_lines
+from jaxlm.inference.resumable_output import ResumableOutput, settings_file
+from jaxlm.progress import Progress
+from jaxlm.renamed import refuse_other_names
+from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+
+# Names of options in transformers and in other programs, and ours.
+OTHER_NAMES = {
+    "--max-new-tokens": "--length",
+    "--max-tokens": "--length",
+    "--max-length": "--length, the number of new tokens",
+    "--min-new-tokens": "--min-length",
+    "--num-beams": "--beams",
+    "--num-return-sequences": "--num-samples",
+    "--do-sample": "--temperature, which is 0 without sampling",
+    "--stop-strings": "--stop",
+    "--prompt-file": "--prompts",
+}
 
 
 @dataclass(frozen=True)
@@ -39,81 +61,133 @@ class Arguments:
     """A run: RUN or RUN@STEP."""
     prompt: str | None = None
     """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
+    prompts: Path | None = None
+    """File of prompts. FILE.txt: one per line. FILE.jsonl: objects with the field prompt."""
     settings: Annotated[GenerationSettings, tyro.conf.arg(name="")] = field(default_factory=GenerationSettings)
     stream: bool = False
     """Print a single sample while it is generated, also where standard output is not a terminal."""
     top: int = 5
     """Number of candidates per blank, for an encoder."""
     output: Path | None = None
-    """JSONL file for the samples: prompt, sample, text, generated, tokens, ended."""
+    """JSONL file for the samples. With --prompts nothing is printed, and the same command continues the file."""
 
 
-def generate(arguments: Arguments) -> None:
-    """Load the run and continue every prompt."""
-    if arguments.top < 1:
-        raise InputError(f"--top must be positive, got {arguments.top}")
-    arguments.settings.check()
-    run = load_run(arguments.run)
-    if run.model.family.context == "bidirectional":
-        fill(run, arguments)
-        return
-    generator = Generator(run, arguments.settings)
-    on_text = _write if arguments.stream or sys.stdout.isatty() else None
-    output = _open(arguments.output)
-    try:
-        for number, prompt in enumerate(prompts(arguments.prompt)):
-            (samples,) = generator([prompt], number=number, on_text=on_text)
-            show(samples, streamed=on_text is not None and arguments.settings.num_samples == 1)
-            if output is not None:
-                for sample in samples:
-                    output.write(json.dumps(sample.to_json(), ensure_ascii=False) + "\n")
-                output.flush()
-    finally:
-        if output is not None:
-            output.close()
+class Continuations:
+    """The answers of a decoder: samples."""
+
+    def __init__(self, run: LoadedRun, arguments: Arguments) -> None:
+        self.per_prompt = arguments.settings.num_samples
+        self.identity = {"run": _name(run)} | arguments.settings.identity()
+        self._generator = Generator(run, arguments.settings)
+        self._stream = arguments.prompts is None and (arguments.stream or sys.stdout.isatty())
+
+    def __call__(self, prompts: Sequence[str], *, number: int = 0, done: int = 0) -> Iterator[tuple[str, list[dict]]]:
+        """Yield the text to print and the lines of output for each prompt after the first `done`, in order."""
+        streamed = self._stream and self.per_prompt == 1
+        for samples in self._generator(prompts, number=number, done=done, on_text=_write if streamed else None):
+            yield "" if streamed else _shown(samples), [sample.to_json() for sample in samples]
 
 
-def show(samples: list[Sample], *, streamed: bool) -> None:
-    """Print the samples of one prompt, with a heading for each of several."""
-    for sample in samples:
-        if len(samples) > 1:
-            ended = ", ended" if sample.ended else ""
-            print(f"--- sample {sample.sample + 1} of {len(samples)}{ended}")
-        print("" if streamed else sample.text, flush=True)
+class Fillings:
+    """The answers of an encoder: candidates for each blank."""
 
+    per_prompt = 1
 
-def fill(run: LoadedRun, arguments: Arguments) -> None:
-    """Fill the blanks of every prompt with an encoder."""
-    model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
-    output = _open(arguments.output)
-    try:
-        for prompt in prompts(arguments.prompt):
-            masked = masked_text(run.tokenizer, prompt)
-            if not masked.has_masks:
-                raise InputError(
-                    f"{run.path} is {run.model.family.title}, which fills blanks: put {MASK} into the prompt"
-                )
-            size = default_batch_size(len(masked.where), run.mesh)
+    def __init__(self, run: LoadedRun, arguments: Arguments) -> None:
+        self.identity = {
+            "run": _name(run),
+            "top": arguments.top,
+            "beyond-length": arguments.settings.beyond_length,
+        }
+        self._run, self._arguments = run, arguments
+        self._model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
+
+    def __call__(self, prompts: Sequence[str], *, number: int = 0, done: int = 0) -> Iterator[tuple[str, list[dict]]]:
+        """Yield the text to print and the line of output for each prompt after the first `done`, in order."""
+        run, arguments = self._run, self._arguments
+        masked = [masked_text(run.tokenizer, prompt) for prompt in prompts]
+        if not all(text.has_masks for text in masked):
+            raise InputError(f"{run.path} is {run.model.family.title}, which fills blanks: put {MASK} into the prompt")
+        for prompt, text in list(zip(prompts, masked, strict=True))[done:]:
             (answer,) = masked_lm_scores(
-                model,
+                self._model,
                 run.params,
-                [masked],
+                [text],
                 run.tokenizer,
                 mesh=run.mesh,
-                batch_size=size,
+                batch_size=default_batch_size(len(text.where), run.mesh),
                 top=arguments.top,
                 positions=run.positions(beyond=arguments.settings.beyond_length),
             )
             named = candidates_json(run.tokenizer, answer.candidates)
-            print(candidates_text(prompt, named), flush=True)
-            if output is not None:
-                output.write(json.dumps({"prompt": prompt, "fillings": named}, ensure_ascii=False) + "\n")
-    finally:
-        if output is not None:
-            output.close()
+            yield candidates_text(prompt, named), [{"prompt": prompt, "fillings": named}]
 
 
-def prompts(given: str | None) -> Iterator[str]:
+def generate(arguments: Arguments) -> None:
+    """Load the run and answer every prompt."""
+    check(arguments)
+    given = None if arguments.prompts is None else read_prompts(arguments.prompts)
+    run = load_run(arguments.run)
+    answers = (Fillings if run.model.family.context == "bidirectional" else Continuations)(run, arguments)
+    if given is not None:
+        answer_file(answers, given, arguments.output)
+        return
+    with contextlib.nullcontext() if arguments.output is None else _open(arguments.output) as output:
+        for number, prompt in enumerate(typed_prompts(arguments.prompt)):
+            for text, lines in answers([prompt], number=number):
+                print(text, flush=True)
+                if output is not None:
+                    output.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+                    output.flush()
+
+
+def check(arguments: Arguments) -> None:
+    """Raise InputError for a value out of range, or two that exclude each other."""
+    if arguments.top < 1:
+        raise InputError(f"--top must be positive, got {arguments.top}; give at least 1")
+    if arguments.prompt is not None and arguments.prompts is not None:
+        raise InputError(f"--prompts must be given without --prompt, got {arguments.prompts} and both; leave out one")
+    if arguments.stream and (arguments.prompts is not None or arguments.settings.num_samples > 1):
+        raise InputError("--stream must be given without --prompts and with one sample, got more; leave it out")
+    if arguments.stream and arguments.settings.beams > 1:
+        raise InputError(
+            f"--stream must be given without --beams, got --beams {arguments.settings.beams}; leave out one"
+        )
+    arguments.settings.check()
+
+
+def answer_file(answers: Continuations | Fillings, given: Sequence[str], path: Path | None) -> None:
+    """Answer all prompts of a file, and print the answers, or write those that the output does not have yet."""
+    if path is None:
+        for text, _ in answers(given):
+            print(text, flush=True)
+        return
+    with (
+        ResumableOutput(path, given, answers.identity, per_prompt=answers.per_prompt) as output,
+        Progress("prompts", len(given)) as progress,
+    ):
+        progress.update(output.done)
+        for done, (_, lines) in enumerate(answers(given, done=output.done), output.done + 1):
+            output.write(lines)
+            progress.update(done)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a file: lines that are not blank, or the fields `prompt` of JSONL. InputError for none."""
+    if path.suffix not in (".txt", ".jsonl"):
+        raise InputError(f"--prompts must be a .txt or .jsonl file, got {path}; rename it")
+    with open_input(path) as stream:
+        lines = numbered_lines(stream, str(path))
+        if path.suffix == ".txt":
+            found = [line for _, line in lines if line.strip()]
+        else:
+            found = [_prompt_of(row, number, path) for number, row in json_rows(lines, str(path)) if row is not None]
+    if not found:
+        raise InputError(f"--prompts must have at least one prompt, got {path} without; add one")
+    return found
+
+
+def typed_prompts(given: str | None) -> Iterator[str]:
     """Yield the given prompt, or the lines of standard input as they arrive."""
     if given is not None and given != "-":
         yield given
@@ -123,19 +197,41 @@ def prompts(given: str | None) -> Iterator[str]:
     yield from (line for _, line in numbered_lines(sys.stdin.buffer, "standard input") if line.strip())
 
 
+def _prompt_of(row: dict[str, Any], number: int, path: Path) -> str:
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str):
+        fields = ", ".join(row) or "none"
+        raise InputError(f"{path} line {number} must have a text as its field prompt, got the fields {fields}; add it")
+    return prompt
+
+
+def _shown(samples: Sequence[Sample]) -> str:
+    """Return the text to print for the samples of a prompt: a heading precedes each of several."""
+    if len(samples) == 1:
+        return samples[0].text
+    headings = (f"--- sample {one.sample + 1} of {len(samples)}{', ended' if one.ended else ''}" for one in samples)
+    return "\n".join(f"{heading}\n{one.text}" for heading, one in zip(headings, samples, strict=True))
+
+
+def _name(run: LoadedRun) -> str:
+    return f"{run.path.resolve() if isinstance(run.path, Path) else run.path}@{run.step}"
+
+
 def _write(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _open(path: Path | None) -> TextIO | None:
+def _open(path: Path) -> TextIO:
     try:
-        return None if path is None else path.open("w", encoding="utf-8")
+        settings_file(path).unlink(missing_ok=True)  # they are not of the file that replaces it
+        return path.open("w", encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; give an --output that is writable") from None
 
 
 def main() -> None:
     """Run the command."""
+    refuse_other_names(sys.argv[1:], OTHER_NAMES)
     arguments, _ = command_line(Arguments, program="generate", description=__doc__)
     prepare_process()
     try:

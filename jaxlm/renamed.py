@@ -3,7 +3,9 @@
 `load_config` names the new place to a config file that imports an old one. `command_line` accepts an old flag.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from jaxlm.errors import InputError
 
 MOVED = {
     "jaxlm.agreement": "jaxlm.distributed.agreement",
@@ -88,3 +90,11 @@ def with_new_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             notices.append(f"{spelled} is now {word.split('=')[0]}")
         words.append(word)
     return words, notices
+
+
+def refuse_other_names(argv: Sequence[str], names: Mapping[str, str]) -> None:
+    """Raise InputError, with our name, for a flag of another program. names: its flags, and ours."""
+    for word in argv:
+        spelled = word.split("=")[0].replace("_", "-")
+        if spelled in names:
+            raise InputError(f"{word.split('=')[0]} is not an option; did you mean {names[spelled]}?")
