@@ -43,8 +43,7 @@ from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.program import make_program
-from jaxlm.training.step import settings_of
+from jaxlm.training.program import make_program, run_settings
 
 
 def config_of_size(model: Any) -> PretrainConfig:
@@ -174,7 +173,7 @@ def _run(
     state = program.fresh_state(config.seed)
     placed = [to_devices(batch, mesh, config.batch_size) for batch in batches]
     started = time.perf_counter()
-    settings = replicated(settings_of(config.optimizer, 1, norms_every=config.log_every), mesh)
+    settings = replicated(run_settings(config, 1), mesh)
     step = program.step.lower(state, placed[0], settings).compile()
     compile_seconds = time.perf_counter() - started
     times = []

@@ -42,8 +42,8 @@ from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.loop import Session, run_training
-from jaxlm.training.program import CompiledStep, Program, make_program
-from jaxlm.training.step import Settings, TrainState, from_saved, saved_part, settings_of
+from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
+from jaxlm.training.step import Settings, TrainState, from_saved, saved_part
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 
 log = logging.getLogger(__name__)
@@ -157,8 +157,7 @@ def make_programs(context: TrialContext) -> Programs:
 def trial_settings(context: TrialContext, rate: float) -> Settings:
     """Return the settings of a trial at a learning rate."""
     optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
-    config = context.config
-    return settings_of(optimizer, context.num_steps, norms_every=config.log_every, ema=config.ema)
+    return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps)
 
 
 def run_trial(context: TrialContext, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:

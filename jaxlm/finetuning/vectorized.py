@@ -15,7 +15,7 @@ of each trial is written to the directory that `trial.py` describes.
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -51,6 +51,7 @@ from jaxlm.finetuning.trial import (
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
+from jaxlm.tasks import TrainBatches
 from jaxlm.training.loop import Session, run_training
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import Settings, TrainState, saved_part, state_of
@@ -283,6 +284,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
         log_every=config.log_every,
         failed=failed,
         stopped=best.stopped,
+        data=group.data,
         output=context.observer.output,
     )
     halted = list(best.stopped)  # as `state.halted` has them
@@ -354,7 +356,7 @@ class VectorizedRecorder(Recorder):
     """A recorder with a log for each trial; the live line shows the means of the trials that continue.
 
     failed: for each trial with a loss that was not finite, the step in which it was; new failures are added. stopped:
-    the trials that ended early.
+    the trials that ended early. data: the training batches of each trial.
     """
 
     def __init__(
@@ -364,10 +366,12 @@ class VectorizedRecorder(Recorder):
         trials: Sequence[Trial],
         failed: dict[int, int],
         stopped: list[int],
+        data: Sequence[TrainBatches],
         **settings: Any,
     ) -> None:
         super().__init__(run, logs[0], **settings)
         self.logs, self.trials, self.failed, self.stopped = list(logs), list(trials), failed, stopped
+        self.data = data
 
     @property
     def alive(self) -> list[int]:
@@ -377,7 +381,7 @@ class VectorizedRecorder(Recorder):
     def training(self, step: int, metrics: dict[str, Any]) -> None:
         """Record the metrics of a step, arrays with one number per trial. Raise NotFinite when no trial continues."""
         self.meter.advance(step)
-        values = jax.tree.map(_gathered, metrics)
+        values = jax.tree.map(_gathered, {name: value for name, value in metrics.items() if name != "spike"})
         for number in np.flatnonzero(values.pop("halted")[: len(self.logs)]).tolist():
             if number in self.alive:
                 self.failed[number] = step
@@ -408,6 +412,17 @@ class VectorizedRecorder(Recorder):
             waiting=reading.waiting,
             eta=reading.eta,
         )
+
+    def spike(self, step: int, metrics: dict[str, Any], rows: Callable[[int], str]) -> None:
+        """Record the spikes of this step, by trial; `rows` is not used, as each trial has its own."""
+        found, norms = jax.tree.map(_gathered, (metrics["spike"], metrics["gradient_norm"]))
+        spikes = np.flatnonzero(found.pop("found")[: len(self.logs)]).tolist()
+        for number in (number for number in spikes if number in self.alive):
+            seed, rate = self.trials[number]
+            values = {name: value[number] for name, value in found.items()}
+            described = batch_rows(self.data[number], step - 1)
+            of = f" of seed {seed} at learning rate {rate:g}"
+            self.write_spike(self.logs[number], step, norms[number], values, described, of=of)
 
     def validation_of(self, number: int, step: int, metrics: dict[str, float]) -> None:
         """Write the metrics of a trial's evaluation."""

@@ -28,6 +28,8 @@ ADDED_OPTIONS: dict[str, Any] = {
     "custom.label_separator": ",",
     "custom.threshold": 0.5,
     "custom.skip_bad_rows": False,
+    "spike_factor": 0.0,
+    "on_spike": "report",
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ GATE_STEPS = 2000  # the latest step at which this is checked
 GATE_WINDOW = 0.1  # fraction of the steps up to the check, the last ones, whose losses are averaged
 SHORTEST_RUN = 1000  # steps; shorter runs are not checked
 GATE_MARGIN = 0.05  # nats below the unigram entropy
+EVENTS = ("halted", "spike")  # metrics of a step that are not among the numbers of its line
 
 
 class NotFinite(Exception):
@@ -85,7 +87,7 @@ class Recorder:
             raise NotFinite(step)
         if step % self.log_every and step != self.total:
             return
-        values = jax.tree.map(np.asarray, {name: value for name, value in metrics.items() if name != "halted"})
+        values = jax.tree.map(np.asarray, {name: value for name, value in metrics.items() if name not in EVENTS})
         norms = values.pop("update_norm")
         reading = self.meter.read()
         peak = peak_tflops()
@@ -107,6 +109,27 @@ class Recorder:
         )
         if self.unigram_entropy is not None:
             self._check_unigram_entropy(step, line[self.gate_metric], self.unigram_entropy)
+
+    def spike(self, step: int, metrics: dict[str, Any], rows: Callable[[int], str]) -> None:
+        """Record a spike of the gradient norm, if this step has one. rows(number): the rows of a batch.
+
+        The line is on disk before the next step is recorded, and so before a checkpoint of this step counts.
+        """
+        found = jax.tree.map(np.asarray, metrics["spike"])
+        if found.pop("found"):
+            self.write_spike(self.metrics, step, metrics["gradient_norm"], found, rows(step - 1))
+
+    def write_spike(
+        self, log: MetricsLog, step: int, norm: Any, found: dict[str, Any], rows: str, *, of: str = ""
+    ) -> None:
+        """Write a spike to a log, and print it. found: `median`, `skipped`. of: the name of one of several trials."""
+        line = {"gradient_norm": float(norm), "median": float(found["median"]), "skipped": bool(found["skipped"])}
+        log.write(step, {"spike": line | {"rows": rows}})
+        log.sync()
+        self.warn(
+            f"step {step}: the gradient norm{of} is {line['gradient_norm']:.4g}, and the median of the norms before it "
+            f"{line['median']:.4g} ({rows}){'; the update is skipped' if line['skipped'] else ''}"
+        )
 
     def validation(self, step: int, figures: dict[str, float], said: str) -> None:
         """Write the metrics of an evaluation, and print a line about them."""

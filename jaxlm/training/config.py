@@ -75,6 +75,11 @@ class PretrainConfig:
     ema: float = 0.0
     """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, and is
     what other commands use. 0: no average."""
+    spike_factor: float = 0.0
+    """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
+    0: off."""
+    on_spike: Literal["report", "skip"] = "report"
+    """report: apply such an update. skip: leave it out; its step counts."""
     seed: int = 0
     """Seed of all random numbers of the run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -175,6 +180,11 @@ class FinetuneConfig:
     ema: float = 0.0
     """Decay of an exponential moving average of the parameters, for example 0.99. The average is evaluated, selected
     and kept. 0: no average."""
+    spike_factor: float = 0.0
+    """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
+    0: off."""
+    on_spike: Literal["report", "skip"] = "report"
+    """report: apply such an update. skip: leave it out; its step counts."""
     seed: int = 0
     """Seed of all random numbers of the first run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -278,6 +288,10 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
         raise InputError(f"eval_every must be at least 0, got {config.eval_every}; give 0 for fewest evaluations")
     if not 0 <= config.ema < 1:
         raise InputError(f"ema must be from 0 to below 1, got {config.ema:g}; give 0 for no average")
+    if config.spike_factor and not config.spike_factor > 1:
+        raise InputError(f"spike_factor must be above 1, or 0 for off, got {config.spike_factor:g}; give more")
+    if config.on_spike == "skip" and not config.spike_factor:
+        raise InputError("on_spike must be report without spike_factor, got skip; give --spike-factor too")
     check_seed("seed", config.seed)
 
 

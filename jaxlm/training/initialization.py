@@ -24,6 +24,7 @@ from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.averaging import first_average
 from jaxlm.training.config import MAY_DIFFER
+from jaxlm.training.spikes import no_norms
 from jaxlm.training.step import OPTIONAL, TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
 
@@ -328,7 +329,8 @@ def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[T
 def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
     """Return parameters, moments and step of another run (`--start-with state`).
 
-    An average begins at the parameters if the other run has none, and is left out if this run has none.
+    Parts that this run needs and the other one lacks are new: an average begins at the parameters, and the norms by
+    which spikes are found are collected from here on. Parts that only the other run has are left out.
     """
     checkpoints, step = source.of_run, source.opened().step
     saved, wanted = checkpoints.metadata(step).tree, saved_part(abstract)
@@ -339,9 +341,11 @@ def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[Tra
     known = {name: part for name, part in wanted.items() if name not in fresh}
     restored = checkpoints.restore(known, step=step, without=unused)
     state = from_saved(restored.state, abstract, seed)
-    notes = [*restored.notes, *(f"{source.name} has no {name}: it begins here" for name in fresh)]
+    notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
     if "average" in fresh:
         state = replace(state, average=first_average(state.params))
+    if "recent_norms" in fresh:
+        state = replace(state, recent_norms=jax.device_put(no_norms(), abstract.recent_norms.sharding))
     return state, notes
 
 

@@ -53,6 +53,12 @@ class Session:
         """Return True if the state is saved after `step` updates."""
         return step % self.checkpoint_every == 0 or step == self.num_steps
 
+    def record(self, step: int, metrics: dict) -> None:
+        """Record the metrics of a step, and the rows of a spike."""
+        self.recorder.training(step, metrics)
+        if "spike" in metrics:
+            self.recorder.spike(step, metrics, self.describe_batch)
+
     def run_evaluation(self, step: int, state: TrainState) -> None:
         """Evaluate, and end training here if `evaluate` says so; the time does not count as training time."""
         assert self.evaluate is not None
@@ -98,7 +104,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
             if done > first:
                 evaluates = session.evaluates(done)
                 if pending is not None and (evaluates or session.saves(done)):
-                    recorder.training(*pending)
+                    session.record(*pending)
                     pending = None
                 if evaluates:
                     session.run_evaluation(done, state)
@@ -118,11 +124,11 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
             state, metrics = step(state, batch)
             done += 1
             if pending is not None:
-                recorder.training(*pending)
+                session.record(*pending)
             pending = (done, metrics)
             recorder.saved(session.checkpoints.finished())
         if pending is not None:
-            recorder.training(*pending)
+            session.record(*pending)
     except NotFinite as error:
         raise _diverged(error, session, state, first, saved) from error
     except DamagedStore as error:  # of the validation text

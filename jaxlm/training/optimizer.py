@@ -151,7 +151,7 @@ class OptimizerConfig:
 class Optimizer(NamedTuple):
     """An optax transformation with its schedule, and the direction of an update for the log.
 
-    transformation: its update takes two more arguments, learning_rate and is_finite; see `make_optimizer`.
+    transformation: its update takes two more arguments, learning_rate and applied; see `make_optimizer`.
     rate(step, schedule): the learning rate of update `step`, counted from 0.
     direction(gradient, state, params): the update that led to `state`, without learning rate and decay, with empty
     nodes for frozen parameters and zeros for frozen layers. gradient, params: the inputs of that update.
@@ -175,7 +175,7 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
     parameter's group. sgd adds weight_decay p to the clipped gradient instead. Frozen parameters are left out of norms,
     have no state, and get an update of zeros; so have the frozen layers of stacked parameters.
 
-    learning_rate: a scalar, data of the compiled step. is_finite (True): if false, the state is unchanged and the
+    learning_rate: a scalar, data of the compiled step. applied (True): if false, the state is unchanged and the
     caller must discard the update. The state is selected before the direction is computed, so that it can be updated
     in place.
     """
@@ -214,12 +214,12 @@ class _Chain:
         params: Any = None,
         *,
         learning_rate: jax.Array,
-        is_finite: jax.Array | bool = True,
+        applied: jax.Array | bool = True,
         **_: Any,
     ) -> tuple[Any, Any]:
         """Return the update, which is added to the parameters, and the new state."""
         gradient = self._prepared(gradient, params)
-        new = jax.tree.map(partial(jnp.where, is_finite), self.scaling.accumulate(gradient, state), state)
+        new = jax.tree.map(partial(jnp.where, applied), self.scaling.accumulate(gradient, state), state)
         new = computed_once(new)
         factor = self.scaling.decay_factor(new) * self.weight_decay
 

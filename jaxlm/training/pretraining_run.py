@@ -46,8 +46,8 @@ from jaxlm.training.pretraining_plan import (
     profiled_steps,
     resolved_config,
 )
-from jaxlm.training.program import CompiledStep, Program, make_program
-from jaxlm.training.step import Settings, TrainState, saved_part, settings_of
+from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
+from jaxlm.training.step import Settings, TrainState, saved_part
 from jaxlm.training.validation import Validation
 
 
@@ -110,8 +110,7 @@ def prepared(planned: Plan) -> _Prepared:
     )
     with use_mesh(mesh):
         program = make_program(pretraining, config, mesh)
-        settings = settings_of(config.optimizer, planned.num_steps, norms_every=config.log_every, ema=config.ema)
-        settings = replicated(settings, mesh)
+        settings = replicated(run_settings(config, planned.num_steps), mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
     planned = replace(planned, config=config)
     entropy = None if planned.source is not None else _unigram_entropy(planned.stores)

@@ -78,8 +78,8 @@ class Program:
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:
     """Return the program of `config` on `mesh`, which must be in use (`jaxlm.distributed.mesh.use_mesh`).
 
-    Learning rates, schedule, the number of steps, log_every and ema are not part of it: they are data, `Settings`.
-    Nothing is allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
+    Learning rates, schedule, the number of steps, log_every, ema and spike_factor are not part of it: they are data,
+    `Settings`. Nothing is allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
     """
     assert config.micro_batches != "auto"
 
@@ -88,7 +88,8 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
 
     boxed = jax.eval_shape(lambda: learner.init_params(jax.random.key(0)))
     optimizer = make_optimizer(config.optimizer, boxed, learner.groups)
-    abstract = abstract_state(learner.init_params, optimizer, mesh, carry, averages=config.ema > 0)
+    kept = {"averages": config.ema > 0, "finds_spikes": config.spike_factor > 0}
+    abstract = abstract_state(learner.init_params, optimizer, mesh, carry, **kept)
     pure_step = make_train_step(
         learner.objective,
         optimizer,
@@ -98,6 +99,18 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     step = jax.jit(pure_step, donate_argnums=0, out_shardings=(shardings, None))
     return Program(learner, optimizer, abstract, pure_step, step, mesh, carry)
+
+
+def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int) -> Settings:
+    """Return the settings of a run of `num_steps`, NumPy scalars."""
+    return settings_of(
+        config.optimizer,
+        num_steps,
+        norms_every=config.log_every,
+        ema=config.ema,
+        spike_factor=config.spike_factor,
+        on_spike=config.on_spike,
+    )
 
 
 log = logging.getLogger(__name__)

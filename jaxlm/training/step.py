@@ -18,6 +18,7 @@ from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.averaging import updated_average
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
 from jaxlm.training.schedule import Schedule
+from jaxlm.training.spikes import find_spike, no_norms, with_norm
 
 
 @struct.dataclass
@@ -27,8 +28,9 @@ class TrainState:
     halted: bool, set for good by the first loss or gradient that is not finite. seed: uint32, the run's; all keys are
     derived from it and the step. A checkpoint holds neither of the two.
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
-    models without one. average: the moving average of the parameters (`jaxlm.training.averaging`), or None. A
-    checkpoint holds those that are not None.
+    models without one. average: the moving average of the parameters (`jaxlm.training.averaging`), or None.
+    recent_norms: gradient norms, by which spikes are found (`jaxlm.training.spikes`), or None. A checkpoint holds those
+    that are not None.
     """
 
     step: jax.Array
@@ -38,6 +40,7 @@ class TrainState:
     halted: jax.Array
     carry: Any = None
     average: Any = None
+    recent_norms: Any = None
 
     @property
     def weights(self) -> Any:
@@ -45,14 +48,20 @@ class TrainState:
         return self.params if self.average is None else self.average
 
 
-SAVED = ("step", "params", "opt_state", "carry", "average")  # the fields that a checkpoint holds
-OPTIONAL = ("average",)  # of these, the ones without which a state can be continued
+SAVED = ("step", "params", "opt_state", "carry", "average", "recent_norms")  # the fields that a checkpoint holds
+OPTIONAL = ("average", "recent_norms")  # of these, the ones without which a state can be continued
 
 InitParams = Callable[[jax.Array], Any]  # a key -> parameters boxed with their logical axes
 
 
 def new_state(
-    params: Any, optimizer: Optimizer, seed: jax.Array, carry: Any = None, *, averages: bool = False
+    params: Any,
+    optimizer: Optimizer,
+    seed: jax.Array,
+    carry: Any = None,
+    *,
+    averages: bool = False,
+    finds_spikes: bool = False,
 ) -> TrainState:
     """Return the state before the first update. averages: with an average of the parameters."""
     return TrainState(
@@ -63,6 +72,7 @@ def new_state(
         halted=jnp.zeros((), jnp.bool_),
         carry=carry,
         average=jax.tree.map(jnp.copy, params) if averages else None,
+        recent_norms=no_norms() if finds_spikes else None,
     )
 
 
@@ -71,17 +81,17 @@ def abstract_state(
     optimizer: Optimizer,
     mesh: Mesh,
     carry: Callable[[], Any] = lambda: None,
-    *,
-    averages: bool = False,
+    **settings: bool,
 ) -> TrainState:
     """Return shapes, dtypes and shardings of the state for the parameters of `init_params`; nothing is allocated.
 
     The moments inherit the boxes of their parameters and so their shardings. carry: makes the carry before the first
-    batch; its rows are sharded like those of the batch. averages: with an average, sharded like the parameters.
+    batch; its rows are sharded like those of the batch. settings: those of `new_state`. An average is sharded like the
+    parameters.
     """
 
     def make() -> TrainState:
-        return new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry(), averages=averages)
+        return new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry(), **settings)
 
     boxed = jax.eval_shape(make)
     shardings = state_shardings(boxed, mesh)
@@ -114,8 +124,8 @@ def fresh_state(
     """Return the state before the first update; each shard is computed on its own device."""
 
     def make(seed: jax.Array) -> TrainState:
-        averages = abstract.average is not None
-        return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), averages=averages))
+        settings = {"averages": abstract.average is not None, "finds_spikes": abstract.recent_norms is not None}
+        return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), **settings))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     return jax.jit(make, out_shardings=shardings)(jnp.uint32(seed))
@@ -140,7 +150,7 @@ def state_of(saved: dict[str, Any], *, seed: jax.Array, halted: jax.Array) -> Tr
     return TrainState(**{name: saved[name] for name in SAVED if name in saved}, seed=seed, halted=halted)
 
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 _GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # JAX's names
 
 
@@ -148,17 +158,29 @@ class Settings(NamedTuple):
     """Numbers of a run that are data of its compiled step, so that other values need no other program.
 
     norms_every: int32, the steps between two update norms. ema: float32, the decay of the average of the parameters.
+    spike_factor: float32, that of `find_spike`. skips_spikes: bool, True to skip these updates.
     """
 
     schedule: Schedule
     norms_every: Any
     ema: Any
+    spike_factor: Any
+    skips_spikes: Any
 
 
-def settings_of(optimizer: OptimizerConfig, num_steps: int, *, norms_every: int = 1, ema: float = 0.0) -> Settings:
+def settings_of(
+    optimizer: OptimizerConfig,
+    num_steps: int,
+    *,
+    norms_every: int = 1,
+    ema: float = 0.0,
+    spike_factor: float = 0.0,
+    on_spike: Literal["report", "skip"] = "report",
+) -> Settings:
     """Return the settings of a run of `num_steps`, NumPy scalars."""
     every = np.int32(min(norms_every, np.iinfo(np.int32).max))
-    return Settings(optimizer.schedule(num_steps), every, np.float32(ema))
+    guard = np.float32(spike_factor), np.bool_(on_spike == "skip")
+    return Settings(optimizer.schedule(num_steps), every, np.float32(ema), *guard)
 
 
 def make_train_step(
@@ -173,56 +195,30 @@ def make_train_step(
     Dropout keys are derived from (state.seed, state.step, micro-batch). The weights of all loss terms are computed on
     the whole batch before it is split, so the gradient does not depend on the split. The rows of the carry are split
     alike. A loss or gradient norm that is not finite leaves the state unchanged except for `halted`, and turns all
-    later steps into no-ops.
+    later steps into no-ops. A spike that is skipped changes the step, the carry and the recent norms only.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
-    GPT-1's step on a CPU).
+    GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms.
     """
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
-        prepared = objective.prepare(batch)
-        weights = objective.weights(prepared)
-        key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
-
-        def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
-            sums, carry = objective.sums(params, part, carry, jax.random.fold_in(key, number))
-            factors = {name: objective.coefficient(name, state.step) for name in objective.coefficients}
-            terms = [factor * mean(sums[name], weights[name]) for name, factor in factors.items()]
-            return jnp.sum(jnp.stack(terms)), (sums, carry)
-
-        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
-        if micro_batches == 1:
-            (loss, (sums, carry)), gradient = gradient_of(state.params, prepared, state.carry, 0)
-        else:
-            parts, carries = split_rows(prepared, 0, micro_batches), split_rows(state.carry, 1, micro_batches)
-
-            def add(total: Any, inputs: Any) -> tuple[Any, Any]:
-                number, part, carry = inputs
-                (loss, (sums, carry)), gradient = gradient_of(state.params, part, carry, number)
-                return jax.tree.map(jnp.add, total, (loss, sums, gradient)), carry
-
-            def zeros_like_first() -> Any:
-                part, carry = (jax.tree.map(lambda x: x[0], tree) for tree in (parts, carries))
-                (loss, (sums, _)), gradient = gradient_of(state.params, part, carry, 0)
-                return loss, sums, gradient
-
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(zeros_like_first))
-            inputs = (jnp.arange(micro_batches), parts, carries)
-            (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
-            carry = joined_rows(carries, 1)
-
+        loss, means, carry, gradient = _gradient(objective, state, batch, micro_batches, dropout_bits)
         norm = optax.tree.norm(optimizer.trained(gradient))
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
-        rate = optimizer.rate(state.step, settings.schedule)
+        rate, applied, recent_norms, spike = optimizer.rate(state.step, settings.schedule), is_finite, None, None
+        if state.recent_norms is not None:
+            spike = find_spike(state.recent_norms, norm, settings.spike_factor, settings.skips_spikes)
+            applied = is_finite & ~spike["skipped"]
+            recent_norms = with_norm(state.recent_norms, norm, state.step, is_finite)
         updates, opt_state = optimizer.transformation.update(
-            gradient, state.opt_state, state.params, learning_rate=rate, is_finite=is_finite
+            gradient, state.opt_state, state.params, learning_rate=rate, applied=applied
         )
-        params = jax.tree.map(lambda p, u: jnp.where(is_finite, p + u, p), state.params, updates)
+        params = jax.tree.map(lambda p, u: jnp.where(applied, p + u, p), state.params, updates)
         average = state.average
         if average is not None:
             params = computed_once(params)
             moved = updated_average(average, params, state.step + 1, settings.ema)
-            average = jax.tree.map(partial(jnp.where, is_finite), moved, average)
+            average = jax.tree.map(partial(jnp.where, applied), moved, average)
         new = TrainState(
             step=state.step + is_finite.astype(jnp.int32),
             params=params,
@@ -231,12 +227,14 @@ def make_train_step(
             halted=~is_finite,
             carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
             average=average,
+            recent_norms=recent_norms,
         )
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~is_finite}
-        metrics |= {name: mean(sums[name], weights[name]) for name in sums}
+        metrics |= means | ({} if spike is None else {"spike": spike})
 
         def norms(opt_state: Any) -> Metrics:
-            return layer_norms(optimizer.direction(gradient, opt_state, state.params), rate)
+            size = rate if spike is None else rate * applied
+            return layer_norms(optimizer.direction(gradient, opt_state, state.params), size)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
         with jax.named_scope(RARELY):
@@ -245,6 +243,43 @@ def make_train_step(
         return new, metrics
 
     return train_step
+
+
+def _gradient(
+    objective: Objective, state: TrainState, batch: Any, micro_batches: int, dropout_bits: Literal["threefry", "rbg"]
+) -> tuple[jax.Array, Metrics, Any, Any]:
+    """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient."""
+    prepared = objective.prepare(batch)
+    weights = objective.weights(prepared)
+    key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
+
+    def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
+        sums, carry = objective.sums(params, part, carry, jax.random.fold_in(key, number))
+        factors = {name: objective.coefficient(name, state.step) for name in objective.coefficients}
+        terms = [factor * mean(sums[name], weights[name]) for name, factor in factors.items()]
+        return jnp.sum(jnp.stack(terms)), (sums, carry)
+
+    gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+    if micro_batches == 1:
+        (loss, (sums, carry)), gradient = gradient_of(state.params, prepared, state.carry, 0)
+    else:
+        parts, carries = split_rows(prepared, 0, micro_batches), split_rows(state.carry, 1, micro_batches)
+
+        def add(total: Any, inputs: Any) -> tuple[Any, Any]:
+            number, part, carry = inputs
+            (loss, (sums, carry)), gradient = gradient_of(state.params, part, carry, number)
+            return jax.tree.map(jnp.add, total, (loss, sums, gradient)), carry
+
+        def zeros_like_first() -> Any:
+            part, carry = (jax.tree.map(lambda x: x[0], tree) for tree in (parts, carries))
+            (loss, (sums, _)), gradient = gradient_of(state.params, part, carry, 0)
+            return loss, sums, gradient
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(zeros_like_first))
+        inputs = (jnp.arange(micro_batches), parts, carries)
+        (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
+        carry = joined_rows(carries, 1)
+    return loss, {name: mean(sums[name], weights[name]) for name in sums}, carry, gradient
 
 
 def split_rows(tree: Any, axis: int, parts: int) -> Any:

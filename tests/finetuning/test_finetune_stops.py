@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from toy_runs import (
     REPOSITORY,
@@ -419,24 +420,36 @@ def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, sha
     assert_same(tune.directory / "run", whole(shape, select), (seed, history))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_averages_outlive_a_stop_and_are_what_is_kept(tune, shape):
-    """Fails when a restored average differs in one bit, or the raw parameters are evaluated, selected or kept."""
-    more = ("--ema", 0.6, "--select", "last", *SHAPES[shape])
+FROZEN = ("--freeze-layers", 1, "--freeze-embeddings", "--optimizer.layer-decay", 1.5)
+SKIPS = ("--spike-factor", 1.02, "--on-spike", "skip")
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "steps", "saves"),
+    [("alone", FROZEN, 6, 3), ("together", (*SKIPS, "--num-epochs", 7, "--checkpoint-every", 15), 21, 15)],
+)
+def test_averages_and_skipped_updates_outlive_a_stop(tune, shape, more, steps, saves):
+    """Fails when a restored average or norm differs in a bit; when raw parameters are selected or kept; when frozen
+    layers have moments; or when a trial skips an update for another's norm.
+    """
+    more = ("--ema", 0.6, "--select", "last", *SHAPES[shape], *more)
     assert tune("whole", *more).code == 0
-    assert tune.stopped("run", ("a step", 5), *more) == "a step"
-    members = tune.directory / "run" / "members"
-    states = next(members.glob("*/checkpoints"))
-    averaged = Checkpoints(states, read_only=True).metadata()
-    assert averaged.weights == "average" and averaged.step == 3
-    ended = tune("run", *more)
-    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    assert tune.stopped("run", ("a step", steps - 1), *more) == "a step"
     run, whole = tune.directory / "run", tune.directory / "whole"
+    saved = Checkpoints(next((run / "members").glob("*/checkpoints")), read_only=True).metadata()
+    assert saved.weights == "average" and saved.step == saves
+    assert shape == "together" or not any("opt_state" in name and "block" in name for name in saved.checksums)
+    ended = tune("run", *more)
+    assert ended.code == 0 and f"resumed at step {saves}" in ended.errors, ended.errors
     assert_same(run, whole, shape)
-    for seed in (0, 1):
+    spikes = {seed: metrics(run, "spike", seed=seed) for seed in (0, 1)}
+    for seed, found in spikes.items():
+        assert found == metrics(whole, "spike", seed=seed)
         raw, mean = (metrics(run, name, seed=seed) for name in ("raw_dev_accuracy", "dev_accuracy"))
-        assert raw.keys() == mean.keys() == {2, 4, 6}
-        assert metrics(whole, "raw_dev_accuracy", seed=seed) == raw
-    assert tune("plain", "--select", "last", *SHAPES[shape]).code == 0
-    plain = tune.directory / "plain"
-    assert metrics(run, seed=0) == metrics(plain, seed=0) and checksums(run) != checksums(plain)
+        assert raw.keys() == mean.keys() and raw != mean and raw == metrics(whole, "raw_dev_accuracy", seed=seed)
+        norms = list(metrics(run, "gradient_norm", seed=seed).values())
+        for step, spike in found.items():
+            assert spike["skipped"] and spike["rows"].startswith("train rows [")
+            assert norms[step - 1] == spike["gradient_norm"] > 1.02 * spike["median"]
+            assert spike["median"] == pytest.approx(float(np.median(norms[: step - 1])), rel=1e-6)
+    assert shape == "alone" or spikes[0].keys() != spikes[1].keys()

@@ -156,7 +156,9 @@ def test_frozen_layers_keep_their_bits_and_have_no_state(kind):
 
 
 def test_frozen_layers_keep_their_bits_on_a_mesh():
-    """Fails when shards of a frozen layer are updated, or a moment does not fit the sharding of its layers."""
+    """Fails when shards of a frozen layer are updated, or a moment does not fit the sharding of its layers; when the
+    average is not sharded like its parameters, or does not move.
+    """
     config = dataclasses.replace(STILL, num_layers=3)
     run = OptimizerConfig(peak_lr=1e-2, warmup=0, weight_decay=0.3)
     groups = layer_groups(family_of(config), 3, decay=1.5, frozen_layers=2, freeze_embeddings=True)
@@ -165,20 +167,26 @@ def test_frozen_layers_keep_their_bits_on_a_mesh():
         model = build(config, Execution())
         init = lambda key: {"backbone": model.init(key)}  # noqa: E731
         optimizer = make_optimizer(run, jax.eval_shape(init, jax.random.key(0)), groups)
-        abstract = abstract_state(init, optimizer, mesh)
-        start = new_state(params, optimizer, jnp.uint32(1))
+        kept = {"averages": True, "finds_spikes": True}
+        abstract = abstract_state(init, optimizer, mesh, **kept)
+        start = new_state(params, optimizer, jnp.uint32(1), **kept)
         state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start, abstract)
         step = jax.jit(make_train_step(language_model(model), optimizer))
-        settings = replicated(settings_of(run, 9), mesh)
+        settings = replicated(settings_of(run, 9, ema=0.9, spike_factor=2.0), mesh)
         for _ in range(2):
             state, metrics = step(state, to_devices(packed(4), mesh, 4), settings)
     norms = np.asarray(metrics["update_norm"]["blocks"])
     assert norms.shape == (3,) and not norms[:2].any() and norms[2] > 0
+    for average, p in zip(jax.tree.leaves(state.average), jax.tree.leaves(state.params), strict=True):
+        assert average.sharding.is_equivalent_to(p.sharding, p.ndim)
+    average = jax.device_get(state.average)["backbone"]
+    assert_trees_same(average["embeddings"], params["backbone"]["embeddings"])
+    assert np.isfinite(state.recent_norms).sum() == 2 and not bool(metrics["spike"]["found"])
     found, given = jax.device_get(state.params)["backbone"], params["backbone"]
     assert_trees_same(found["embeddings"], given["embeddings"])
     assert_trees_same(*(jax.tree.map(lambda x: x[:2], tree["blocks"]) for tree in (found, given)))
-    kernels = [tree["blocks"]["attention"]["qkv_kernel"] for tree in (found, given)]
-    assert (kernels[0][2] != kernels[1][2]).all()
+    kernels = [tree["blocks"]["attention"]["qkv_kernel"][2] for tree in (found, given, average)]
+    assert (kernels[0] != kernels[1]).all() and (kernels[0] != kernels[2]).all()
 
 
 @pytest.mark.parametrize(

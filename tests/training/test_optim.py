@@ -228,7 +228,7 @@ def test_a_refused_gradient_leaves_the_state(small, kind):
     params, good = jax.tree.map(jnp.float32, params), jax.tree.map(jnp.float32, gradients[0])
     _, before = update(good, make_optimizer(config, SMALL).transformation.init(params), params, learning_rate=rate)
     bad = jax.tree.map(lambda g: g.at[0].set(jnp.nan), good)
-    _, after = update(bad, before, params, learning_rate=rate, is_finite=jnp.bool_(False))
+    _, after = update(bad, before, params, learning_rate=rate, applied=jnp.bool_(False))
     jax.tree.map(np.testing.assert_array_equal, after, before)
     assert int(before.count) == 1
 
