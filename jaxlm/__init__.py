@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxlm.data.preparation import prepare_store
-    from jaxlm.errors import InputError, RunError, Stopped
+    from jaxlm.errors import InputError, RunError
     from jaxlm.finetuning.run import run_finetuning
+    from jaxlm.inference.loaded_model import LoadedModel, load
     from jaxlm.training.pretraining_run import run_pretraining
 
 __version__ = "0.1.0"
 __all__ = [
     "InputError",
+    "LoadedModel",
     "RunError",
-    "Stopped",
+    "load",
     "prepare_store",
     "run_finetuning",
     "run_pretraining",
@@ -25,8 +27,9 @@ __all__ = [
 
 _MODULES = {
     "InputError": "jaxlm.errors",
+    "LoadedModel": "jaxlm.inference.loaded_model",
     "RunError": "jaxlm.errors",
-    "Stopped": "jaxlm.errors",
+    "load": "jaxlm.inference.loaded_model",
     "prepare_store": "jaxlm.data.preparation",
     "run_finetuning": "jaxlm.finetuning.run",
     "run_pretraining": "jaxlm.training.pretraining_run",

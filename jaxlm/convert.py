@@ -16,24 +16,21 @@ import tyro
 
 from jaxlm.atomic_write import write_json
 from jaxlm.config import command_line, to_json
-from jaxlm.data.config import SentencePairs, Windows
 from jaxlm.errors import InputError, run_command
 from jaxlm.inference.activations import IdRows, activations
-from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
 from jaxlm.interop.cards import model_card
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import transformers_installed, verify
-from jaxlm.models import build, family_of
-from jaxlm.objectives.config import LanguageModel, MaskedLM
+from jaxlm.models import build
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import CustomConfig
-from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Case, Tokenizer
-from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
+from jaxlm.training.config import resolved_json
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 
 def import_model(arguments: Import) -> None:
     """Read everything, then create the run directory; a model that cannot be read leaves no directory behind."""
-    published = _with_rows(read_published(arguments.source, arguments.wordpiece_case), arguments.custom)
+    published = with_columns(read_published(arguments.source, arguments.wordpiece_case), arguments.custom)
     if arguments.unanswerable:
         if published.task is None or published.task.kind != "span":
             raise InputError(
@@ -108,17 +105,8 @@ def import_model(arguments: Import) -> None:
         print(f"  {note}")
 
 
-def _with_rows(published: Published, custom: CustomConfig) -> Published:
-    if custom == CustomConfig():
-        return published
-    if published.task is None:
-        raise InputError(f"custom: {published.architecture} has no head that reads rows; remove all --custom settings")
-    return replace(published, task=with_rows(published.task, custom))
-
-
 def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
     """Return the content of the run's config.json: the model, its origin and, if it is fine-tuned, its task."""
-    encoder = family_of(published.model).context == "bidirectional"
     fingerprints = {
         "tokenizer": None if published.tokenizer is None else published.tokenizer.fingerprint,
         "published": published.fingerprint,
@@ -130,16 +118,12 @@ def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
             "config": dict(published.config),
         }
     }
+    resolved = resolved_json(published_config(published), fingerprints) | origin
     if published.task is None:
-        data = SentencePairs() if encoder else Windows()
-        objective = MaskedLM() if encoder else LanguageModel()
-        length = build(published.model).max_length
-        return (
-            resolved_json(PretrainConfig(published.model, objective, data=data, length=length), fingerprints) | origin
-        )
+        return resolved
     tuned: dict[str, Any] = {"task": "custom", "start": published.name, "seeds": 1, "options": None}
     tuned["custom"] = None if custom == CustomConfig() else to_json(custom)
-    return resolved_json(FinetuneConfig(published.model), fingerprints) | origin | tuned
+    return resolved | tuned
 
 
 def _verify(model: Published | LoadedRun, directory: Path, architecture: str, tokenizer: Tokenizer | None) -> None:

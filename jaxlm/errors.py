@@ -19,11 +19,27 @@ LOGGERS = ("jaxlm", "py.warnings")  # the program's messages and libraries' warn
 
 
 class InputError(Exception):
-    """Wrong input or usage. The message is one line: the field or file, the rule, the value and the fix."""
+    """Wrong input or usage. The message is one line: the field or file, the rule, the value and the fix.
+
+    Example:
+      >>> try:
+      ...     jaxlm.load("runs/nothing")
+      ... except jaxlm.InputError as error:
+      ...     print(error)
+      runs/nothing: no such run directory; give one that jaxlm.pretrain or jaxlm.finetune made
+    """
 
 
 class RunError(Exception):
-    """A failure of a run that is not due to its input: a full disk, exhausted memory, a loss that is not finite."""
+    """A failure of a run that is not due to its input: a full disk, exhausted memory, a loss that is not finite.
+
+    Example:
+      >>> try:
+      ...     jaxlm.prepare_store("text:books/*.txt", tokenizer="train-sentencepiece:300", output="books/0.txt/store")
+      ... except jaxlm.RunError as error:
+      ...     print(error)
+      books/0.txt/store.partial: Not a directory; the same command continues
+    """
 
 
 class Stopped(Exception):

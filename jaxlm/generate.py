@@ -25,16 +25,9 @@ from jaxlm.distributed.devices import prepare_process
 from jaxlm.errors import EXIT_FAILED, InputError, run_command
 from jaxlm.inference.generation import GenerationSettings, Generator, Sample
 from jaxlm.inference.loaded_run import LoadedRun, load_run
-from jaxlm.inference.masked_lm_scoring import (
-    MASK,
-    candidates_json,
-    candidates_text,
-    check_masked_lm,
-    masked_lm_scores,
-    masked_text,
-)
-from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.masked_lm_scoring import candidates_text, check_masked_lm
 from jaxlm.inference.resumable_output import ResumableOutput, settings_file
+from jaxlm.inference.text_scorer import fill_masks, masked_texts
 from jaxlm.progress import Progress
 from jaxlm.renamed import refuse_other_names
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
@@ -100,26 +93,13 @@ class Fillings:
             "beyond-length": arguments.settings.beyond_length,
         }
         self._run, self._arguments = run, arguments
-        self._model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
+        check_masked_lm(run.model, run.params, run.tokenizer, run.name)
 
     def __call__(self, prompts: Sequence[str], *, number: int = 0, done: int = 0) -> Iterator[tuple[str, list[dict]]]:
         """Yield the text to print and the line of output for each prompt after the first `done`, in order."""
-        run, arguments = self._run, self._arguments
-        masked = [masked_text(run.tokenizer, prompt) for prompt in prompts]
-        if not all(text.has_masks for text in masked):
-            raise InputError(f"{run.path} is {run.model.family.title}, which fills blanks: put {MASK} into the prompt")
-        for prompt, text in list(zip(prompts, masked, strict=True))[done:]:
-            (answer,) = masked_lm_scores(
-                self._model,
-                run.params,
-                [text],
-                run.tokenizer,
-                mesh=run.mesh,
-                batch_size=default_batch_size(len(text.where), run.mesh),
-                top=arguments.top,
-                positions=run.positions(beyond=arguments.settings.beyond_length),
-            )
-            named = candidates_json(run.tokenizer, answer.candidates)
+        run, positions = self._run, self._run.positions(beyond=self._arguments.settings.beyond_length)
+        for prompt, text in list(zip(prompts, masked_texts(run, prompts), strict=True))[done:]:
+            named = fill_masks(run, text, top=self._arguments.top, positions=positions)
             yield candidates_text(prompt, named), [{"prompt": prompt, "fillings": named}]
 
 

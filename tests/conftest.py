@@ -44,3 +44,11 @@ def data_directory() -> Path:
     if not (path / "glue").is_dir():
         pytest.skip(f"real data is not at {path}: unpack it there or set JAXLM_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """Toy runs of every kind and the files they need, see `toy_api`."""
+    from toy_api import make_folder
+
+    return make_folder(tmp_path_factory.mktemp("api"))

@@ -52,7 +52,9 @@ OTHERS = {
     "--help",
 }
 CLI = tyro.cli
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+WHOLE = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PROGRAMS = r"^```python\n(.*?)^```\n"  # tests/api/test_examples.py reads these blocks
+README = re.sub(PROGRAMS, "", WHOLE, flags=re.DOTALL | re.MULTILINE)
 
 
 class Parsed(Exception):

@@ -130,7 +130,7 @@ def prepare_store(
       RunError: A file could not be read or written, or a worker ended. The same call continues.
 
     Example:
-      >>> store = jaxlm.prepare_store(f"text:{work}/*.txt", tokenizer="train-sentencepiece:300", output=work / "new")
+      >>> store = jaxlm.prepare_store("text:books/*.txt", tokenizer="train-sentencepiece:300", output="stores/new")
       >>> store["documents"], store["vocabulary"]
       (2, 300)
     """

@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from jaxlm.distributed.mesh import check_batch, host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.distributed.mesh import check_batch, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, progress_of, say
-from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.scoring import SMALLEST_BUCKET
-from jaxlm.models.family import Inputs, Model
+from jaxlm.inference.token_outputs import TokenRow, states_step, token_outputs
+from jaxlm.models.family import Model
 from jaxlm.tasks.batching.bert_inputs import arrange_segments
 from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
@@ -70,16 +66,6 @@ class TokenFeatures(NamedTuple):
         return {"linex_index": index, "features": features}
 
 
-@struct.dataclass
-class _Rows:
-    """ids, positions, types, segments: int32 (B, L)."""
-
-    ids: Any
-    positions: Any
-    types: Any
-    segments: Any
-
-
 def check_layers(model: Model, layers: Sequence[int]) -> None:
     """Raise InputError for a layer that the model does not have."""
     most = model.config.num_layers
@@ -107,41 +93,19 @@ def token_features(
     """
     check_batch(batch_size, 1, mesh)
     check_layers(model, layers)
-    whole = NamedSharding(mesh, PartitionSpec())
-    chosen = np.array(layers)
-
-    def states(params: Any, rows: _Rows) -> jax.Array:
-        inputs = Inputs(rows.ids, rows.positions, rows.segments, rows.types)
-        hidden_NBLD = model(params, inputs, layers=True).layers
-        return jnp.asarray(hidden_NBLD)[chosen].astype(jnp.float32)
-
-    step, own, source = jax.jit(states, out_shardings=whole), host_rows(batch_size, mesh), iter(texts)
+    step, values, source = states_step(model, tuple(layers), mesh), len(layers) * model.config.width, iter(texts)
     while some := list(islice(source, batch_size)):
-        sequences, seconds, cuts = zip(*(_arranged(tokenizer, text, length) for text in some), strict=True)
-        bucket = length_bucket(max(map(len, sequences)), length, smallest=min(SMALLEST_BUCKET, length))
-        rows = _padded(sequences, seconds, batch_size, bucket)
-        with use_mesh(mesh):
-            batch = to_devices(jax.tree.map(lambda x: x[own], rows), mesh, batch_size)
-            found = np.asarray(step(params, batch))
-        for row, (ids, cut) in enumerate(zip(sequences, cuts, strict=True)):
-            yield TokenFeatures(tokenizer.pieces(ids), np.swapaxes(found[:, row, : len(ids)], 0, 1), cut)
+        rows, cuts = zip(*(_arranged(tokenizer, text, length) for text in some), strict=True)
+        found = token_outputs(step, params, rows, mesh=mesh, batch_size=batch_size, longest=length, values=values)
+        for row, of_tokens, cut in zip(rows, found, cuts, strict=True):
+            yield TokenFeatures(tokenizer.pieces(row.ids), of_tokens, cut)
 
 
-def _arranged(tokenizer: Tokenizer, text: str, length: int) -> tuple[list[int], int, bool]:
+def _arranged(tokenizer: Tokenizer, text: str, length: int) -> tuple[TokenRow, bool]:
     parts = [tokenizer.encode(part) for part in text.rsplit(SEPARATOR, 1)]
     form: Any = "single" if len(parts) == 1 else "entailment"
     (ids,), (second,), cut = arrange_segments(parts, [], form, tokenizer.specials, length)
-    return list(ids), int(second), cut
-
-
-def _padded(sequences: Sequence[list[int]], seconds: Sequence[int], batch_size: int, length: int) -> _Rows:
-    ids, types = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
-    segments = np.zeros((batch_size, length), np.int32)
-    for row, (sequence, second) in enumerate(zip(sequences, seconds, strict=True)):
-        ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
-        types[row, second : len(sequence)] = 1
-    positions = np.ascontiguousarray(np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape))
-    return _Rows(ids, positions, types, segments)
+    return TokenRow(list(ids), int(second)), cut
 
 
 def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:

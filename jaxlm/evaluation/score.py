@@ -6,23 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import Evaluation, batch_size_for, figures_json, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
-from jaxlm.inference.loaded_run import LoadedRun, load_run
-from jaxlm.inference.masked_lm_scoring import (
-    MaskedLMScore,
-    MaskedText,
-    candidates_json,
-    candidates_text,
-    check_masked_lm,
-    masked_lm_scores,
-    masked_text,
-)
-from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, candidates_text
+from jaxlm.inference.scoring import Scored
+from jaxlm.inference.text_scorer import text_scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +38,18 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     run = load_run(arguments.run, mesh=mesh)
     batch_size = batch_size_for(arguments, run, mesh)
     positions = run.positions(beyond=arguments.beyond_length)
-    encode, answer, given = _scorer(run, mesh, batch_size, arguments.top, positions)
+    scorer = text_scorer(run, batch_size=batch_size, positions=positions, top=arguments.top)
     pending: collections.deque[ScoredRow] = collections.deque()
     longer = 0
 
     def sequences() -> Iterator[Any]:
         nonlocal longer
-        for row in rows_to_score(arguments, encode):
+        for row in rows_to_score(arguments, scorer.encode):
             pending.append(row)
             longer += sum(_positions(one) > positions for one in row.sequences)
             yield from row.sequences
 
-    answered = answer(sequences())
+    answered = scorer.score(sequences())
     tally = Tally()
     total, tokens, index = 0.0, 0, 0
     several = len(arguments.fields) > 1 or arguments.choice_list is not None
@@ -85,7 +76,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
             progress.count(None)
     mean = total / tokens if tokens else math.nan
     what = "rows of choices" if several else "sentences"
-    given = "their context" if arguments.context and run.model.family.context == "causal" else given
+    given = "their context" if arguments.context and run.model.family.context == "causal" else scorer.given
     say(
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
         f"  log-probability {mean:.4f} nats per token, {total:.2f} in total",
@@ -104,39 +95,3 @@ def _positions(one: Scored | MaskedText) -> int:
     encoder.
     """
     return len(one.ids) - 1 if isinstance(one, Scored) else len(one.ids) + 2
-
-
-def _scorer(run: LoadedRun, mesh: jax.sharding.Mesh, batch_size: int, top: int, positions: int) -> tuple[Any, Any, str]:
-    """Return a function that encodes a text, one that scores encoded texts in order, and the context of each token."""
-    if run.model.family.context == "bidirectional":
-        model = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
-        return (
-            lambda text, context, separator: masked_text(run.tokenizer, text, context=context, separator=separator),
-            lambda texts: masked_lm_scores(
-                model,
-                run.params,
-                texts,
-                run.tokenizer,
-                mesh=mesh,
-                batch_size=batch_size,
-                top=top,
-                positions=positions,
-            ),
-            "all other tokens of their sentence",
-        )
-    left = run.left
-    decoder = run.model
-
-    def answer(sequences: Iterator[Scored]) -> Iterator[MaskedLMScore]:
-        for score in sequence_log_probs(
-            decoder, run.params, sequences, mesh=mesh, batch_size=batch_size, positions=positions
-        ):
-            yield MaskedLMScore(score, [])
-
-    return (
-        lambda text, context, separator: text_sequence(
-            run.tokenizer, text, left=left, context=context, separator=separator
-        ),
-        answer,
-        run.tokenizer.pieces(left)[0] if left else "their first token",
-    )

@@ -94,10 +94,16 @@ def run_finetuning(
       Stopped: A signal stopped the run (only with `observer`).
 
     Example:
-      >>> results = jaxlm.run_finetuning("finetune/gpt1", run=work / "tuned", start=work / "gpt", task="custom",
-      ...     custom={"train": rows, "text": "text", "label": "label"}, changes={"num_epochs": 1, "length": 16})
-      >>> sorted(results["dev"])[:2]
-      ['accuracy', 'ece']
+      >>> results = jaxlm.run_finetuning(
+      ...     "finetune/gpt1",
+      ...     run="runs/new_tuned",
+      ...     start="runs/gpt",
+      ...     task="custom",
+      ...     custom={"train": "rows.tsv", "dev": "rows.tsv", "text": "text", "label": "label"},
+      ...     changes={"num_epochs": 1, "batch_size": 8, "length": 16},
+      ... )
+      >>> results["complete"], len(results["runs"]), "accuracy" in results["dev"]
+      (True, 1, True)
     """
     settings = load_config(str(config), FinetuneConfig) if isinstance(config, str | Path) else config
     arguments = FinetuneArguments(

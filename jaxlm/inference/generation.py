@@ -181,8 +181,7 @@ class Generator:
         run, inputs = self.run, []
         for index, ids in enumerate(self.tokenizer.encode_batch(list(prompts))):
             name = "a prompt" if len(prompts) == 1 else f"prompt {index + 1}"
-            if not ids or run.layout == "packed":  # packed rows have these ids before every document
-                ids = [*run.left, *ids]
+            ids = run.begun(ids)
             if not ids:
                 raise InputError(
                     f"{name} must not be empty for this model, which was trained without a token that begins a text; "

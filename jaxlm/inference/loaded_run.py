@@ -2,28 +2,34 @@
 
 import dataclasses
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.bounded_read import read_signed
 from jaxlm.config import from_json
-from jaxlm.data.config import Layout
+from jaxlm.data.config import Layout, SentencePairs, Windows
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
-from jaxlm.models import build
+from jaxlm.interop.published import Published
+from jaxlm.interop.sources import read_published
+from jaxlm.models import build, family_of
 from jaxlm.models.family import Model
 from jaxlm.nn.execution import Execution
+from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import Task
+from jaxlm.tasks import CustomConfig, Task
+from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.task_model import TaskLearner, make_task_learner
@@ -40,14 +46,14 @@ class LoadedRun:
     model: the model of `params`, with the run's dtype and attention backend, without rematerialization. task: the task
     of a fine-tuned run, None for a pretrained one. given_tokenizer: None if the run was imported from files without
     one. versions: those of the data rules of a pretraining run. trained_length: the number of positions that were
-    trained.
+    trained. step: None of published weights, whose `path` is their specification.
     """
 
     config: PretrainConfig | FinetuneConfig
     model: Model
     params: Any
     given_tokenizer: Tokenizer | None
-    step: int
+    step: int | None
     path: Path | str
     mesh: Mesh
     trained_length: int
@@ -66,6 +72,12 @@ class LoadedRun:
         if self.layout == "packed" and not self.versions.begins_documents(tokenizer.specials.get("end")):
             return []
         return left_context(tokenizer, finetuned=self.task is not None)
+
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a text as the model was trained to read them: packed rows begin with `left`, windows begin
+        anywhere. A text without tokens begins with `left` too.
+        """
+        return [*self.left, *ids] if not ids or self.layout == "packed" else list(ids)
 
     def positions(self, *, beyond: bool) -> int:
         """Return the number of positions to use: those that were trained, or with `beyond` all of the model."""
@@ -89,7 +101,7 @@ class LoadedRun:
     @property
     def name(self) -> str:
         """RUN@STEP."""
-        return f"{self.path}@{self.step}"
+        return str(self.path) if self.step is None else f"{self.path}@{self.step}"
 
     def tuned(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
         """Return the task, config and learner of a fine-tuned run. InputError, with the command, for another run."""
@@ -150,6 +162,47 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
         task,
         versions,
     )
+
+
+def load_published(spec: str, *, mesh: Mesh, custom: CustomConfig) -> LoadedRun:
+    """Read published weights, hf:DIR, openai:DIR or google:DIR, onto `mesh`. Nothing is written.
+
+    custom: columns of the rows of a model with a head. InputError, one line, if the files are damaged or do not fit.
+    """
+    published = with_columns(read_published(spec), custom)
+    config = published_config(published)
+    for note in published.notes:
+        log.info("%s", note)
+    model = build(config.model, for_reading(config.execution))
+    params = jax.tree.map(_placed, published.params, abstract_params(config.model, published.params, mesh))
+    return LoadedRun(
+        config, model, params, published.tokenizer, None, spec, mesh, model.max_length, published.task, CURRENT
+    )
+
+
+def _placed(value: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return a value, equal on every process, with the dtype and the sharding of `wanted`."""
+    value = np.asarray(value, wanted.dtype)
+    return jax.make_array_from_callback(value.shape, wanted.sharding, lambda index: value[index])
+
+
+def with_columns(published: Published, custom: CustomConfig) -> Published:
+    """Return a published model whose head reads rows with these columns. InputError for a model without a head."""
+    if custom == CustomConfig():
+        return published
+    if published.task is None:
+        raise InputError(f"custom: {published.architecture} has no head that reads rows; remove all --custom settings")
+    return replace(published, task=with_rows(published.task, custom))
+
+
+def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
+    """Return the config of a run that would have trained a published model."""
+    if published.task is not None:
+        return FinetuneConfig(published.model)
+    encoder = family_of(published.model).context == "bidirectional"
+    data, objective = (SentencePairs(), MaskedLM()) if encoder else (Windows(), LanguageModel())
+    length = build(published.model).max_length
+    return PretrainConfig(published.model, objective, data=data, length=length)
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

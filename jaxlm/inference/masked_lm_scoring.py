@@ -23,6 +23,7 @@ from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
+_STEPS = 64  # compiled functions that are kept for further calls
 MASK = "[MASK]"  # the spelling of a mask in texts, for any vocabulary
 Candidate = tuple[int, float]  # id and probability
 
@@ -106,11 +107,10 @@ def masked_lm_scores(
     with the same texts.
     """
     check_batch(batch_size, 1, mesh)
-    replicated = NamedSharding(mesh, PartitionSpec())
     allowed_V = np.ones(model.config.vocab_size, np.bool_)
     allowed_V[sorted(set(tokenizer.specials.values()))] = False
     allowed_V[tokenizer.size :] = False  # rows that pad a published table
-    step = jax.jit(functools.partial(_score, model, min(top, int(allowed_V.sum()))), out_shardings=replicated)
+    step = _step(model, min(top, int(allowed_V.sum())), mesh)
     source, rows = iter(texts), host_rows(batch_size, mesh)
     longest = positions or model.max_length
     while block := list(islice(source, max(1, BATCHES_SORTED))):
@@ -146,6 +146,11 @@ def candidates_text(text: str, named: list[list[dict[str, Any]]]) -> str:
     """Return the text, and a line of candidates for each mask."""
     shown = ["  " + "  ".join(f"{one['piece']} {one['probability']:.4f}" for one in listed) for listed in named]
     return "\n".join([text, *shown])
+
+
+@functools.lru_cache(_STEPS)
+def _step(model: Model, top: int, mesh: Mesh) -> Any:
+    return jax.jit(functools.partial(_score, model, top), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _score(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:

@@ -22,6 +22,7 @@ from jaxlm.training.perplexity import divide
 
 SMALLEST_BUCKET = 16
 BATCHES_SORTED = 64  # batches of sequences that are sorted by length together
+_STEPS = 64  # compiled functions that are kept for further calls
 _LOGITS = 1 << 26  # logits in memory at a time
 
 
@@ -76,8 +77,7 @@ def sequence_log_probs(
     Every process must call this with the same sequences.
     """
     check_batch(batch_size, 1, mesh)
-    step = jax.jit(functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec()))
-    rows = host_rows(batch_size, mesh)
+    step, rows = _step(model, mesh), host_rows(batch_size, mesh)
     longest = positions or model.max_length
     source = iter(sequences)
     while block := list(islice(source, BATCHES_SORTED * batch_size)):
@@ -98,6 +98,11 @@ def sequence_log_probs(
         if late is not None:
             _add(*late, totals, counts)
         yield from (Score(float(total), int(count)) for total, count in zip(totals, counts, strict=True))
+
+
+@functools.lru_cache(_STEPS)
+def _step(model: Model, mesh: Mesh) -> Any:
+    return jax.jit(functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _row_log_probs(model: Model, params: Any, batch: Batch) -> jax.Array:

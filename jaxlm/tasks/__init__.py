@@ -21,7 +21,7 @@ from jaxlm.tasks.metrics.classification import compute_metrics
 from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.metrics.predictions import predictions
 from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.registry import TASKS, read_labelled, read_rows, read_task, task_names
+from jaxlm.tasks.registry import TASKS, read_labelled, read_rows, read_task, rows_of_records, task_names
 from jaxlm.tasks.task import Columns, InputFormat, Task
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "read_labelled",
     "read_rows",
     "read_task",
+    "rows_of_records",
     "standard_lengths",
     "steps_of_epochs",
     "task_names",

@@ -1,7 +1,7 @@
 """All tasks by name, and the reading of a whole task: its splits, its labels, and a held-out dev split."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,18 @@ from jaxlm.tasks.builtin import BuiltIn
 from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.datasets.codah import CODAH
 from jaxlm.tasks.datasets.glue import COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB, WNLI
-from jaxlm.tasks.datasets.ner import NER, read_sentences, stream_sentences, with_tags
+from jaxlm.tasks.datasets.ner import NER, read_sentences, sentences_of_records, stream_sentences, with_tags
 from jaxlm.tasks.datasets.nli import SCITAIL, SNLI
 from jaxlm.tasks.datasets.race import RACE
 from jaxlm.tasks.datasets.snli_counterfactual import SNLI_COUNTERFACTUAL
-from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, check_answers, read_questions, stream_questions
+from jaxlm.tasks.datasets.squad import (
+    SQUAD,
+    SQUAD2,
+    check_answers,
+    questions_of_records,
+    read_questions,
+    stream_questions,
+)
 from jaxlm.tasks.datasets.stories import STORY_CLOZE, SWAG
 from jaxlm.tasks.datasets.trec import TREC
 from jaxlm.tasks.examples import SpanExample, Split, TaggedSentence, TaskData
@@ -157,6 +164,32 @@ def read_rows(
     )
     for number, example in reader:
         yield check_choices(example, task, reader.where(number))
+
+
+def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task) -> Iterator[Any]:
+    """Yield the unlabelled examples of rows that are given as dictionaries by column name; see `read_rows`.
+
+    Raises:
+      InputError: a bad row, with its number from 1.
+    """
+    name, unit = "rows:", "row"
+    numbered = _checked_rows(rows, f"{name} {unit}")
+    if task.kind == "span":
+        yield from questions_of_records(numbered, f"{name} {unit}", task)
+    elif task.kind == "tagging":
+        yield from sentences_of_records(numbered, f"{name} {unit}", task)
+    else:
+        _check_rows_known(task)
+        reader = RowReader(name, task.columns, label="ignored", blank_lines="refuse", unit=unit)
+        for number, example in reader.from_records(numbered):
+            yield check_choices(example, task, reader.where(number))
+
+
+def _checked_rows(rows: Iterable[Mapping[str, Any]], unit: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping) or not row:
+            raise InputError(f"{unit} {number} must be a dictionary of the row's columns, got {row!r:.80}; fix it")
+        yield number, dict(row)
 
 
 def _check_rows_known(task: Task) -> None:

@@ -159,9 +159,14 @@ def run_pretraining(
       Stopped: A signal stopped the run (only with `observer`).
 
     Example:
-      >>> jaxlm.run_pretraining("debug/gpt", run=work / "gpt", store=work / "store",
-      ...                       changes={"num_steps": 4, "length": 32, "log_every": 1},
-      ...                       callbacks=[lambda record: record["step"] >= 2])["complete"]
+      >>> result = jaxlm.run_pretraining(
+      ...     "debug/gpt",
+      ...     run="runs/new",
+      ...     store="stores/books",
+      ...     changes={"num_steps": 9, "length": 32, "log_every": 1, "optimizer.warmup": 2},
+      ...     callbacks=[lambda record: record["step"] == 2],
+      ... )
+      >>> result["complete"]
       False
     """
     stores = {"data.store": store, "data.validation": validation}

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,24 +11,23 @@ import pytest
 import toy_runs
 
 import jaxlm
+from jaxlm.distributed.devices import user_cache
 from jaxlm.runs.metrics_log import finite, read_metrics
 
-CHANGES = {"length": 32, "log_every": 1, "optimizer.warmup": 4, "num_steps": 8, "checkpoint-every": 3}
+CHANGES = {"length": 32, "log_every": 1, "optimizer.warmup": 2, "num_steps": 8, "checkpoint-every": 3}
 TUNING = {"length": 16, "batch_size": 8, "num_epochs": 2, "log_every": 1, "checkpoint_every": 3}
 UNEQUAL = ("tokens_per_second", "wait_share")  # of two runs
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Path:
-    """Stores `store` and `valid`, and a task in `task`."""
-    directory = tmp_path_factory.mktemp("api")
-    toy_runs.make_stores(directory)
-    toy_runs.make_task(directory / "task")
-    return directory
+def work(folder) -> Path:
+    """The folder, with a task in `task`."""
+    toy_runs.make_task(folder / "task")
+    return folder
 
 
 def pretrain(work: Path, name: str, **more) -> dict:
-    stores = {"store": work / "store", "validation": [work / "valid"]}
+    stores = {"store": work / "stores/books", "validation": [work / "stores/valid"]}
     return jaxlm.run_pretraining("debug/gpt", run=work / name, changes=CHANGES, **stores, **more)
 
 
@@ -47,7 +47,7 @@ def same(records, others) -> bool:
 def test_a_run_of_the_function_is_a_run_of_the_command(work, called):
     """Fails when the function trains other parameters, saves another config, or its callbacks see other records."""
     flags = [word for name, value in CHANGES.items() for word in (f"--{name.replace('_', '-')}", value)]
-    stores = ["--data.store", work / "store", "--data.validation", work / "valid"]
+    stores = ["--data.store", work / "stores/books", "--data.validation", work / "stores/valid"]
     ended = toy_runs.run_here("pretrain", "debug/gpt", "--run", work / "command", *stores, *flags)
     assert ended.code == 0, ended.errors
     result, records = called
@@ -77,7 +77,7 @@ def test_a_callback_stops_a_run_that_continues_with_the_same_bits(work, called):
 def tune(work: Path, name: str, changes=TUNING, **more) -> dict:
     task = work / "task"
     custom = {part: task / f"{part}.tsv" for part in ("train", "dev", "test")} | {"text": "text", "label": "label"}
-    settings = {"task": "custom", "custom": custom, "start": work / "called", "seeds": 2}
+    settings = {"task": "custom", "custom": custom, "start": work / "runs/gpt", "seeds": 2}
     return jaxlm.run_finetuning("finetune/gpt1", run=work / name, changes=changes, **settings, **more)
 
 
@@ -86,7 +86,7 @@ def test_fine_tuning_by_the_function_is_that_of_the_command(work, called):
     flags = [word for name, value in TUNING.items() for word in (f"--{name.replace('_', '-')}", value)]
     task = work / "task"
     files = [word for part in ("train", "dev", "test") for word in (f"--custom.{part}", task / f"{part}.tsv")]
-    arguments = ["finetune/gpt1", "--run", work / "tuned", "--start", work / "called", "--task", "custom", *files]
+    arguments = ["finetune/gpt1", "--run", work / "tuned", "--start", work / "runs/gpt", "--task", "custom", *files]
     arguments += ["--custom.text", "text", "--custom.label", "label", "--seeds", 2, *flags]
     ended = toy_runs.run_here("finetune", *arguments)
     assert ended.code == 0, ended.errors
@@ -109,7 +109,7 @@ def test_calls_refuse_in_one_line(work):
         ({"store": work / "nowhere"}, "nowhere is not a token store"),
         ({"start": work / "nowhere"}, "nowhere"),
     ):
-        arguments = {"store": work / "store"} | wrong
+        arguments = {"store": work / "stores/books"} | wrong
         with pytest.raises(jaxlm.InputError, match=message) as caught:
             jaxlm.run_pretraining("debug/gpt", run=work / "refused", **arguments)
         assert "\n" not in str(caught.value)
@@ -163,7 +163,7 @@ work, errors = sys.argv[1], []
 def call():
     try:
         changes = {"num_steps": 2, "length": 32, "optimizer.warmup": 1}
-        jaxlm.run_pretraining("debug/gpt", run=f"{work}/quiet", store=f"{work}/store", changes=changes)
+        jaxlm.run_pretraining("debug/gpt", run=f"{work}/quiet", store=f"{work}/stores/books", changes=changes)
     except BaseException as error:
         errors.append(error)
 
@@ -182,7 +182,12 @@ def test_calls_leave_no_trace_in_the_process(work):
     settings of JAX, the environment or warnings, or prints.
     """
     ended = subprocess.run(
-        [sys.executable, "-c", TRACES, str(work)], capture_output=True, text=True, cwd=toy_runs.REPOSITORY, timeout=300
+        [sys.executable, "-c", TRACES, str(work)],
+        capture_output=True,
+        text=True,
+        cwd=toy_runs.REPOSITORY,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(user_cache() / "xla")},
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     assert (ended.stdout, ended.stderr) == ("", "")

@@ -178,6 +178,7 @@ def test_wheel_carries_package_and_configs(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {str(path.relative_to(source)) for path in (source / "jaxlm").rglob("*.py")}
     expected |= {f"jaxlm/{path.relative_to(source)}" for path in (source / "configs").rglob("*.py")}
+    expected.add("jaxlm/py.typed")
     assert expected <= names, sorted(expected - names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "launch/", "configs/"))]

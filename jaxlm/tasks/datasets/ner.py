@@ -68,7 +68,7 @@ def stream_sentences(
         return
     name = "standard input" if str(path) == "-" else str(path)
     if form in ("jsonl", "parquet"):
-        yield from _from_records(records(path, form, errors), f"{name} {unit_of(path)}", task, label, keep)
+        yield from sentences_of_records(records(path, form, errors), f"{name} {unit_of(path)}", task, label, keep)
         return
     with open_input(path) as stream:
         lines = numbered_lines(stream, name, errors)
@@ -154,9 +154,17 @@ def _from_columns(
         yield sentence()
 
 
-def _from_records(
-    rows: Iterator[tuple[int, dict[str, Any] | None]], unit: str, task: Task, label: LabelRule, keep: bool = False
+def sentences_of_records(
+    rows: Iterator[tuple[int, dict[str, Any] | None]],
+    unit: str,
+    task: Task,
+    label: LabelRule = "ignored",
+    keep: bool = False,
 ) -> Iterator[TaggedSentence]:
+    """Yield sentences from numbered objects.
+
+    unit: their place in messages, before the number. keep: see `read_rows`.
+    """
     labelled = None if label == "optional" else label == "required"
     for number, row in rows:
         if row is None:

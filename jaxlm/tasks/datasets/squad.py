@@ -79,9 +79,22 @@ def stream_questions(
         return
     if form not in ("jsonl", "parquet"):
         raise InputError(f"{path}: questions with answers must be JSON lines or a Parquet file, got a {form}")
-    rows = ((number, row) for number, row in records(path, form, errors) if row)
-    for index, (number, row) in enumerate(rows):
-        where = f"{name} {number}"
+    yield from questions_of_records(records(path, form, errors), name, task, label, keep)
+
+
+def questions_of_records(
+    rows: Iterator[tuple[int, dict[str, Any] | None]],
+    unit: str,
+    task: Task,
+    label: LabelRule = "ignored",
+    keep: bool = False,
+) -> Iterator[SpanExample]:
+    """Yield questions from numbered objects.
+
+    unit: their place in messages, before the number. keep: see `read_rows`.
+    """
+    for index, (number, row) in enumerate((number, row) for number, row in rows if row):
+        where = f"{unit} {number}"
         fields = [_field(row, names, where) for names in task.columns.texts]
         for names, value in zip(task.columns.texts, fields, strict=True):
             if not isinstance(value, str):

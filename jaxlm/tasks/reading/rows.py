@@ -37,6 +37,7 @@ class RowReader:
       skip_flag: the flag that drops such rows, for the error; empty where there is none.
       form: the format. None: that of the suffix; standard input is JSONL if its first line begins with `{`, else TSV.
       keep: whether examples keep their `row`, by the names of the header or of the fields.
+      unit: the word for a row in messages. None: `line`, or `row` where there are no lines.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields. or_skip: the remedy
     by `skip_flag`, for the end of an error.
@@ -60,12 +61,13 @@ class RowReader:
         skip_flag: str = "",
         form: Format | None = None,
         keep: bool = False,
+        unit: str | None = None,
     ) -> None:
         self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
         self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
         self.short_rows, self.form, self.keep = short_rows, form, keep
         self.name = "standard input" if str(path) == "-" else str(path)
-        self._unit = unit_of(path)
+        self._unit = unit_of(path) if unit is None else unit
         self.rows_read = self.empty_fields = self.quoted_fields = 0
         self.dropped: list[tuple[int, str]] = []
         self.or_skip = f", or leave such rows out with {skip_flag}" if skip_flag else ""
@@ -90,7 +92,7 @@ class RowReader:
         if form is None and str(self.path) != "-":
             form = format_of(self.path)
         if form in ("parquet", "folder"):
-            yield from self._from_records(self._records(form))
+            yield from self.from_records(self._records(form))
             return
         with open_input(self.path) as stream:
             lines = numbered_lines(stream, self.name, self.errors)
@@ -99,7 +101,7 @@ class RowReader:
                 form = "jsonl" if first is not None and first[1].lstrip().startswith("{") else "tsv"
                 lines = lines if first is None else itertools.chain([first], lines)
             if form == "jsonl":
-                yield from self._from_records(json_rows(lines, self.name))
+                yield from self.from_records(json_rows(lines, self.name))
             else:
                 yield from self._from_table(lines, form)
 
@@ -173,7 +175,8 @@ class RowReader:
             row = dict(zip(header, fields, strict=False)) if self.keep else None
             yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label, row=row)
 
-    def _from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
+    def from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
+        """Yield (number, example) of numbered objects instead of the file's rows."""
         rows = 0
         for number, row in self._rows(found):
             rows += 1
