@@ -5,7 +5,6 @@ union are distinguished by a literal field, `kind` or `layout`.
 """
 
 import dataclasses
-import difflib
 import importlib.util
 import json
 import sys
@@ -18,8 +17,10 @@ from typing import Any
 
 import tyro
 
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, name_as_flags
+from jaxlm.flags import REGISTRY, fields_of, reflowed, subcommands_of
 from jaxlm.renamed import MOVED, with_new_flags
+from jaxlm.wording import did_you_mean, flag, nearest
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
 # (`--data.layout packed`). Of other unions the config file chooses the member.
@@ -35,20 +36,33 @@ def config_directories() -> list[Path]:
 
 def find_config(name: str) -> Path:
     """Return the file of a config given by path (`configs/pretrain/gpt1.py`) or by name (`pretrain/gpt1`)."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    parts = path.with_suffix("").parts
-    short = Path(*(parts[1:] if parts and parts[0] == "configs" else parts)) if parts else Path()
-    known: list[str] = []
-    for directory in config_directories():
-        if (directory / short).with_suffix(".py").is_file():
-            return (directory / short).with_suffix(".py")
-        known += [str(file.relative_to(directory).with_suffix("")) for file in sorted(directory.glob("*/*.py"))]
-    known = [file for file in known if not file.endswith("__init__")]
-    near = difflib.get_close_matches(str(short), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "there are: " + ", ".join(known)
-    raise InputError(f"config {name}: no such file and no config of that name; {hint}")
+    path = _config_file(name)
+    if path is None:
+        known = known_configs()
+        hint = did_you_mean(_short(name), known, "there are: " + ", ".join(known))
+        raise InputError(f"config {name}: no such file and no config of that name; {hint}")
+    return path
+
+
+def is_config(name: str) -> bool:
+    """Return whether a config is found by this path or name."""
+    return _config_file(name) is not None
+
+
+def _config_file(name: str) -> Path | None:
+    named = (directory / f"{_short(name)}.py" for directory in config_directories())
+    return next((path for path in (Path(name), *named) if path.is_file()), None)
+
+
+def _short(name: str) -> str:
+    """Return the name of a config without `configs/` and `.py`."""
+    return str(Path(name.removesuffix(".py"))).removeprefix("configs/")
+
+
+def known_configs() -> list[str]:
+    """Return the names of all configs, as `pretrain/gpt1`."""
+    files = [(directory, file) for directory in config_directories() for file in sorted(directory.glob("*/*.py"))]
+    return [str(file.relative_to(directory).with_suffix("")) for directory, file in files if file.stem != "__init__"]
 
 
 def load_config(name: str, kind: type) -> Any:
@@ -71,8 +85,17 @@ def load_config(name: str, kind: type) -> Any:
             ) from None
         raise InputError(f"config {path}{line}: {type(error).__name__}: {error}") from error
     if not isinstance(config, kind):
-        raise InputError(f"config {path}: config() returns {type(config).__name__}, this command needs {kind.__name__}")
+        fitting = [known for known in known_configs() if verb_of(kind) in known]
+        raise InputError(
+            f"config {name} must return a {kind.__name__}, got a {type(config).__name__}; give another, for example "
+            f"{nearest(name, fitting)}"
+        )
     return config
+
+
+def verb_of(kind: type) -> str:
+    """Return the command of a config: `pretrain` for PretrainConfig."""
+    return kind.__name__.removesuffix("Config").lower()
 
 
 def _line_in(path: Path, error: Exception) -> str:
@@ -102,11 +125,25 @@ def command_line(
     argv, notices = with_new_flags(sys.argv[1:] if argv is None else argv)
     for notice in notices:
         print(notice, file=sys.stderr)
+    types_of = dict(fields_of(arguments))
+    name_as_flags(types_of)
+    _check_words(argv, arguments, types_of)
+    description = reflowed(description)
     default = tyro.MISSING_NONPROP
     if config_kind is not None:
+        if loaded is None and not (argv and (argv[0] in ("-h", "--help") or not argv[0].startswith("-"))):
+            raise InputError(
+                f"CONFIG must be the first word, got {argv[0] if argv else 'nothing'}; name a config, for example "
+                f"{verb_of(config_kind)}/gpt1, and `python -m jaxlm.{program} CONFIG --help` lists its flags"
+            )
         settings = config_kind() if loaded is None else loaded
-        if loaded is None and argv and not argv[0].startswith("-"):
+        if loaded is None and not argv[0].startswith("-"):
             settings = load_config(argv[0], config_kind)
+        elif loaded is None:
+            description += (
+                f"\n\n`python -m jaxlm.{program} {verb_of(config_kind)}/gpt1 --help` lists all flags with the defaults "
+                "of that config. Without a config the defaults are those of the program."
+            )
         settings = with_chosen_members(settings, argv)
         names = {field.name for field in dataclasses.fields(arguments)}
         values = {
@@ -119,8 +156,27 @@ def command_line(
         }
         assert {"config", "settings"} <= names
         default = arguments(**(values | {"settings": settings}))
-    parsed = tyro.cli(arguments, args=argv, default=default, prog=f"python -m jaxlm.{program}", description=description)
+    parsed = tyro.cli(
+        arguments,
+        args=argv,
+        default=default,
+        prog=f"python -m jaxlm.{program}",
+        description=description,
+        registry=REGISTRY,
+    )
     return parsed, given_fields(argv)
+
+
+def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any]) -> None:
+    """Raise InputError for an unknown subcommand, and for a value after a flag that takes none."""
+    known = subcommands_of(arguments)
+    if known and argv and not argv[0].startswith("-") and argv[0] not in known:
+        hint = did_you_mean(argv[0], known, "choose one of them")
+        raise InputError(f"the subcommand must be one of {', '.join(known)}, got {argv[0]}; {hint}")
+    for field, value in _given_values(argv).items():
+        if types_of.get(field) is bool and value in ("True", "False", "true", "false"):
+            no = flag(f"{field[: field.rfind('.') + 1]}no_{field[field.rfind('.') + 1 :]}")
+            raise InputError(f"{flag(field)} must have no value, got {value}; write {flag(field)} or {no}")
 
 
 def given_fields(argv: Sequence[str]) -> set[str]:
@@ -141,9 +197,10 @@ def with_chosen_members(config: Any, argv: Sequence[str]) -> Any:
         members = _members(typing.get_args(typing.get_args(hint)[0]))
         current = getattr(config, name)
         key = _discriminator(type(current))
-        flag, chosen = f"{name}.{key}", given.get(f"{name}.{key}") or getattr(current, key)
+        field, chosen = f"{name}.{key}", given.get(f"{name}.{key}") or getattr(current, key)
         if chosen not in members:
-            raise InputError(f"{flag} must be one of {', '.join(members)}, got {chosen}; choose one of them")
+            hint = did_you_mean(chosen, members, "choose one of them")
+            raise InputError(f"{field} must be one of {', '.join(members)}, got {chosen}; {hint}")
         member = members[chosen]
         _check_flags_of(chosen, members, given, name, key)
         if member is not type(current):
@@ -265,8 +322,7 @@ def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in value:
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            raise InputError(f"{where}.{name}: no such field" + (f"; did you mean {near[0]}?" if near else ""))
+            raise InputError(f"{where}.{name}: no such field; {did_you_mean(name, fields, 'remove it')}")
     missing = [name for name in fields if name not in value]
     if missing:
         raise InputError(f"{where}: field {missing[0]} is missing")

@@ -7,8 +7,10 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from jaxlm.wording import with_flags
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
@@ -16,6 +18,7 @@ EXIT_STOPPED = 75
 
 LONGEST_LINE = 4000
 LOGGERS = ("jaxlm", "py.warnings")  # the program's messages and libraries' warnings, one line each
+_fields: set[str] = set()  # of the command line that this process has parsed; its errors name them as flags
 
 
 class InputError(Exception):
@@ -56,16 +59,41 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(report(error))
 
 
-def report(error: BaseException) -> int:
-    """Print why the program ended and return its exit code (one line for expected errors)."""
+def name_as_flags(fields: Iterable[str]) -> None:
+    """Let `last_line` name these fields (`optimizer.peak_lr`) as the flags of the command that runs."""
+    _fields.clear()
+    _fields.update(fields)
+
+
+def as_flags(text: str) -> str:
+    """Return a text with the fields of the command that runs as its flags."""
+    return with_flags(text, _fields)
+
+
+def last_line(error: BaseException) -> str | None:
+    """Return the line that tells a user why the program ended, or None for an error that needs a traceback."""
+    text = as_flags(one_line(error))
     match error:
         case InputError():
-            print(f"error: {one_line(error)}", file=sys.stderr)
+            return f"error: {text}"
+        case RunError():
+            return f"failed: {text}"
+        case Stopped():
+            return text
+    return None
+
+
+def report(error: BaseException) -> int:
+    """Print why the program ended and return its exit code (one line for expected errors)."""
+    line = last_line(error)
+    match error:
+        case InputError():
+            print(line, file=sys.stderr)
             return EXIT_INPUT
         case RunError():
-            print(f"failed: {one_line(error)}", file=sys.stderr)
+            print(line, file=sys.stderr)
         case Stopped():
-            print(one_line(error), file=sys.stderr)
+            print(line, file=sys.stderr)
             return EXIT_STOPPED
         case KeyboardInterrupt():  # in a command that has nothing to save
             print("failed: interrupted", file=sys.stderr)
@@ -74,6 +102,20 @@ def report(error: BaseException) -> int:
         case _:
             traceback.print_exception(error)
     return EXIT_FAILED
+
+
+class _Once(logging.Filter):
+    """A filter that lets each warning of a library pass once: an evaluation repeats it at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        is_new = text not in self.said
+        self.said.add(text)
+        return is_new
 
 
 class _Plain(logging.Formatter):
@@ -92,6 +134,7 @@ def _log_to_standard_error() -> None:
         logger.setLevel(logging.INFO)
         logger.propagate = False  # a library may have added a handler to the root logger
         logger.handlers = [handler]
+    logging.getLogger("py.warnings").filters = [_Once()]
     logging.captureWarnings(True)
     warnings.formatwarning = lambda message, *_, **__: one_line(message)
 

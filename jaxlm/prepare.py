@@ -7,8 +7,7 @@ continues. The same input gives the same bytes for any number of workers.
 
 import signal
 
-import tyro
-
+from jaxlm.config import command_line
 from jaxlm.data.preparation import PrepareConfig, prepare_store
 from jaxlm.errors import Stopped, run_command
 from jaxlm.progress import STANDARD
@@ -18,7 +17,7 @@ _STOPPED = "stopped; finished shards are kept, and the same command continues"
 
 def main() -> None:
     """Run the command."""
-    config = tyro.cli(PrepareConfig, prog="python -m jaxlm.prepare", description=__doc__)
+    config, _ = command_line(PrepareConfig, program="prepare", description=__doc__)
     signal.signal(signal.SIGTERM, _raise_stopped)
     try:
         prepare_store(**vars(config), messages=STANDARD)

@@ -72,7 +72,7 @@ class LiveLine:
         waiting: float | None = None,
         eta: float | None = None,
     ) -> None:
-        """Show the metrics of a step. mfu and waiting: fractions; eta: seconds; None is shown as -."""
+        """Show the metrics of a step. mfu and waiting: fractions; eta: seconds; None is left out, or shown as -."""
         if not self._active:
             return
         is_last = step >= self._total
@@ -84,16 +84,18 @@ class LiveLine:
         elif step % self._every and not is_last:
             return
         text = "  ".join(
-            (
+            part
+            for part in (
                 f"step {step}/{self._total}",
                 f"loss {loss:.4f}",
                 f"lr {_number(learning_rate, '.3g')}",
                 f"grad {_number(grad_norm, '.3g')}",
                 f"{_rate(tokens_per_second)} tokens/s",
-                f"MFU {_percent(mfu)}",
+                "" if mfu is None else f"MFU {_percent(mfu)}",
                 f"waiting {_percent(waiting)}",
                 f"ETA {duration(eta)}",
             )
+            if part
         )
         if self._line.on_terminal:
             self._line.redraw(text)
@@ -151,9 +153,9 @@ class Output:
         """Return the live line of a training with `total` steps."""
         return (LiveLine if self.standard else LoggedLine)(total, every=every, active=active)
 
-    def progress(self, name: str, total: float | None = None) -> "Progress":
-        """Return the progress of work."""
-        return Progress(name, total, active=self.standard)
+    def progress(self, name: str, total: float | None = None, done: float = 0.0) -> "Progress":
+        """Return the progress of work. done: what an earlier start did."""
+        return Progress(name, total, done=done, active=self.standard)
 
 
 LOGGED = Output()
@@ -161,7 +163,10 @@ STANDARD = Output(standard=True)
 
 
 class Progress:
-    """Progress of work with a known or unknown total: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`."""
+    """Progress of work with a known or unknown total: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`.
+
+    done: work that an earlier start did, which does not count for the speed.
+    """
 
     def __init__(
         self,
@@ -170,6 +175,7 @@ class Progress:
         *,
         stream: TextIO | None = None,
         active: bool = True,
+        done: float = 0.0,
         seconds: float = _PLAIN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -179,14 +185,11 @@ class Progress:
         self._clock = clock
         self._seconds = _REDRAW_SECONDS if self._line.on_terminal else seconds
         self._began = self._shown = clock()
-        self._done = 0.0
-        self._first: float | None = None  # work done before the start, which does not count for the speed
+        self._done = self._before = done
 
     def update(self, done: float, note: str = "") -> None:
         """Report that `done` of `total` is done; shown at most every 0.1 s, or every 10 s if not on a terminal."""
         self._done = done
-        if self._first is None:
-            self._first = done
         now = self._clock()
         if now - self._shown >= self._seconds:
             self._shown = now
@@ -208,7 +211,7 @@ class Progress:
 
     def _show(self, now: float, note: str, *, is_end: bool = False) -> None:
         seconds = now - self._began
-        speed = (self._done - (self._first or 0.0)) / seconds if seconds > 0 else 0.0
+        speed = (self._done - self._before) / seconds if seconds > 0 else 0.0
         fraction = f"/{self._total:,.0f} ({self._done / self._total:.0%})" if self._total else ""
         left = (self._total - self._done) / speed if self._total and speed > 0 else None
         end = f"in {duration(seconds)}" if is_end else f"ETA {duration(left)}"

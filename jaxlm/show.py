@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxlm.config import command_line, load_config
+from jaxlm.config import command_line, is_config, known_configs, load_config
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError, run_command
 from jaxlm.finetuning.arguments import DataArguments, TaskArguments
@@ -34,6 +34,7 @@ from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines
 from jaxlm.views.task import Reader, task_lines
+from jaxlm.wording import did_you_mean, similar_directory
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,13 @@ def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:
 
 def show_config(name: str) -> Iterator[str]:
     """Return the lines for the batch of a config; its fields are flags, as for training."""
-    try:
-        loaded = load_config(name, object)
-    except InputError as error:
-        raise InputError(f"{name} must be a token store, a run directory or a working config: {error}") from error
+    if not is_config(name):
+        near = (similar_directory(name, "config.json"), similar_directory(name, DESCRIPTION))
+        hint = next(filter(None, near), did_you_mean(name, known_configs(), "check the path"))
+        raise InputError(
+            f"{name} must be a token store, a run directory or a config, and nothing of that name exists; {hint}"
+        )
+    loaded = load_config(name, object)
     if isinstance(loaded, PretrainConfig):
         arguments, given = command_line(
             PretrainArguments, PretrainConfig, program="show", description=__doc__, loaded=loaded

@@ -101,7 +101,7 @@ def changed(config, path: str, value) -> dict:
     [
         (CONFIG, "model.num_layer", 3, r"config.model.num_layer: no such field; did you mean num_layers\?"),
         (CONFIG, "batchsize", 3, r"config.batchsize: no such field; did you mean batch_size\?"),
-        (CONFIG, "zzz", 3, "config.zzz: no such field$"),
+        (CONFIG, "zzz", 3, "config.zzz: no such field; remove it$"),
         (CONFIG, "batch_size", "8", 'config.batch_size: "8" is not int'),
         (CONFIG, "batch_size", 8.0, "config.batch_size: 8.0 is not int"),
         (CONFIG, "batch_size", True, "config.batch_size: true is not int"),
@@ -168,7 +168,7 @@ def test_config_files(write):
         (GOOD.replace("def config", "def konfig"), "AttributeError: .*no attribute 'config'"),
         ("def config(:\n", "SyntaxError"),
         ("import nothing_of_that_name\n", "line 1: ModuleNotFoundError"),
-        ("def config():\n    return {}\n", "returns dict, this command needs PretrainConfig"),
+        ("def config():\n    return {}\n", "must return a PretrainConfig, got a dict"),
     ],
     ids=["unknown field", "no config()", "syntax", "import", "wrong kind"],
 )
@@ -405,7 +405,7 @@ def test_a_derived_value_stays_what_the_run_has_saved():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"length": 513}, "length must be from 1 to model.num_positions, 512, got 513"),
+        ({"length": 513}, "length must be from 1 to 512, the positions of the model, got 513"),
         ({"length": 0}, "length must be above 0, got 0"),
         ({"execution": Execution(loss_chunks=3)}, "execution.loss_chunks must divide length 512, got 3"),
         ({"execution": Execution(loss_chunks=-1)}, "execution.loss_chunks must be at least 0, got -1"),

@@ -34,7 +34,7 @@ FLOORS = (
     "api",
     "commands",
 )
-LEAVES = {"errors", "config", "atomic_write", "bounded_read", "host", "renamed", "progress"}
+LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor"}
 

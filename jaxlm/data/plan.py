@@ -15,6 +15,7 @@ from jaxlm.errors import InputError
 from jaxlm.host import LockHeld, lock_file
 from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec
+from jaxlm.wording import counted
 
 # Defaults of arguments that a store does not record: it is older than they, or a sample was not asked for.
 EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased", "sample": None}
@@ -126,16 +127,18 @@ def digest_of(units: list[Unit]) -> str:
 def summary(store: Store) -> str:
     """Return one line with the counts of a store."""
     parts = ""
-    sentences = "" if store.sentences is None else f"{store.sentences:,} sentences, "
+    sentences = "" if store.sentences is None else f"{counted(store.sentences, 'sentence')}, "
     if len(store.sections) > 1:
         parts = (
             " ("
-            + ", ".join(f"{s.source}: {s.documents:,} documents, {s.tokens:,} tokens" for s in store.sections)
+            + ", ".join(
+                f"{s.source}: {counted(s.documents, 'document')}, {counted(s.tokens, 'token')}" for s in store.sections
+            )
             + ")"
         )
     return (
-        f"{store.path}: {store.documents:,} documents, {sentences}{store.num_tokens:,} tokens, {store.bytes:,} bytes, "
-        f"{store.words:,} words{parts}; vocabulary {store.vocab_size:,}, "
+        f"{store.path}: {counted(store.documents, 'document')}, {sentences}{store.num_tokens:,} tokens, "
+        f"{store.bytes:,} bytes, {store.words:,} words{parts}; vocabulary {store.vocab_size:,}, "
         f"{store.bytes / store.num_tokens:.2f} bytes per token"
     )
 

@@ -25,12 +25,13 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.host import cpu_cores
 from jaxlm.progress import LOGGED, STANDARD, Output
 from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
+from jaxlm.text.specs import TRAINED
+from jaxlm.wording import byte_size, counted, plain_number
 
 # Maximum amount of text that a tokenizer is trained on, sampled evenly from the whole.
 TRAINING_BYTES = 64 << 20
 TRAINING_UNITS = 1024
 
-TRAINED = ("train-sentencepiece", "train-wordpiece")
 
 # Size of the sample for the estimate of time and disk.
 SAMPLE_UNITS = 8
@@ -213,8 +214,9 @@ def _make(
 ) -> Store:
     began = time.monotonic()
     for described in inputs:
-        size = f"{described['files']:,} files" if "files" in described else f"{described['records']:,} records"
-        messages.say(f"source {described['source']}: {size}, {described['bytes'] / 1e6:,.1f} MB")
+        is_files = "files" in described
+        size = counted(described["files"], "file") if is_files else counted(described["records"], "record")
+        messages.say(f"source {described['source']}: {size}, {byte_size(described['bytes'])}")
     for k, source in enumerate(sources):
         own = (unit for unit in units if unit.source == k)
         if not continues and not any(True for unit in own for _ in read_unit(source, unit, config.errors)):
@@ -238,8 +240,7 @@ def _make(
 
     done = total - left
     scale, name = (1e6, "MB") if total >= 1e7 else (1e3, "kB")
-    with messages.progress(name, total / scale) as progress:
-        progress.update(done / scale)
+    with messages.progress(name, total / scale, done / scale) as progress:
         _join(job, units, writer, config.weights)
         for shard in make_shards(job, todo, workers, tokenizer):
             done += units[shard.number].size
@@ -292,7 +293,7 @@ def _tokenizer(
 
 
 def _read(config: PrepareConfig) -> Tokenizer:
-    return tokenizer_from_spec(config.tokenizer, config.wordpiece_case)
+    return tokenizer_from_spec(config.tokenizer, config.wordpiece_case, trains=True)
 
 
 def _train(
@@ -331,7 +332,7 @@ def _train(
     else:
         tokenizer = train_wordpiece(sentences(), size, case)
     seconds = time.monotonic() - began
-    messages.say(f"trained on {read / 1e6:.1f} MB of about {total / 1e6:.1f} MB in {seconds:.0f} s")
+    messages.say(f"trained on {byte_size(read)} of about {byte_size(total)} in {seconds:.0f} s")
     return tokenizer
 
 
@@ -362,9 +363,9 @@ def _estimate(
     free = shutil.disk_usage(output.absolute().parent).free
     takes = _duration(left / sample * seconds / min(workers, len(units)))
     messages.say(
-        f"estimate: {left / 1e6:,.1f} MB of text, about {tokens / 1e6:,.1f} million tokens, "
-        f"{disk / 1e6:,.1f} MB on disk ({free / 1e9:,.1f} GB free), "
-        f"{takes} with {workers} worker{'s' if workers > 1 else ''}"
+        f"estimate: {byte_size(left)} of text, about {plain_number(tokens)} tokens, "
+        f"{byte_size(disk)} on disk ({byte_size(free)} free), "
+        f"{takes} with {counted(workers, 'worker')}"
     )
     if not tokenizer.cuts and job.sentences == "none":
         _print_memory(largest, largest * tokenizer.whole_bytes, messages)
@@ -379,7 +380,7 @@ def _print_memory(largest: int, memory: int, messages: Output) -> None:
     """Print the memory for a document of `largest` bytes, if large, for a vocabulary that encodes it whole."""
     if memory >= LARGE_MEMORY:
         messages.say(
-            f"memory: this vocabulary encodes a document whole; the largest found, {largest / 1e6:,.1f} MB of text, "
+            f"memory: this vocabulary encodes a document whole; the largest found, {byte_size(largest)} of text, "
             f"takes about {memory / 1e9:,.1f} GB in one worker; if that is too much, make documents smaller or give "
             "fewer --workers"
         )

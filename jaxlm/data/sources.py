@@ -22,6 +22,7 @@ import numpy as np
 from jaxlm.data.columnar import ColumnFile, Kind, saved_files
 from jaxlm.data.files import COMPRESSED, Errors, Fragments, is_compressed, read_jsonl, read_lines, read_text
 from jaxlm.errors import InputError
+from jaxlm.wording import did_you_mean
 
 TFDS_EXTRA = "install the extra [tfds]: pip install 'jaxlm[tfds]'"
 KINDS = (
@@ -79,7 +80,9 @@ def parse_source(spec: str) -> Source:
     """Parse the name of a source without opening anything; raise InputError if it is malformed."""
     kind, colon, place = spec.partition(":")
     if not colon or not place or kind not in PARTS:
-        raise InputError(f"--source must be one of {KINDS}, got {spec!r}")
+        raise InputError(
+            f"--source must be one of {KINDS}, got {spec!r}; {did_you_mean(kind, PARTS, 'choose one of them')}"
+        )
     # The only split of a saved data set needs no name.
     field, split = FIELD, SPLIT if kind.startswith("tfds") else ""
     if "#" in PARTS[kind] and "#" in place:

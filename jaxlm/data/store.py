@@ -27,6 +27,7 @@ from jaxlm.bounded_read import parse_json
 from jaxlm.data.arrays import CheckedArray, check_old, check_whole, read_checksums
 from jaxlm.errors import InputError
 from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.wording import similar_directory
 
 FORMAT = "jaxlm token store"
 VERSION = 1
@@ -145,7 +146,7 @@ def open_store(path: str | Path) -> Store:
     if not (path / DESCRIPTION).is_file():
         if partial_path(path).is_dir():
             raise InputError(f"{path} is not finished; run the same jaxlm.prepare command again to continue")
-        raise InputError(f"{path} is not a token store; make one with python -m jaxlm.prepare --output {path}")
+        raise InputError(_no_store(path))
     try:
         description = parse_json((path / DESCRIPTION).read_bytes())
         if description["format"] != FORMAT:
@@ -170,6 +171,24 @@ def open_store(path: str | Path) -> Store:
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise InputError(f"{file} {found}, but {DESCRIPTION} says {array['bytes']}; delete it and prepare it again")
     return Store(path, description)
+
+
+def _no_store(path: Path) -> str:
+    """Return the message for a path that is missing, holds text files, or holds something else."""
+    if not path.exists():
+        make = f"make one with python -m jaxlm.prepare --output {path}"
+        return f"{path}: no such token store; {similar_directory(path, DESCRIPTION, make)}"
+    if (path / "config.json").exists():
+        return f"{path} is a run or a model, not a token store; name the store that it was trained on"
+    texts = sorted({file.suffix for file in path.iterdir()} & {".txt", ".md", ".jsonl"}) if path.is_dir() else []
+    if texts:
+        kind = "jsonl" if texts[0] == ".jsonl" else "text"
+        source = f"{kind}:{path}/*{texts[0]}"
+        return (
+            f"{path} holds {texts[0]} files and is not a token store; make one with python -m jaxlm.prepare --source "
+            f"'{source}' --tokenizer … --output STORE"
+        )
+    return f"{path} is not a token store; make one with python -m jaxlm.prepare --output STORE"
 
 
 def lies_elsewhere(path: str | Path) -> bool:

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.partition import partition_spec, use_rules
 from jaxlm.errors import InputError
+from jaxlm.wording import counted
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -78,7 +79,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     if -1 in sizes and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
     if int(np.prod(sizes)) != len(devices):
-        raise InputError(f"mesh ({asked}) does not fit {len(devices)} devices: the product must be {len(devices)}")
+        raise InputError(
+            f"mesh ({asked}) does not fit {counted(len(devices), 'device')}: the product must be {len(devices)}; "
+            "change one of --mesh.data, --mesh.fsdp and --mesh.tensor"
+        )
     auto = (AxisType.Auto,) * len(AXES)  # explicit axes, make_mesh's default, break Linen's logical constraints
     slices: dict[int, list[jax.Device]] = {}
     for device in devices:

@@ -95,6 +95,6 @@ def check_store(store: Store, run: LoadedRun) -> None:
     grown = tokenizer.with_specials(sorted(specials, key=lambda role: specials[role]))
     if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
         raise InputError(
-            f"{store.path} was made with another tokenizer ({tokenizer.fingerprint[:12]}) than {run.path} "
-            f"({run.tokenizer.fingerprint[:12]}); prepare the text again with --tokenizer store:{run.path}"
+            f"{store.path} was made with another tokenizer than {run.path}; prepare the text again with --tokenizer "
+            f"store:{run.path}"
         )

@@ -17,7 +17,7 @@ from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import field_of_flag, load_config, to_json, with_fields
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
-from jaxlm.errors import Stopped
+from jaxlm.errors import Stopped, as_flags
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.plan import Plan, plan
 from jaxlm.finetuning.results import clean_up, keep_best, read_results, refuse_failures, summarize, table, write_results
@@ -31,6 +31,7 @@ from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, re
 from jaxlm.training.initialization import dropout_notes
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.trained_length import OF_START, kept_start_length
+from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -153,14 +154,14 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
         if (summary := first_process_decides(lambda: read_results(run))) is not None:
             clean_up(run, summary)
             refuse_failures(run, summary)
-            observer.say(f"{run.name} is complete: results.json has {len(trials)} runs; nothing to do")
+            observer.say(f"{run.name} is complete: results.json has {counted(len(trials), 'run')}; nothing to do")
             return summary
         task, source = planned.task, planned.source
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
         run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
         chosen = [said] if (said := config.mesh.describe(mesh)) is not None else []
-        changes = [f"changed since the last start: {change}" for change in changed]
+        changes = [f"changed since the last start: {as_flags(change)}" for change in changed]
         notes = (*planned.notes, *chosen, *dropout_notes(source, config.model), *config.execution.says(), *changes)
         for line in (*_described(planned, encoded), *notes):
             observer.say(line)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.errors import InputError
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
+from jaxlm.wording import counted
 
 SMALLEST_BUCKET = 64
 Ids = Sequence[int]
@@ -105,9 +106,9 @@ class CachedModel:
             were = "was trained on" if self.positions < table else "has"
             more = ", or give --beyond-length" if self.positions < table else ""
             raise InputError(
-                f"{name} of {len(ids)} tokens and {length} new ones are {len(ids) + length} positions, and the "
-                f"model {were} {self.positions}: shorten the prompt, or ask for {max(self.room(ids), 0)} new tokens"
-                f"{more}"
+                f"{name} of {counted(len(ids), 'token')} and {length} new ones are {len(ids) + length} positions, and the "
+                f"model {were} {self.positions}: shorten the prompt, or ask for "
+                f"{counted(max(self.room(ids), 0), 'new token')}{more}"
             )
 
     def padded(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray, int]:

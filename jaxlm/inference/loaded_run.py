@@ -34,6 +34,7 @@ from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 from jaxlm.training.trained_length import limited, trained_length
+from jaxlm.wording import similar_directory
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +215,8 @@ def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:
             f"{path_spec}: the part after @ is not a step; write RUN@STEP, for example runs/gpt1@2000"
         ) from None
     if isinstance(path, Path) and not path.is_dir():
-        raise InputError(f"{path}: no such run directory; give one that jaxlm.pretrain or jaxlm.finetune made")
+        hint = similar_directory(path, "config.json", "give one that jaxlm.pretrain or jaxlm.finetune made")
+        raise InputError(f"{path}: no such run directory; {hint}")
     return path, step
 
 

@@ -32,6 +32,7 @@ def read_published(spec: str, case: Case = "auto") -> Published:
     directory = Path(location).expanduser()
     if kind + colon not in _READERS or not location or not directory.is_dir():
         raise InputError(
-            f"{spec}: {directory} is not a directory; give hf:, openai: or google: and that of a model's files"
+            f"{spec}: {directory} is not a directory, and nothing is downloaded; give one of {', '.join(KINDS)} and "
+            f"the directory of a model's files, for example after hf download {location} --local-dir {location}"
         )
     return _READERS[kind + colon](directory, spec, case)

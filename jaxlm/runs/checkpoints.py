@@ -94,6 +94,7 @@ class Checkpoints:
         write_at_once: int | None = None,
     ):
         self.directory = epath.Path(directory if "://" in str(directory) else Path(directory).absolute())
+        self.run = str(directory).removesuffix("/checkpoints")
         self.read_only = read_only
         self._manager: _Manager | None = None
         self._saving: _Saving | None = None
@@ -314,7 +315,7 @@ class Checkpoints:
         if not steps:
             raise InputError(f"{self.directory} has no complete checkpoint; name a run that has saved one")
         if step is not None and step not in steps:
-            raise InputError(f"{self.directory} has no checkpoint of step {step}; choose one of {_words(steps)}")
+            raise InputError(f"{self.run} has no checkpoint of step {step}; choose one of {_words(steps)}")
         return [step] if step is not None else steps[::-1]
 
     def _describe(self, step: int) -> Metadata:

@@ -35,13 +35,16 @@ from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.host import LockHeld, cpu_cores, lock_file
+from jaxlm.runs.differences import differing, flat, in_words, shown
 from jaxlm.runs.earlier_versions import ADDED_FIELDS, ADDED_OPTIONS, upgraded
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.wording import similar_directory
 
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+CONTINUED = ("num_steps", "num_epochs", "optimizer.")  # fields that a run which continues another's state may change
 _locks: list[TextIO] = []  # referenced here, so that the lock outlives a RunDirectory that is garbage-collected
 
 
@@ -80,9 +83,7 @@ class RunDirectory:
         try:
             return upgraded(read_object(file))
         except FileNotFoundError:
-            raise InputError(
-                f"{self.name} is not a run directory: it has no config.json; give the directory of a run"
-            ) from None
+            raise InputError(self._not_a_run()) from None
         except (OSError, ValueError) as error:
             raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 
@@ -92,12 +93,12 @@ class RunDirectory:
         place: name of the checkpoint in the error. free: names, as in `open`, of fields that may differ. A run of an
         earlier version that was resumed lacks ADDED_FIELDS, which its later checkpoints have.
         """
-        own, other = _fields(self.config), _fields(upgraded(saved))
+        own, other = flat(self.config), flat(upgraded(saved))
         for name in sorted(other.keys() - (set(ADDED_FIELDS) - own.keys())):
             if own.get(name, other) != other[name] and not any(fnmatch.fnmatchcase(name, pattern) for pattern in free):
                 raise InputError(
                     f"{self.name}/config.json: {name} must be {json.dumps(other[name])}, as in {place}, got "
-                    f"{_shown(own, name)}; put it back from a copy, or set that value"
+                    f"{shown(own, name)}; put it back from a copy, or set that value"
                 )
 
     def exists(self) -> bool:
@@ -229,6 +230,13 @@ class RunDirectory:
                 raise
             log.warning("%s", failure)  # the error that ended the run is more informative
 
+    def _not_a_run(self) -> str:
+        """Return the message for a directory that is missing, or holds something else."""
+        if self._mirror is None and not self.path.is_dir():
+            hint = similar_directory(self.name, "config.json", "give the directory of a run")
+            return f"{self.name}: no such run directory; {hint}"
+        return f"{self.name} is not a run directory: it has no config.json; give the directory of a run"
+
     def _open(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
         try:
             with contextlib.nullcontext() if self._mirror is None else self._mirror.reached():
@@ -243,6 +251,8 @@ class RunDirectory:
             ) from error
 
     def _opened(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
+        if self.root.exists() and not self.root.is_dir():
+            raise InputError(f"--run must be a directory, got the file {self.name}; choose another")
         if self.root.is_dir() and not (self.root / "config.json").exists():
             strange = [path.name for path in entries(self.root) if not _is_ours(path.name)]
             if strange:
@@ -261,8 +271,8 @@ class RunDirectory:
         changed = []
         if known := config_file.exists():
             self.__dict__.pop("config", None)
-            saved = _fields(self.config)
-            asked = _fields(given)
+            saved = flat(self.config)
+            asked = flat(given)
             kept = {name for name, value in ADDED_OPTIONS.items() if asked.get(name, value) != value}
             given = _without(given, [name for name in ADDED_FIELDS if name not in saved and name not in kept])
             changed = self._compare(given, run_fields)
@@ -280,20 +290,22 @@ class RunDirectory:
         return changed
 
     def _compare(self, given: dict[str, Any], run_fields: Sequence[str]) -> list[str]:
-        saved_fields, given_fields = _fields(self.config), _fields(given)
-        identity: list[str] = []
-        changed: list[str] = []
-        for name in sorted(saved_fields.keys() | given_fields.keys()):
-            old, new = (_shown(fields, name) for fields in (saved_fields, given_fields))
-            if old != new:
-                may_change = any(fnmatch.fnmatchcase(name, pattern) for pattern in run_fields)
-                (changed if may_change else identity).append(f"{name}: {old} -> {new}")
-        if identity:
-            raise InputError(
-                f"{self.name} holds a run with another config (saved -> given): {'; '.join(identity)}; give the saved "
-                "values to resume it, or choose another --run"
-            )
-        return changed
+        """Return the run fields that changed. Raise InputError if others did: the directory holds another run."""
+        saved, new = flat(self.config), flat(given)
+        names = differing(saved, new)
+        free = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in run_fields)}
+        if len(free) == len(names):
+            return [f"{name}: {shown(saved, name)} -> {shown(new, name)}" for name in names]
+        kinds = [fields.get("kind") for fields in (saved, new)]
+        if None not in kinds and kinds[0] != kinds[1]:
+            raise InputError(f"{self.name} holds a {kinds[0]} run, this is a {kinds[1]} run; choose another --run")
+        identity = in_words(*({key: value for key, value in part.items() if key not in free} for part in (saved, new)))
+        remedy = "give the saved values to resume it, or choose another --run"
+        if kinds[1] == "pretraining" and all(name.startswith(CONTINUED) for name in set(names) - free):
+            remedy += f"; to train longer or at another learning rate: --run NEW --start {self.name} --start-with state"
+        raise InputError(
+            f"{self.name} holds a run with another config (saved -> given): {'; '.join(identity)}; {remedy}"
+        )
 
     def _take_lock(self) -> None:
         if self._lock is not None:
@@ -335,17 +347,6 @@ def _is_ours(name: str) -> bool:
     return name in (LOCK, "config.json.tmp", "config.json.partial") or name.startswith(".") or name.endswith(".log")
 
 
-def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dictionaries to dotted names."""
-    fields: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            fields |= _fields(value, f"{prefix}{name}.")
-        else:
-            fields[f"{prefix}{name}"] = value
-    return fields
-
-
 def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, Any]:
     """Remove the fields of these dotted names from nested dictionaries."""
     return {
@@ -353,10 +354,6 @@ def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") 
         for name, value in config.items()
         if f"{prefix}{name}" not in names
     }
-
-
-def _shown(fields: Mapping[str, Any], name: str) -> str:
-    return json.dumps(fields[name]) if name in fields else "absent"
 
 
 def _versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from jaxlm.atomic_write import write_file
 from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError, RunError
+from jaxlm.wording import counted
 
 
 class MetricsLog:
@@ -120,7 +121,9 @@ class MetricsLog:
             return
         write_file(self.path, b"".join(kept))
         start = "from the start" if resume_step is None else f"beyond step {resume_step}"
-        self.notes.append(f"{self.path.name}: dropped {beyond} lines {start} and {torn} incomplete ones")
+        dropped = [f"{counted(beyond, 'line')} {start}"] if beyond else []
+        dropped += [counted(torn, "incomplete line")] if torn else []
+        self.notes.append(f"{self.path.name}: dropped {' and '.join(dropped)}")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,7 @@ from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.reading.rows import RowReader, collect
 from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
+from jaxlm.wording import did_you_mean
 
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "f1", "matthews"),
@@ -181,7 +182,8 @@ def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, di
     metrics = METRICS[custom.kind]
     metric = custom.metric or metrics[0]
     if metric not in metrics:
-        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}")
+        hint = did_you_mean(metric, metrics, "choose one of them")
+        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}; {hint}")
     task = dataclasses.replace(
         base,
         name="custom",
@@ -221,7 +223,8 @@ def _unlabelled_task(custom: CustomConfig) -> Task:
     metrics = METRICS[custom.kind]
     metric = custom.metric or metrics[0]
     if metric not in metrics:
-        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}")
+        hint = did_you_mean(metric, metrics, "choose one of them")
+        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}; {hint}")
     form: Form = "single"
     if custom.kind == "choice":
         form = "choice"

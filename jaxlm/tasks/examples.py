@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.tasks.columns import Columns
+from jaxlm.wording import counted
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,13 @@ class TaskData:
         """Return a line per split: rows read, dropped (with line numbers), empty fields, and the label distribution."""
         lines = []
         for name, split in self.splits.items():
-            line = f"{name}: {len(split.examples)} examples of {split.rows_read} rows read"
+            line = f"{name}: {counted(len(split.examples), 'example')} of {counted(split.rows_read, 'row')} read"
             if split.dropped:
                 shown = ", ".join(f"line {number} ({why})" for number, why in split.dropped[:10])
                 more = f" and {len(split.dropped) - 10} more" if len(split.dropped) > 10 else ""
                 line += f"; {len(split.dropped)} dropped: {shown}{more}"
             if split.empty_fields:
-                line += f"; {split.empty_fields} empty fields"
+                line += f"; {counted(split.empty_fields, 'empty field')}"
             line += "; " + (_distribution(split.examples, self.labels) if split.labelled else "no labels")
             lines += [line, *(f"{name}: {note}" for note in split.notes)]
         return lines + ([self.held_out] if self.held_out else [])
@@ -212,13 +213,19 @@ def _distribution(examples: tuple[Any, ...], labels: tuple[str, ...]) -> str:
     if isinstance(examples[0], SpanExample):
         answerable = sum(bool(example.answers) for example in examples)
         unanswerable = len(examples) - answerable
-        return f"{answerable} questions with an answer" + (f", {unanswerable} without" if unanswerable else "")
+        return f"{counted(answerable, 'question')} with an answer" + (
+            f", {unanswerable} without" if unanswerable else ""
+        )
     if isinstance(examples[0], TaggedSentence):
         tokens = sum(len(example.tokens) for example in examples)
         documents = len({example.document for example in examples if example.document is not None})
         tags = Counter(tag for example in examples for tag in example.tags)
         distribution = ", ".join(f"{tag}: {tags[tag]}" for tag in sorted(tags))
-        return f"{tokens} tokens" + (f" in {documents} documents" if documents else "") + f"; tags {distribution}"
+        return (
+            counted(tokens, "token")
+            + (f" in {counted(documents, 'document')}" if documents else "")
+            + f"; tags {distribution}"
+        )
     if isinstance(examples[0].label, float):
         scores = np.array([example.label for example in examples])
         return f"scores {scores.min():g} to {scores.max():g}, mean {scores.mean():.4g}"

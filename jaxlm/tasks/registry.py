@@ -33,6 +33,7 @@ from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.reading.formats import TextFormat, format_of
 from jaxlm.tasks.reading.rows import RowReader, check_choices, collect
 from jaxlm.tasks.task import Task, with_scale
+from jaxlm.wording import did_you_mean
 
 _GLUE = (COLA, SST2, MRPC, STSB, QQP, MNLI, QNLI, RTE, WNLI)
 _INFERENCE = (SNLI, SCITAIL, SNLI_COUNTERFACTUAL)
@@ -91,7 +92,8 @@ def read_task(
         task, splits = _read_built_in(BUILT_IN[name], task_dir)
         fraction = BUILT_IN[name].held_out_fraction
     else:
-        raise InputError(f"task must be one of {', '.join(task_names())}, got {name!r}")
+        hint = did_you_mean(name, task_names(), "choose one of them")
+        raise InputError(f"task must be one of {', '.join(task_names())}, got {name!r}; {hint}")
     if options is not None:
         task = dataclasses.replace(task, options=options)
     if task.kind == "span":

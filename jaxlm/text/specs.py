@@ -8,20 +8,24 @@ from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.saved import load_tokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer
 from jaxlm.text.wordpiece import Case
+from jaxlm.wording import did_you_mean
 
+TRAINED = ("train-sentencepiece", "train-wordpiece")
 SPECS = "sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run)"
 
 
-def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
+def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False) -> Tokenizer:
     """Return the tokenizer that `spec` names, one of SPECS. InputError for another form or missing files.
 
     case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it. `notes` give the
-    result.
+    result. trains: whether the caller also trains tokenizers, which the error message lists.
     """
     kind, colon, location = spec.partition(":")
     if not colon or not location:
-        raise InputError(f"tokenizer must be one of {SPECS}, got {spec!r}")
+        raise _unknown(spec, trains)
     path = Path(location).expanduser()
+    if kind in ("hf", "gpt1", "gpt2", "store") and not path.exists():
+        raise InputError(_missing(kind, location))
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer.from_file(path)
     if kind == "wordpiece":
@@ -29,7 +33,9 @@ def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
     if kind == "hf" and path.is_dir():
         found = published_tokenizer(path, case)
         if found is None:
-            raise InputError(f"tokenizer {spec!r}: {path} has no tokenizer files; it should have a tokenizer.json")
+            original = (path / "encoder.json").exists() and (path / "vocab.bpe").exists()
+            hint = f"use gpt2:{location}" if original else "name a directory with a tokenizer.json"
+            raise InputError(f"tokenizer {spec!r}: {path} has no tokenizer of Hugging Face; {hint}")
         return found
     if case != "auto":
         raise InputError(f"wordpiece_case must be auto for tokenizer {spec!r}, got {case}; leave --wordpiece-case out")
@@ -45,4 +51,26 @@ def tokenizer_from_spec(spec: str, case: Case = "auto") -> Tokenizer:
         if not (path / "tokenizer" / DESCRIPTION).exists():
             raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run, it has no tokenizer")
         return load_tokenizer(path / "tokenizer")
-    raise InputError(f"tokenizer must be one of {SPECS}, got {spec!r}")
+    raise _unknown(spec, trains)
+
+
+def _unknown(spec: str, trains: bool) -> InputError:
+    """Return the error for a specification of another form. trains: whether a tokenizer may be trained here."""
+    forms = [f"{name}:SIZE" for name in TRAINED if trains] + SPECS.split(", ")
+    kinds = {form.partition(":")[0]: form for form in forms}
+    hint = (
+        f"did you mean hf:{spec}?"
+        if Path(spec).is_dir()
+        else did_you_mean(spec.partition(":")[0], kinds, "choose one of them")
+    )
+    return InputError(f"tokenizer must be one of {', '.join(forms)}, got {spec!r}; {hint}")
+
+
+def _missing(kind: str, location: str) -> str:
+    """Return the message for files that are not on this machine."""
+    if kind != "hf":
+        return f"tokenizer {kind}:{location}: no such directory; give the one that has the tokenizer's files"
+    return (
+        f"tokenizer hf:{location}: no such directory, and nothing is downloaded; run hf download {location} "
+        f"--local-dir {location} first"
+    )

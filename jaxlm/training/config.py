@@ -336,8 +336,12 @@ def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
     """Raise InputError for a length above the position table, or one that its loss chunks do not divide."""
     longest = build(model).max_length
     if not 1 <= length <= longest:
-        most = "at least 1" if longest == UNLIMITED else f"from 1 to model.num_positions, {longest}"
-        raise InputError(f"length must be {most}, got {length}; give another")
+        if longest == UNLIMITED:
+            raise InputError(f"length must be at least 1, got {length}; give more")
+        raise InputError(
+            f"length must be from 1 to {longest}, the positions of the model, got {length}; give at most {longest}, or "
+            "train a model with more model.num_positions"
+        )
     if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
         raise InputError(f"execution.loss_chunks must divide length {length}, got {loss_chunks}; give 0 for automatic")
 

@@ -231,7 +231,7 @@ def model_of_source(source: Source, asked: Any, given: set[str], saved: Mapping[
     if source.model.kind != asked.kind:
         raise InputError(
             f"--start must be {family_of(asked).title} for this config, got {source.name}, "
-            f"{family_of(source.model).title}; give the other's config, or another start"
+            f"{family_of(source.model).title}; choose a config of the same family, or another start"
         )
     names, rates = [field.name for field in fields(asked)], dropout_rates(asked)
     for name in names:
@@ -356,6 +356,5 @@ def check_tokenizer(
     if fingerprint != expected:
         remedy = remedy or "store:DIR of a store with the right tokenizer"
         raise InputError(
-            f"{what} {path} was made with another tokenizer ({fingerprint[:12]}) than {expected_of} ({expected[:12]}); "
-            f"prepare it with --tokenizer {remedy}"
+            f"{what} {path} was made with another tokenizer than {expected_of}; prepare it with --tokenizer {remedy}"
         )

@@ -127,7 +127,7 @@ class OptimizerConfig:
         if steps <= num_steps:
             return None
         return (
-            f"optimizer.warmup is {steps:g} steps, but the run has {num_steps}: the learning rate never reaches its "
+            f"--optimizer.warmup is {steps:g} steps, but the run has {num_steps}: the learning rate never reaches its "
             "peak; give fewer steps, or a fraction of the run below 1"
         )
 

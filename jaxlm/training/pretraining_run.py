@@ -19,7 +19,7 @@ from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.data.store import Store
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
-from jaxlm.errors import InputError, Stopped
+from jaxlm.errors import InputError, Stopped, as_flags
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
@@ -49,6 +49,7 @@ from jaxlm.training.pretraining_plan import (
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
 from jaxlm.training.step import Settings, TrainState, saved_part
 from jaxlm.training.validation import Validation
+from jaxlm.wording import counted
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _pretrain(arguments: PretrainArguments, given: set[str], observer: Observer)
         with checkpoints, use_mesh(ready.mesh):
             steps = checkpoints.steps()
             if steps and steps[-1] >= num_steps:
-                observer.say(f"{run.name} is complete: {steps[-1]} of {num_steps} steps; nothing to do")
+                observer.say(f"{run.name} is complete: {steps[-1]} of {counted(num_steps, 'step')}; nothing to do")
                 return result | {"step": steps[-1]}
             if not steps and source is None:
                 ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
@@ -308,7 +309,7 @@ def _note_beginning(
         *ready.pretraining.notes,
         *config.execution.says(),
         *_described(ready.rows, config.data.layout),
-        *(f"changed since the last start: {change}" for change in changed),
+        *(f"changed since the last start: {as_flags(change)}" for change in changed),
         *notes,
     ):
         recorder.note(sentence)
@@ -361,8 +362,8 @@ def _length_of(planned: Plan) -> str:
     parts = []
     for phase, rows in zip(planned.phases, planned.rows_per_epoch, strict=True):
         steps = phase.end_step - phase.first_step
-        size = f"{steps:,} {'' if several else 'steps '}of {config.batch_size} x {phase.length} tokens"
-        parts.append(f"{size}, {steps * config.batch_size / rows:.3g} epochs")
+        size = f"{f'{steps:,}' if several else counted(steps, 'step')} of {config.batch_size} x {phase.length} tokens"
+        parts.append(f"{size}, {counted(steps * config.batch_size / rows, 'epoch')}")
     return f"{planned.num_steps:,} steps: {' and '.join(parts)}" if several else parts[0]
 
 

@@ -17,6 +17,7 @@ from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.validation import metrics_sentence
 from jaxlm.views.store import tokenizer_lines
+from jaxlm.wording import counted
 
 LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, beside the loss
 # Sizes that some families have, as they are shown.
@@ -43,7 +44,7 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
     yield f"  model: {sizes}, vocabulary {model.vocab_size:,}"
     if published is None:
         yield from _training_lines(config, saved)
-    yield f"  checkpoints: {', '.join(map(str, steps)) or 'none yet'}"
+    yield f"  checkpoints at steps: {', '.join(map(str, steps))}" if steps else "  checkpoints: none yet"
     if run.tokenizer.exists():
         yield from tokenizer_lines(load_tokenizer(run.tokenizer))
     lines = list(read_metrics(run.path / "metrics.jsonl")) if (run.path / "metrics.jsonl").exists() else []
@@ -51,7 +52,7 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
         yield from _metrics_lines(lines, config.num_steps)
     yield from _results_lines(run.path / "results.json")
     starts = run.starts()
-    yield f"{len(starts)} start{'' if len(starts) == 1 else 's'}"
+    yield counted(len(starts), "start")
     for start in starts:
         devices, commit = start.get("devices", {}), (start.get("commit") or "no commit")[:12]
         yield (
@@ -102,7 +103,7 @@ def _results_lines(path: Path) -> Iterator[str]:
     if not path.exists():
         return
     results = from_file(path)
-    yield f"  results: {len(results['runs'])} runs, {results['metric']} first"
+    yield f"  results: {counted(len(results['runs']), 'run')}, {results['metric']} first"
     splits = {name: figures for name, figures in results.items() if _is_split(figures)}
     width = max(map(len, splits), default=0) + 1
     finished = [run for run in results["runs"] if "failed" not in run]

@@ -7,6 +7,7 @@ import numpy as np
 from jaxlm.data.store import Store
 from jaxlm.text import Tokenizer
 from jaxlm.views.text import HEAD, TEXT, cut, indented, ratio
+from jaxlm.wording import counted
 
 SENTENCES = 8  # sentences of a document that are shown
 
@@ -15,7 +16,8 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
     """Yield counts per section, the tokenizer, and `count` documents spread over the store."""
     tokenizer = store.tokenizer()
     yield f"token store {store.path}"
-    yield f"  {store.documents:,} documents, {store.num_tokens:,} tokens, {store.words:,} words, {store.bytes:,} bytes"
+    documents = counted(store.documents, "document")
+    yield f"  {documents}, {store.num_tokens:,} tokens, {store.words:,} words, {store.bytes:,} bytes"
     yield (
         f"  {ratio(store.bytes, store.num_tokens)} bytes per token, {ratio(store.num_tokens, store.words)} tokens per "
         f"word, unigram entropy {store.unigram_entropy():.4f} nats per token"
@@ -25,7 +27,7 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
     yield f"  fingerprint {store.fingerprint[:16]}"
     for section in store.sections:
         weight = "" if section.weight is None else f", weight {section.weight:g}"
-        yield f"  {section.source}: {section.documents:,} documents, {section.tokens:,} tokens{weight}"
+        yield f"  {section.source}: {counted(section.documents, 'document')}, {section.tokens:,} tokens{weight}"
     yield from tokenizer_lines(tokenizer)
     counts = np.asarray(store.token_counts)
     most = np.argsort(-counts, kind="stable")[:12]
@@ -47,7 +49,7 @@ def _sentence_lines(store: Store, tokenizer: Tokenizer, first: int, end: int) ->
     """Yield the first sentences of the document in tokens first … end, one line each."""
     starts = np.asarray(store.sentence_starts)
     begin, stop = np.searchsorted(starts, (first, end)).tolist()
-    yield f"    {stop - begin:,} sentences"
+    yield f"    {counted(stop - begin, 'sentence')}"
     for k in range(begin, min(stop, begin + SENTENCES)):
         ids = np.asarray(store.tokens[starts[k] : min(starts[k + 1], starts[k] + TEXT)]).tolist()
         yield from indented(f"{k - begin}: {cut(tokenizer.decode(ids).strip())}")

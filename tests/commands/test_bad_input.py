@@ -53,40 +53,40 @@ def pretrained(tmp_path_factory, stores):
 @pytest.mark.parametrize(
     "flags, fragments",
     [
-        ("--batch-size 12", ["batch_size 12", "micro_batches 1", "data 8", "fsdp 1", "= 8"]),
-        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["batch_size 16", "data 4 x fsdp 2 = 32"]),
-        ("--eval-batch-size 12", ["eval_batch_size 12", "data 8"]),
+        ("--batch-size 12", ["--batch-size 12", "--micro-batches 1", "data 8", "fsdp 1", "= 8"]),
+        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--batch-size 16", "data 4 x fsdp 2 = 32"]),
+        ("--eval-batch-size 12", ["--eval-batch-size 12", "data 8"]),
         ("--mesh.data 3", ["data 3", "does not fit 8 devices"]),
         ("--mesh.data -1 --mesh.fsdp -1", ["at most one -1"]),
-        ("--length 513", ["length must be from 1 to model.num_positions, 512, got 513"]),
+        ("--length 513", ["--length must be from 1 to 512, the positions of the model, got 513"]),
         ("--length 0", ["length must be above 0, got 0"]),
-        ("--execution.loss-chunks 3", ["execution.loss_chunks must divide length 32, got 3"]),
+        ("--execution.loss-chunks 3", ["--execution.loss-chunks must divide length 32, got 3"]),
         ("--execution.unroll 3", ["execution.unroll must be", "2 layers", "got 3"]),
-        ("--batch-size 0", ["batch_size must be above 0, got 0"]),
-        ("--num-steps 0", ["num_steps must be above 0, got 0"]),
-        ("--num-epochs 0", ["num_epochs must be above 0, got 0"]),
-        ("--num-epochs nan", ["num_epochs must be finite, got nan"]),
-        ("--num-steps 5 --num-epochs 1", ["num_steps and num_epochs are both given"]),
+        ("--batch-size 0", ["--batch-size must be above 0, got 0"]),
+        ("--num-steps 0", ["--num-steps must be above 0, got 0"]),
+        ("--num-epochs 0", ["--num-epochs must be above 0, got 0"]),
+        ("--num-epochs nan", ["--num-epochs must be finite, got nan"]),
+        ("--num-steps 5 --num-epochs 1", ["--num-steps and --num-epochs are both given"]),
         ("--seed -1", ["seed must be", "4294967295", "got -1"]),
         ("--seed 4294967296", ["seed must be", "got 4294967296"]),
-        ("--optimizer.peak-lr nan", ["optimizer.peak_lr must be finite, got nan"]),
-        ("--optimizer.peak-lr inf", ["optimizer.peak_lr must be finite, got inf"]),
-        ("--optimizer.peak-lr -1", ["optimizer.peak_lr must", "got -1"]),
+        ("--optimizer.peak-lr nan", ["--optimizer.peak-lr must be finite, got nan"]),
+        ("--optimizer.peak-lr inf", ["--optimizer.peak-lr must be finite, got inf"]),
+        ("--optimizer.peak-lr -1", ["--optimizer.peak-lr must", "got -1"]),
         ("--optimizer.beta1 1", ["optimizer.beta1 must", "got 1"]),
         ("--optimizer.warmup -1", ["optimizer.warmup must", "got -1"]),
-        ("--optimizer.clip-norm nan", ["optimizer.clip_norm must be finite, got nan"]),
-        ("--model.width 30", ["model.width must be divisible by model.num_heads 4, got 30"]),
-        ("--model.num-heads 0", ["model.num_heads must be above 0, got 0"]),
-        ("--model.dropout-rate 1", ["model.dropout_rate must be a number from 0 to", "got 1.0"]),
-        ("--model.vocab-size 99", ["model.vocab_size must be 0 or 320", "got 99", "leave it 0"]),
-        ("--eval-every -1", ["eval_every must be at least 0, got -1"]),
-        ("--keep-every 0", ["keep_every must be above 0, got 0"]),
-        ("--checkpoint-every 0", ["checkpoint_every must be above 0, got 0"]),
+        ("--optimizer.clip-norm nan", ["--optimizer.clip-norm must be finite, got nan"]),
+        ("--model.width 30", ["--model.width must be divisible by --model.num-heads 4, got 30"]),
+        ("--model.num-heads 0", ["--model.num-heads must be above 0, got 0"]),
+        ("--model.dropout-rate 1", ["--model.dropout-rate must be a number from 0 to", "got 1.0"]),
+        ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it 0"]),
+        ("--eval-every -1", ["--eval-every must be at least 0, got -1"]),
+        ("--keep-every 0", ["--keep-every must be above 0, got 0"]),
+        ("--checkpoint-every 0", ["--checkpoint-every must be above 0, got 0"]),
         ("--data.weights 1 2", ["data.weights must have one value per store, got 2 for 1"]),
         ("--data.weights nan", ["data.weights must be finite, got nan"]),
-        ("--data.store nowhere", ["nowhere is not a token store", "jaxlm.prepare"]),
+        ("--data.store nowhere", ["nowhere: no such token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile must be START:STOP", "got 5"]),
-        ("--start nowhere", ["nowhere is not a run directory"]),
+        ("--start nowhere", ["nowhere: no such run directory"]),
         ("--start hf:gpt", ["hf:gpt", "gpt is not a directory"]),
     ],
 )
@@ -105,31 +105,31 @@ def pair_stores(tmp_path_factory):
     "flags, fragments",
     [
         ("--data.layout streams", ["data.layout must be pairs, windows or packed for an encoder (bert), got streams"]),
-        ("--data.short-length 64", ["data.short_length must be below length 64, got 64"]),
-        ("--data.short-length -1", ["data.short_length must be at least 0, got -1"]),
+        ("--data.short-length 64", ["--data.short-length must be below length 64, got 64"]),
+        ("--data.short-length -1", ["--data.short-length must be at least 0, got -1"]),
         ("--data.short-length 4", ["rows of pairs must have at least 5 slots", "got 4"]),
-        ("--data.short-length 32 --data.short-share 1.5", ["data.short_share must be from 0 to 1, got 1.5"]),
+        ("--data.short-length 32 --data.short-share 1.5", ["--data.short-share must be from 0 to 1, got 1.5"]),
         ("--length 4", ["rows of pairs must have at least 5 slots", "got 4"]),
-        ("--length 513", ["length must be from 1 to model.num_positions, 512, got 513"]),
-        ("--model.num-positions 32", ["length must be from 1 to model.num_positions, 32, got 64"]),
-        ("--batch-size 12", ["batch_size 12", "data 8"]),
-        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["batch_size 16", "data 4 x fsdp 2 = 32"]),
-        ("--data.random-share 2", ["data.random_share must be from 0 to 1, got 2"]),
-        ("--data.mask-copies 0", ["data.mask_copies must be at least 1, got 0"]),
-        ("--data.pairs-per-row -1", ["data.pairs_per_row must be at least 0, got -1"]),
+        ("--length 513", ["--length must be from 1 to 512, the positions of the model, got 513"]),
+        ("--model.num-positions 32", ["--length must be from 1 to 32, the positions of the model, got 64"]),
+        ("--batch-size 12", ["--batch-size 12", "data 8"]),
+        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--batch-size 16", "data 4 x fsdp 2 = 32"]),
+        ("--data.random-share 2", ["--data.random-share must be from 0 to 1, got 2"]),
+        ("--data.mask-copies 0", ["--data.mask-copies must be at least 1, got 0"]),
+        ("--data.pairs-per-row -1", ["--data.pairs-per-row must be at least 0, got -1"]),
         ("--objective.masking.rate 0", ["objective.masking.rate must be above 0, got 0.0"]),
         ("--objective.masking.rate nan", ["objective.masking.rate must be finite, got nan"]),
         (
             "--objective.masking.share-mask 0.8 --objective.masking.share-random 0.3",
-            ["objective.masking.share_random must be at most 1 together, got 0.8 and 0.3"],
+            ["--objective.masking.share-random must be at most 1 together, got 0.8 and 0.3"],
         ),
         (
             "--objective.next-sentence-coefficient -1",
-            ["objective.next_sentence_coefficient must be at least 0, got -1"],
+            ["--objective.next-sentence-coefficient must be at least 0, got -1"],
         ),
-        ("--model.num-types 1", ["model.num_types must be at least 2, got 1"]),
-        ("--model.width 30", ["model.width must be divisible by model.num_heads 4, got 30"]),
-        ("--model.vocab-size 99", ["model.vocab_size must be 0 or 320", "got 99", "leave it 0"]),
+        ("--model.num-types 1", ["--model.num-types must be at least 2, got 1"]),
+        ("--model.width 30", ["--model.width must be divisible by --model.num-heads 4, got 30"]),
+        ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it 0"]),
         ("--start START", ["@2", "a decoder (gpt)", "an encoder (bert)"]),
     ],
 )
@@ -157,8 +157,8 @@ def test_stores_that_give_no_pairs(pair_stores, tmp_path):
     store = pair_stores[0]
     for some in (lambda path: (path, store), lambda path: (store, path)):
         refused(some(plain), str(plain), "keeps no sentences", "--sentences split")
-        refused(some(single), str(single), "is one document", "data.random_share 0")
-        refused(some(short), str(short), "each of its 8 documents is one sentence", "data.random_share 0")
+        refused(some(single), str(single), "is one document", "--data.random-share 0")
+        refused(some(short), str(short), "each of its 8 documents is one sentence", "--data.random-share 0")
     refused((bare, bare), str(bare), "has no MASK", "train-wordpiece:SIZE")
 
 
@@ -167,7 +167,7 @@ def test_a_gpt_is_not_trained_on_pairs(stores, pair_stores, tmp_path):
         (("--data.layout", "pairs"), ["data.layout must be windows, packed or streams for a decoder (gpt), got pairs"]),
         (
             ("--data.short-length", 16),
-            ["data.short_length must be given with data.layout pairs, got windows"],
+            ["--data.short-length must be given with --data.layout pairs, got windows"],
         ),
     ):
         for some in (stores, pair_stores):
@@ -200,7 +200,7 @@ def test_configs_that_cannot_be_used(stores, tmp_path):
         assert_one_line(run_here("pretrain", config, *arguments[1:]), 2, *fragments)
 
     line("pretrain/gtp1", "pretrain/gtp1", "did you mean pretrain/gpt1?")
-    line("finetune/gpt1", "returns FinetuneConfig", "needs PretrainConfig")
+    line("finetune/gpt1", "must return a PretrainConfig, got a FinetuneConfig", "pretrain/gpt1")
     broken = tmp_path / "broken.py"
     broken.write_text(
         "from jaxlm.training.config import PretrainConfig\n\ndef config():\n    return PretrainConfig(lenght=5)\n"
@@ -241,9 +241,11 @@ def test_run_directories_that_are_something_else(stores, pretrained, task, tmp_p
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "home", stores))
     assert_one_line(ended, 2, "got other files (letter.txt)", "choose another --run")
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "home" / "letter.txt", stores))
-    assert_one_line(ended, 2, "letter.txt", "cannot be a run directory")
+    assert_one_line(ended, 2, "--run must be a directory, got the file", "letter.txt")
     tuned = finetune_arguments(pretrained, task, "--start", pretrained)
-    assert_one_line(run_here("finetune", *tuned), 2, str(pretrained), "another config")
+    assert_one_line(
+        run_here("finetune", *tuned), 2, str(pretrained), "holds a pretraining run, this is a finetuning run"
+    )
     ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, "--start", f"{pretrained}@7"))
     assert_one_line(ended, 2, "has no checkpoint of step 7; choose one of 2")
     damaged = tmp_path / "damaged"
@@ -276,23 +278,23 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
         ("--start START --tokenizer store:STORE", ["--tokenizer", "must be left out"]),
         ("--tokenizer store:nowhere", ["nowhere"]),
         ("--tokenizer what:ever", ["what:ever"]),
-        ("--tokenizer store:STORE --transfer-layers 1", ["transfer_layers", "--start"]),
-        ("--start START --transfer-layers 3", ["transfer_layers must be from 0 to 2", "got 3"]),
-        ("--start START --batch-size 12", ["batch_size 12", "data 8"]),
+        ("--tokenizer store:STORE --transfer-layers 1", ["--transfer-layers", "--start"]),
+        ("--start START --transfer-layers 3", ["--transfer-layers must be from 0 to 2", "got 3"]),
+        ("--start START --batch-size 12", ["--batch-size 12", "data 8"]),
         ("--start START --length 513", ["length must be at most 32", "got 513", "--beyond-length"]),
         ("--start START --length 4", ["length must be at least 5", "got 4"]),
         ("--start START --seeds 0", ["seeds must be above 0, got 0"]),
         ("--start START --seed 4294967295 --seeds 2", ["seeds", "4294967296"]),
-        ("--start START --learning-rates 1e-3 1e-3", ["learning_rates", "must differ"]),
-        ("--start START --learning-rates nan", ["learning_rates must be finite, got nan"]),
-        ("--start START --auxiliary-lm -1", ["auxiliary_lm must be at least 0, got -1"]),
-        ("--start START --head-dropout-rate 1", ["head_dropout_rate must be a number from 0 to", "got 1.0"]),
+        ("--start START --learning-rates 1e-3 1e-3", ["--learning-rates", "must differ"]),
+        ("--start START --learning-rates nan", ["--learning-rates must be finite, got nan"]),
+        ("--start START --auxiliary-lm -1", ["--auxiliary-lm must be at least 0, got -1"]),
+        ("--start START --head-dropout-rate 1", ["--head-dropout-rate must be a number from 0 to", "got 1.0"]),
         ("--start START --task colla", ["colla", "cola"]),
         ("--start START --task cola", ["cola", "--task-dir"]),
         ("--start START --task cola --task-dir nowhere", ["nowhere"]),
         ("--start START --custom.train nowhere.tsv", ["nowhere.tsv"]),
         ("--start START --custom.label gold", ["gold", "train.tsv", "text"]),
-        ("--start START --execution.loss-chunks 3", ["execution.loss_chunks must divide", "got 3"]),
+        ("--start START --execution.loss-chunks 3", ["--execution.loss-chunks must divide", "got 3"]),
     ],
 )
 def test_fine_tuning_refuses(stores, pretrained, task, tmp_path, flags, fragments):
@@ -337,7 +339,7 @@ def test_one_line_from_a_process_of_its_own_too(stores, tmp_path):
     """What libraries write past Python's streams, or at the end of a process, is seen only here."""
     log: Path = tmp_path / "log"
     arguments = pretrain_arguments(tmp_path / "run", stores, "--batch-size", 12)
-    assert_one_line(run_process("pretrain", *arguments, log=log, devices=8), 2, "batch_size 12")
+    assert_one_line(run_process("pretrain", *arguments, log=log, devices=8), 2, "--batch-size 12")
 
 
 def test_an_interrupt_is_one_line():

@@ -126,7 +126,7 @@ def test_the_start_and_the_config_must_be_of_one_kind(tmp_path, pretrained, file
     assert_one_line(ended, 2, "--start must be a decoder (gpt) for this config")
     ended = run_here("finetune", *arguments(tmp_path / "run", files, "classification", "--start", pretrained,
                                             "--auxiliary-lm", 0.5))  # fmt: skip
-    assert_one_line(ended, 2, "auxiliary_lm must be 0 for an encoder, got 0.5")
+    assert_one_line(ended, 2, "--auxiliary-lm must be 0 for an encoder, got 0.5")
     spans = make_files(tmp_path / "spans", "span")
     command = arguments(tmp_path / "run", spans, "span", "--start", decoder, "--beyond-length")
     ended = run_here("finetune", "finetune/gpt1", *command[1:])

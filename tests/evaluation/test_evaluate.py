@@ -189,8 +189,11 @@ def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch,
     other = toy_run.toy_store(tmp_path / "other", train_sentencepiece(["other words altogether"] * 3, 290))
     for words, rule in (
         (["--data.store", other.path], "made with another tokenizer"),
-        (["--data.store", tmp_path / "none"], "is not a token store"),
-        (["--data.store", store.path, "--length", 49], "length must be from 1 to model.num_positions, 48, got 49"),
+        (["--data.store", tmp_path / "none"], "none: no such token store"),
+        (
+            ["--data.store", store.path, "--length", 49],
+            "length must be from 1 to 48, the positions of the model, got 49",
+        ),
         (["--data.store", store.path, "--length", 17], "--length must be at most 16, .*got 17; .*--beyond-length"),
         (["--data.store", store.path, "--batch-size", 5], "batch_size 5 is not divisible"),
     ):

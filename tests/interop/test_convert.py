@@ -83,7 +83,7 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
         shares = (line["scores"]["probabilities"] for line in (ours, theirs))  # rows are padded to other lengths
         np.testing.assert_allclose(*shares, rtol=1e-5)
     shown = run_here("show", tmp_path / "back")  # on 2968321 a batch, a rate and a warmup, which are defaults
-    assert shown.code == 0 and ", imported" in shown.output and "checkpoints: 0" in shown.output
+    assert shown.code == 0 and ", imported" in shown.output and "checkpoints at steps: 0" in shown.output
     assert f", {run.path}" not in shown.output and f"  hf:{directory}, " in shown.output
     assert "  training:" not in shown.output and "no logged steps" not in shown.output
     again = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back")

@@ -71,7 +71,7 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
     file.write_text(before + '{"step": 50, "lo')
     assert steps(tmp_path) == [10, 20, 30, 40]
     with MetricsLog(tmp_path, 20, process=0) as log:
-        assert log.notes == ["metrics.jsonl: dropped 2 lines beyond step 20 and 1 incomplete ones"]
+        assert log.notes == ["metrics.jsonl: dropped 2 lines beyond step 20 and 1 incomplete line"]
         log.write(30, {"loss": 30 / 7})
     assert file.read_text() == "".join(before.splitlines(keepends=True)[:3])  # the bytes of a run never interrupted
     log_of(tmp_path, resume_step=30)
@@ -176,10 +176,7 @@ def test_the_live_line_is_redrawn_and_notes_stand_above_it(monkeypatch):
         "step 3/100  loss 5.0000  lr -  grad -  - tokens/s  MFU 43.1%  waiting -  ETA -",
         "",
     ]
-    assert (
-        "step 2/100  loss 5.2500  lr 0.0003  grad 0.5  12.3k tokens/s  MFU -  waiting 1.3%  ETA 1:15"
-        in stream.getvalue()
-    )
+    assert "step 2/100  loss 5.2500  lr 0.0003  grad 0.5  12.3k tokens/s  waiting 1.3%  ETA 1:15" in stream.getvalue()
 
 
 def test_the_live_line_never_wraps(monkeypatch):
@@ -248,8 +245,7 @@ def test_time_left_goes_by_tokens_where_steps_differ():
 
 def test_progress_tells_rate_and_time_left():
     clock, stream = Clock(), io.StringIO()
-    with Progress("tokens", 1000, stream=stream, seconds=10, clock=clock) as progress:
-        progress.update(200)  # done before this start
+    with Progress("tokens", 1000, stream=stream, done=200, seconds=10, clock=clock) as progress:
         for done in range(210, 410, 10):
             clock.now += 1
             progress.update(done, note="part 3")
@@ -265,6 +261,7 @@ def test_progress_tells_rate_and_time_left():
     with Progress("documents", stream=stream) as progress:
         progress.update(3)
     assert stream.getvalue().startswith("documents  3  ") and "ETA" not in stream.getvalue()
+    assert "  0/s" not in stream.getvalue()  # fails on 2968321: the first update did not count
 
 
 def test_durations():

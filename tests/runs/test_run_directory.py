@@ -70,7 +70,7 @@ def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_pat
             run.check_config(now | {"seed": 1}, "checkpoint 3", RUN_FIELDS)
     with RunDirectory(tmp_path / "new") as run:
         run.open(now)
-    with pytest.raises(InputError, match='kind: "pretraining" -> "finetuning"'):
+    with pytest.raises(InputError, match="holds a pretraining run, this is a finetuning run"):
         RunDirectory(tmp_path / "new").open(now | {"kind": "finetuning"})
 
 
@@ -79,7 +79,7 @@ def test_a_directory_with_something_else_is_refused(tmp_path):
     with pytest.raises(InputError, match="got other files .thesis.tex."):
         RunDirectory(tmp_path).open(CONFIG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
-    with pytest.raises(InputError, match="cannot be a run directory"):
+    with pytest.raises(InputError, match="--run must be a directory, got the file .*thesis.tex; choose another"):
         RunDirectory(tmp_path / "thesis.tex").open(CONFIG)
 
 

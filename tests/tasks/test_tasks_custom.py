@@ -132,7 +132,7 @@ def test_choices_as_a_json_list(tmp_path):
     [
         ("text\tlabel\na\t0\nb\t0\n", {}, "every row has '0'"),
         ("text\tlabel\na\t0\nb\t\n", {}, r"train.tsv line 3: the label \(label\) is empty"),
-        ("text\nx\n", {}, "line 1 has no column 'label'; the header names text"),
+        ("text\nx\n", {}, "line 1 has no column 'label'; its columns are text"),
         ("text\tlabel\n", {}, "has no rows below its header"),
         ("text\tlabel\na\t0\tmore\n", {}, "line 2: the row must have 2 columns .*, got 3"),
         ("text\tlabel\na\t0\n", {"text": ""}, "custom.text must be given"),

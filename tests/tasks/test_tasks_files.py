@@ -130,7 +130,7 @@ def test_columns_go_by_name_and_others_are_ignored(tmp_path):
 
 def test_missing_and_doubled_columns(tmp_path):
     with pytest.raises(
-        InputError, match=r"no column 'b' or 'second'; the header names a, c; required are a, b \(or second\)"
+        InputError, match=r"no column 'b' or 'second'; its columns are a, c; required are a, b \(or second\)"
     ):
         list(read_rows(write(tmp_path / "rows.tsv", "a\tc\nx\ty\n"), PAIR))
     with pytest.raises(InputError, match="columns must be distinct, got 'a' twice"):
@@ -155,7 +155,7 @@ def test_json_rows(tmp_path):
     [
         ("{", "line 2 is not JSON"),
         ("[1]", "line 2 is JSON, but not an object"),
-        ('{"a": "x"}', "line 2 has no field 'b' or 'second'; the row has a"),
+        ('{"a": "x"}', "line 2 has no field 'b' or 'second'; its fields are a"),
         ("{}", "line 2 has no field 'a'"),
         ('{"a": "x", "b": 3}', "line 2: b must be a string, got 3"),
         ('{"a": "x", "b": null}', "line 2: b must be a string, got None"),

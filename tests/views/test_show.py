@@ -56,7 +56,7 @@ def test_a_run_shows_how_far_and_how_good_it_is(run, monkeypatch, capsys):
     text = shown(monkeypatch, capsys, run)
     assert "step 7 of 7: loss 5.3000" in text
     assert "best validation: step 5, loss 4.5000" in text and "last validation: step 7, loss 4.7500" in text
-    assert "checkpoints: 3, 7" in text and "1 start\n" in text and "from scratch" in text
+    assert "checkpoints at steps: 3, 7" in text and "1 start\n" in text and "from scratch" in text
     count = 310 * 16 + 48 * 16 + 2 * (16 * 48 + 48 + 16 * 16 + 16 + 2 * 16 * 32 + 32 + 16 + 4 * 16)
     assert f"{count:,} parameters" in text
 
@@ -218,7 +218,7 @@ def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (["nosuch"], "nosuch must be a token store, a run directory or a working config"),
+        (["nosuch"], "nosuch must be a token store, a run directory or a config, and nothing of that name exists"),
         (["."], r"not a run directory: it has no config\.json"),
         (["nosuch@3"], "nosuch: no such run directory"),
         ([".", "--count", "-1"], "--count must not be negative, got -1"),

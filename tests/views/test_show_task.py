@@ -47,7 +47,7 @@ def test_rows_are_counted(files):
     assert lines == [
         "task custom: classification, single, metric accuracy",
         "  2 labels: 'no', 'yes'",
-        "train: 5 examples of 5 rows read; 1 empty fields; labels no: 3, yes: 2",
+        "train: 5 examples of 5 rows read; 1 empty field; labels no: 3, yes: 2",
         "  text, characters: 0 to 23, mean 7.6, median 5, 95 % at most 19",
         "  duplicates: 2 of 5 (40.0%), 1 of them with another label than the first",
         "  empty texts: 1 of 5",

@@ -177,7 +177,7 @@ def sentences_of_records(
             text = next((row[key] for key in task.columns.whole if isinstance(row.get(key), str)), "")
             if labelled or not text:
                 raise InputError(
-                    f"{where} has no field {task.columns.texts[0][0]!r}; the row has {', '.join(row)[:300]}; "
+                    f"{where} has no field {task.columns.texts[0][0]!r}; its fields are {', '.join(row)[:300]}; "
                     "write a list of strings"
                 )
             tokens = tuple(_WORDS.findall(text))

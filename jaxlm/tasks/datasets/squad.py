@@ -195,7 +195,7 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
     for name in names:
         if name in row:
             return row[name]
-    raise InputError(f"{where} has no field {' or '.join(map(repr, names))}; the row has {', '.join(row)[:300]}")
+    raise InputError(f"{where} has no field {' or '.join(map(repr, names))}; its fields are {', '.join(row)[:300]}")
 
 
 def _record(values: Mapping[str, Any], name: str) -> list[SpanExample]:

@@ -122,7 +122,7 @@ def _quoted_fields(number: int, line: str, lines: Iterator[tuple[int, str]], nam
         if line[position] != delimiter:
             raise InputError(
                 f"{name} line {number}: text follows a closing quote in field {len(fields)}; "
-                'write " inside a quoted field as "", or read the file with quoting none'
+                'write " inside a quoted field as "", or read the file with --custom.quoting none'
             )
         position += 1
 

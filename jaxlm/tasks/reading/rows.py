@@ -7,7 +7,7 @@ are ignored; a text is stripped of blanks at its ends (SST-2's texts all end in 
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input, table_rows
 from jaxlm.tasks.reading.formats import READ_AS, Format, format_of, other_format, records, unit_of
 from jaxlm.tasks.task import Columns, Quoting, Task
+from jaxlm.wording import did_you_mean
 
 LabelRule = Literal["required", "optional", "ignored"]
 
@@ -79,7 +80,7 @@ class RowReader:
         if self.warn_quotes and self.quoted_fields:
             warnings.warn(
                 f'{self.name}: {self.quoted_fields} fields begin and end with " and hold "" inside; the file was read '
-                "with quoting none and probably needs quoting csv",
+                "with --custom.quoting none and probably needs --custom.quoting csv",
                 stacklevel=2,
             )
 
@@ -157,7 +158,11 @@ class RowReader:
                 self.dropped.append((number, f"{len(fields)} columns"))
                 continue
             if len(fields) != len(header):
-                hint = '; a field enclosed in " needs quoting csv' if quoting == "none" and _quoted(fields) else ""
+                hint = (
+                    '; a field enclosed in " needs --custom.quoting csv'
+                    if quoting == "none" and _quoted(fields)
+                    else ""
+                )
                 raise InputError(
                     f"{self.where(number)}: the row must have {len(header)} columns ({', '.join(header)}), got "
                     f"{len(fields)}; fix the row{hint}{self.or_skip}"
@@ -234,17 +239,22 @@ class RowReader:
             if name in header:
                 return header.index(name)
         raise InputError(
-            f"{self.name} line 1 has no column {' or '.join(map(repr, names))}; the header names "
-            f"{', '.join(header)[:300]}; required are {self.columns.describe()}"
+            f"{self.name} line 1 has no column {' or '.join(map(repr, names))}; its columns are "
+            f"{', '.join(header)[:300]}; {self._hint(names, header)}"
         )
+
+    def _hint(self, names: tuple[str, ...], known: Collection[str]) -> str:
+        """Return a suggestion for a column that a file lacks."""
+        near = (did_you_mean(name, known) for name in names)
+        return next((hint for hint in near if hint), f"required are {self.columns.describe()}")
 
     def _text(self, number: int, row: dict[str, Any], names: tuple[str, ...]) -> str:
         for name in names:
             if name in row:
                 return self._string(number, name, row[name])
         raise InputError(
-            f"{self.where(number)} has no field {' or '.join(map(repr, names))}; the row has "
-            f"{', '.join(row)[:300]}; required are {self.columns.describe()}{self.or_skip}"
+            f"{self.where(number)} has no field {' or '.join(map(repr, names))}; its fields are "
+            f"{', '.join(row)[:300]}; {self._hint(names, row)}{self.or_skip}"
         )
 
     def _string(self, number: int, name: str, value: Any) -> str:
@@ -260,7 +270,8 @@ class RowReader:
                 return tuple(self._string(number, name, value) for value in row[name])
         if self.columns.choice_list and not self.columns.choices:
             raise InputError(
-                f"{self.where(number)} has no field {self.columns.choice_list[0]!r}; the row has {', '.join(row)[:300]}"
+                f"{self.where(number)} has no field {self.columns.choice_list[0]!r}; its fields are "
+                f"{', '.join(row)[:300]}"
             )
         return tuple(self._text(number, row, names) for names in self.columns.choices)
 

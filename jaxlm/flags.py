@@ -1,0 +1,151 @@
+"""Flags of dataclasses: the rules by which tyro describes them, and the fields that a command line can name.
+
+The help of a field is its docstring. A blank line begins a new paragraph; indented lines, as in examples of files, keep
+their line breaks. An optional field shows the metavar of its type, and `(optional)` if its help names no default.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+REGISTRY = ConstructorRegistry()
+
+
+def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, type) of each field that is a flag of a dataclass, of all members of its unions."""
+    for option in _options(kind):
+        if not dataclasses.is_dataclass(option):
+            continue
+        hints = typing.get_type_hints(option, include_extras=True)
+        for field in dataclasses.fields(option):
+            named = [mark.name for mark in _marks(hints[field.name]) if getattr(mark, "name", None) is not None]
+            name = f"{prefix}{named[0] if named else field.name}"
+            inner = [part for part in _options(hints[field.name]) if dataclasses.is_dataclass(part)]
+            for part in inner:
+                yield from fields_of(part, f"{name}." if name else "")
+            if not inner:
+                yield name, _bare(hints[field.name])
+
+
+def subcommands_of(kind: Any) -> list[str]:
+    """Return the names of the subcommands of a union, or none for another type."""
+    members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
+    return [mark.name for member in members for mark in _marks(member) if getattr(mark, "name", None)]
+
+
+def reflowed(text: str) -> str:
+    """Return a text with one line per paragraph and per indented line."""
+    lines: list[str] = []
+    joins = False
+    for line in inspect.cleandoc(text).splitlines():
+        is_prose = bool(line) and not line[0].isspace()
+        if is_prose and joins:
+            lines[-1] += f" {line.rstrip()}"
+        else:
+            lines.append(line.rstrip())
+        joins = is_prose
+    return "\n".join(lines)
+
+
+@functools.cache
+def field_help(kind: type) -> dict[str, str]:
+    """Return the docstrings of the fields of a dataclass and of its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):  # a class that was made without a file
+            continue
+        body = ast.parse(textwrap.dedent(source)).body[0].body  # type: ignore[attr-defined]
+        for field, below in zip(body, body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                    texts[field.target.id] = reflowed(below.value.value)
+    return texts
+
+
+@REGISTRY.struct_rule
+def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Describe a dataclass as tyro does, with the help and the hints of this module for its fields."""
+    if not dataclasses.is_dataclass(info.type) or info.type.__module__.startswith("tyro."):
+        return None  # tyro wraps a union of subcommands in a dataclass of its own
+    hints = typing.get_type_hints(info.type, include_extras=True)
+    fields = []
+    for field in dataclasses.fields(info.type):
+        default, hint = _default(info, field), hints[field.name]
+        text = functools.partial(_help, info.type, field.name)
+        if not dataclasses.is_dataclass(_bare(hint)) and default in (None, (), ""):
+            hint = Annotated[hint, tyro.conf.arg(help_behavior_hint=functools.partial(_unset, text))]
+        if any(mark is tyro.conf.Positional for mark in _marks(hint)):
+            hint = Annotated[hint, tyro.conf.arg(metavar=field.name.upper())]
+        fields.append(StructFieldSpec(field.name, hint, default, text))
+    return StructConstructorSpec(info.type, tuple(fields))
+
+
+@REGISTRY.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Describe `X | None` as X. The word None is still accepted."""
+    options = _options(info.type)
+    if type(None) not in options or len(options) < 2:
+        return None
+    rest: Any = typing.Union[tuple(option for option in options if option is not type(None))]  # noqa: UP007
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(rest, info.markers))
+    if not isinstance(spec, PrimitiveConstructorSpec):
+        return None
+    return dataclasses.replace(
+        spec,
+        choices=None if spec.choices is None else (*spec.choices, "None"),
+        instance_from_str=lambda words: None if list(words) == ["None"] else spec.instance_from_str(words),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+    )
+
+
+def _default(info: StructTypeInfo, field: dataclasses.Field) -> Any:
+    """Return the default of a field: that of the given instance, else the dataclass's own, else tyro's MISSING."""
+    if isinstance(info.default, info.type):
+        return getattr(info.default, field.name)
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return tyro.MISSING_NONPROP if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _help(kind: type, name: str) -> str | None:
+    return field_help(kind).get(name)
+
+
+def _unset(text: typing.Callable[[], str | None], _: str) -> str:
+    return "" if "Default" in (text() or "") else "(optional)"
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    bare = _bare(kind)
+    is_union = typing.get_origin(bare) in (typing.Union, types.UnionType)
+    return tuple(_bare(option) for option in typing.get_args(bare)) if is_union else (bare,)
+
+
+def _bare(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+
+
+def _marks(kind: Any) -> tuple[Any, ...]:
+    return getattr(kind, "__metadata__", ())

@@ -1,0 +1,87 @@
+"""Parts of messages: counted nouns, suggestions for misspelled words, and fields as the flags that users type."""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+
+def counted(number: float, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: `1 step`, `1,200 steps`, `0.5 epochs`. plural: default, the noun and an s."""
+    shown = f"{number:,}" if isinstance(number, int) else plain_number(number)
+    return f"{shown} {noun if number == 1 else plural or noun + 's'}"
+
+
+def plain_number(value: float) -> str:
+    """Return a number with three significant digits, never in scientific notation from 0.001 on: `32,700`, `0.21`."""
+    if abs(value) >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def byte_size(size: float) -> str:
+    """Return a number of bytes as `740 bytes`, `23.4 kB`, `1.2 MB` or `3.5 GB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return counted(int(size), "byte")
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return `did you mean X?` with the name in `known` that is nearest to a misspelled word, else `otherwise`.
+
+    Case, hyphens and underscores are ignored in the comparison.
+    """
+    names = {_folded(name): name for name in known}
+    near = difflib.get_close_matches(_folded(word), names, n=1)
+    return f"did you mean {names[near[0]]}?" if near else otherwise
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
+    """Return the names in `known` that are nearest to a word, the nearest first, separated by commas."""
+    return ", ".join(difflib.get_close_matches(word, list(known), n=count, cutoff=0.0))
+
+
+def similar_directory(path: str | Path, holding: str, otherwise: str = "") -> str:
+    """Return `did you mean X?` with the directory beside a missing one that is nearest in name, else `otherwise`.
+
+    holding: name of a file that the directory must contain.
+    """
+    place = Path(path)
+    try:
+        names = [entry.name for entry in place.parent.iterdir() if (entry / holding).is_file()]
+    except OSError:
+        return otherwise
+    near = difflib.get_close_matches(place.name, names, n=1)
+    return f"did you mean {place.parent / near[0]}?" if near else otherwise
+
+
+def flag(field: str) -> str:
+    """Return the flag of a field: `--optimizer.peak-lr` for `optimizer.peak_lr`."""
+    return "--" + field.replace("_", "-")
+
+
+def with_flags(text: str, fields: Collection[str]) -> str:
+    """Return an error message with the names of fields as flags.
+
+    Names with a dot or an underscore are replaced everywhere but in quotes and paths. A name that is also an English
+    word (`length`) is replaced at the beginning of the text, or after a colon or semicolon, before `must` and before
+    `: OLD -> NEW`.
+    """
+    if not fields:
+        return text
+    longest_first = sorted(fields, key=len, reverse=True)
+    special = "|".join(re.escape(name) for name in longest_first if "_" in name or "." in name)
+    plain = "|".join(re.escape(name) for name in longest_first if not ("_" in name or "." in name))
+    before, after = r"(?<![\w./'\"`-])", r"(?![\w/'\"`=-]|\.\w)"
+    for pattern in (
+        rf"{before}(?:{special}){after}" if special else "",
+        rf"(?:^|(?<=[:;] ))(?:{plain})(?= must\b|: [^;]* -> )" if plain else "",
+    ):
+        if pattern:
+            text = re.sub(pattern, lambda match: flag(match[0]), text)
+    return text
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_]", "", name).lower()
