@@ -30,7 +30,7 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig
 
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
-KINDS = {name: FinetuneConfig if name.startswith("finetune/") else PretrainConfig for name in NAMES}
+KINDS = {name: FinetuneConfig if "finetune" in name else PretrainConfig for name in NAMES}
 TOY_MODEL = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
 TOY_MODEL += "--model.num-positions 64 --length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
 TOY_LSTM = ("--model.num-layers", 2, "--model.width", 32, "--model.units", 48)
@@ -64,6 +64,7 @@ def test_the_configs_that_the_contract_names_are_there():
     assert {"pretrain/gpt1", "pretrain/gpt_small", "finetune/gpt1", "debug/gpt"} <= set(NAMES)
     assert {"pretrain/bert_base", "pretrain/bert_large", "pretrain/bert_small"} <= set(NAMES)
     assert {"finetune/bert", "debug/bert"} <= set(NAMES)
+    assert {"debug/finetune_gpt", "debug/finetune_bert", "debug/finetune_lstm"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
