@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from jaxlm.wording import with_flags
 
@@ -126,8 +126,19 @@ class _Plain(logging.Formatter):
         return f"warning: {text}" if record.levelno >= logging.WARNING else text
 
 
+class _StandardError(logging.StreamHandler):
+    """A handler for the standard error of the moment, which a command may replace by a copy."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def _log_to_standard_error() -> None:
-    handler = logging.StreamHandler()
+    handler = _StandardError()
     handler.setFormatter(_Plain())
     for name in LOGGERS:
         logger = logging.getLogger(name)

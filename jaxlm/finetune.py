@@ -14,11 +14,13 @@ from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.run import run_finetuning
 from jaxlm.progress import STANDARD
 from jaxlm.runs.observer import Observer
+from jaxlm.runs.text_log import copied_output
 from jaxlm.training.config import FinetuneConfig
 
 OWN = ("config", "settings", "distributed")  # fields of the command alone; all others are arguments of run_finetuning
 
 
+@copied_output()
 def main() -> None:
     """Run the command."""
     arguments, given = command_line(FinetuneArguments, FinetuneConfig, program="finetune", description=__doc__)

@@ -10,11 +10,13 @@ from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
 from jaxlm.progress import STANDARD
 from jaxlm.runs.observer import Observer
+from jaxlm.runs.text_log import copied_output
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining_plan import PretrainArguments
 from jaxlm.training.pretraining_run import run_pretraining
 
 
+@copied_output()
 def main() -> None:
     """Run the command."""
     arguments, given = command_line(PretrainArguments, PretrainConfig, program="pretrain", description=__doc__)

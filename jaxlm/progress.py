@@ -11,6 +11,7 @@ from typing import TextIO
 
 log = logging.getLogger("jaxlm")
 
+ERASE = "\r\x1b[2K"  # returns to the beginning of the line and clears it
 _REDRAW_SECONDS = 0.1  # minimum interval between redraws on a terminal
 _PLAIN_SECONDS = 10.0  # interval between two plain lines of a Progress
 
@@ -28,13 +29,13 @@ class _Line:
         if self.on_terminal:
             columns = shutil.get_terminal_size().columns
             self._drawn = text[: columns - 1]
-            self._put(f"\r\x1b[2K{self._drawn}")
+            self._put(f"{ERASE}{self._drawn}")
 
     def print(self, text: str) -> None:
         """Print a separate line; the live line, if any, continues below it."""
         if not self._active:
             return
-        self._put(f"\r\x1b[2K{text}\n{self._drawn}" if self._drawn else f"{text}\n")
+        self._put(f"{ERASE}{text}\n{self._drawn}" if self._drawn else f"{text}\n")
 
     def end(self) -> None:
         if self._drawn:

@@ -1,10 +1,11 @@
-"""Show a token store, a run, the batch of a step or a task: `python -m jaxlm.show STORE|RUN|CONFIG|--task TASK`.
+"""Show a store, runs, the batch of a step or a task: `python -m jaxlm.show STORE|RUN …|CONFIG|--task TASK`.
 
 A token store: its counts and some of its documents, decoded. A run: its progress, results and starts, or with --step N
-the batch of that step. A config: the decoded batch of a step. Pretraining configs need the store (`--data.store`),
-fine-tuning configs the task (`--task`, and `--tokenizer` or `--start`). Any field can be given, as for training. A
-task without a config: the lengths and labels of its rows, duplicates, overlap with train and empty texts, in tokens too
-with `--tokenizer` or `--start`.
+the batch of that step. Several runs: the fields that differ, their metrics and their losses. `--plot FILE.png` writes
+the curves of one or more runs. A config: the decoded batch of a step. Pretraining configs need the store
+(`--data.store`), fine-tuning configs the task (`--task`, and `--tokenizer` or `--start`). Any field can be given, as
+for training. A task without a config: the lengths and labels of its rows, duplicates, overlap with train and empty
+texts, in tokens too with `--tokenizer` or `--start`.
 """
 
 import dataclasses
@@ -31,6 +32,8 @@ from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig
 from jaxlm.training.initialization import open_source
 from jaxlm.training.trained_length import trained_length
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
+from jaxlm.views.comparison import comparison_lines, plot_runs
+from jaxlm.views.curves import check_plot
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines
 from jaxlm.views.task import Reader, task_lines
@@ -39,14 +42,16 @@ from jaxlm.wording import did_you_mean, similar_directory
 
 @dataclass(frozen=True)
 class Arguments:
-    """Show a token store or a run."""
+    """Show a token store, a run, or several runs side by side."""
 
-    target: tyro.conf.Positional[str]
-    """A token store, a run directory (or RUN@STEP), or a config file or its name."""
+    target: tyro.conf.Positional[tuple[str, ...]]
+    """A token store, one or more run directories (or RUN@STEP), or a config file or its name."""
     step: int | None = None
     """Show the batch of this step of a run, counted from 0."""
     count: int = 3
     """Documents or rows to show."""
+    plot: Path | None = None
+    """Write the curves of the runs, of training and validation, to this file: .png, .pdf or .svg."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +192,32 @@ def main() -> None:
     else:
         arguments, _ = command_line(Arguments, program="show", description=__doc__)
         _check_counts(arguments)
-        if (path / DESCRIPTION).is_file():
-            lines = store_lines(open_store(path), arguments.count)
-        else:
-            run = RunDirectory(split_run(arguments.target)[0])
-            step = arguments.step
-            lines = run_lines(run) if step is None else run_batch_lines(run, step, arguments.count)
+        lines = _lines_of(arguments)
     for line in lines:
         print(line)
+
+
+def _lines_of(arguments: Arguments) -> Iterator[str]:
+    """Yield the view of a store, a run or several runs."""
+    if not arguments.target:
+        raise InputError("a token store, a run or a config must be given, got nothing; name one")
+    first, step = Path(arguments.target[0]), arguments.step
+    if len(arguments.target) == 1 and (first / DESCRIPTION).is_file():
+        yield from store_lines(open_store(first), arguments.count)
+        return
+    runs = [RunDirectory(split_run(target)[0]) for target in arguments.target]
+    if step is not None and len(runs) > 1:
+        raise InputError(f"--step must be given with one run, got {len(runs)}; leave it out to compare them")
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    if len(runs) > 1:
+        yield from comparison_lines(runs)
+    elif step is not None:
+        yield from run_batch_lines(runs[0], step, arguments.count)
+    else:
+        yield from run_lines(runs[0])
+    if arguments.plot is not None:
+        yield plot_runs(runs, arguments.plot)
 
 
 if __name__ == "__main__":

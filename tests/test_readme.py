@@ -32,6 +32,7 @@ BEGINNINGS = (
     ("convert", "import hf:x --run x"),
     ("convert", "export x --to hf:x"),
     ("show", "debug/gpt --data.store x"),
+    ("show", "."),
     ("aot", "debug/gpt"),
     ("bench", "--model gpt1"),
     ("doctor", "debug/gpt"),

@@ -3,7 +3,7 @@
     config.json     the resolved config; its identity fields never change
     starts.jsonl    one line per start: command, commit, versions, devices, the checkpoint it started from
     tokenizer/      a copy, so that a run is usable on its own
-    checkpoints/ metrics.jsonl tensorboard/   (written by checkpoints.py and metrics_log.py)
+    checkpoints/ metrics.jsonl tensorboard/ log.txt   (written by checkpoints.py, metrics_log.py and text_log.py)
     lock            held with flock while a program writes here; released when the process ends, however it ends
 
 Every process calls these methods; process 0 does the work and all processes return or raise the same. The directory
@@ -35,6 +35,7 @@ from jaxlm.bounded_read import parse_json, read_object, read_regular
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.host import LockHeld, cpu_cores, lock_file
+from jaxlm.runs import text_log
 from jaxlm.runs.differences import differing, flat, in_words, shown
 from jaxlm.runs.earlier_versions import ADDED_FIELDS, ADDED_OPTIONS, upgraded
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
@@ -151,6 +152,7 @@ class RunDirectory:
                 stream.write(("\n" if torn else "") + json.dumps(start) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
+            text_log.begin(self.path, f"== {start['time']}  {start['command']}")
             self.upload()
 
         first_process_decides(append)
@@ -223,6 +225,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        text_log.end(error)
         try:
             self.close()
         except RunError as failure:
@@ -261,7 +264,7 @@ class RunDirectory:
                     "--run"
                 )
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (LOCK, "config.json", "starts.jsonl", "metrics.jsonl"):
+        for name in (LOCK, "config.json", "starts.jsonl", "metrics.jsonl", text_log.FILE):
             if (self.path / name).exists() and not (self.path / name).is_file():
                 raise InputError(f"{self.path / name} must be a regular file; remove it")
         self._take_lock()

@@ -104,7 +104,7 @@ def _results_lines(path: Path) -> Iterator[str]:
         return
     results = from_file(path)
     yield f"  results: {counted(len(results['runs']), 'run')}, {results['metric']} first"
-    splits = {name: figures for name, figures in results.items() if _is_split(figures)}
+    splits = {name: figures for name, figures in results.items() if is_split(figures)}
     width = max(map(len, splits), default=0) + 1
     finished = [run for run in results["runs"] if "failed" not in run]
     seeds = sum(run["learning_rate"] == results["learning_rate"] for run in finished)
@@ -118,7 +118,7 @@ def _results_lines(path: Path) -> Iterator[str]:
             yield f"    failed: seed {run['seed']} at learning rate {run['learning_rate']:g}: {run['failed']}"
 
 
-def _is_split(value: Any) -> bool:
+def is_split(value: Any) -> bool:
     """Return whether a value of results.json holds the metrics of a split."""
     return isinstance(value, dict) and bool(value) and all(isinstance(item, dict) for item in value.values())
 
