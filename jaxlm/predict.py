@@ -3,7 +3,7 @@
 Rows are streamed and labelled in order, with `index` (0-based), `prediction` and `scores`. The prediction is spelt as
 in the task's files: a label, a list of labels, a score, the text of an answer ("" for none), or a list of tags, which
 come with their `tokens`. scores: a probability for each label; the probability of an answer; the probabilities of tags;
-empty for a score. In CSV and TSV, lists and scores are JSON in a cell.
+empty for a score. In CSV and TSV, lists and scores are JSON in a cell, and cells are quoted as in CSV.
 """
 
 import contextlib

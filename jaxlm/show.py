@@ -99,25 +99,28 @@ def show_rows() -> Iterator[str]:
         raise InputError(f"--length must be positive, got {arguments.length}; give at least 1")
     if arguments.start is not None and arguments.tokenizer is not None:
         raise InputError(f"--tokenizer must be left out with --start, got {arguments.tokenizer}; give one of them")
+    reader = _reader(arguments)
     task, data = _read_rows(arguments)
-    return task_lines(task, data, _reader(arguments, task), arguments.count)
+    if reader is not None:
+        published = int(task.paper_for(reader.input_format).get("length", reader.length))
+        reader = dataclasses.replace(reader, length=arguments.length or min(published, reader.length))
+    return task_lines(task, data, reader, arguments.count)
 
 
-def _reader(arguments: RowsArguments, task: Task) -> Reader | None:
-    """Return the tokenizer, input format and length to measure a task with; None if nothing is given for it."""
+def _reader(arguments: RowsArguments) -> Reader | None:
+    """Return the tokenizer, input form and longest sequence to measure rows with; None if nothing is given for it."""
     if arguments.start is not None:
         source = open_source(arguments.start)
-        tokenizer, longest = source.tokenizer, source.trained_length
-        input_format = family_of(source.model).input_format
+        reader = Reader(source.tokenizer, family_of(source.model).input_format, source.trained_length)
     elif arguments.tokenizer is not None:
-        tokenizer, longest = tokenizer_from_spec(arguments.tokenizer), DEFAULT_LENGTH
-        input_format = "bert" if all(role in tokenizer.specials for role in ENCODER_ROLES) else "gpt1"
+        tokenizer = tokenizer_from_spec(arguments.tokenizer)
+        encoder = all(role in tokenizer.specials for role in ENCODER_ROLES)
+        reader = Reader(tokenizer, "bert" if encoder else "gpt1", DEFAULT_LENGTH)
     else:
         return None
-    if input_format == "gpt1":
-        tokenizer = tokenizer.with_specials(ROLES)
-    length = min(int(task.paper_for(input_format).get("length", longest)), longest)
-    return Reader(tokenizer, input_format, arguments.length or length)
+    if reader.input_format == "gpt1":
+        reader = dataclasses.replace(reader, tokenizer=reader.tokenizer.with_specials(ROLES))
+    return reader
 
 
 def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:

@@ -145,4 +145,4 @@ def summary(store: Store) -> str:
 
 def shown(value: Any) -> str:
     """Return an argument's value as it is written on the command line."""
-    return " ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)
+    return " ".join(map(str, value if isinstance(value, list) else [] if value is None else [value])) or "nothing"

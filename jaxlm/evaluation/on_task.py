@@ -55,7 +55,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     say(
         f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
         f"read, {len(split.dropped)} dropped, {encoded.truncated} truncated to {predictor.limit} tokens",
-        *(f"  {name:<14}{value:.4f}" for name, value in figures.items()),
+        *(f"  {name:<18}{value:.4f}" for name, value in figures.items()),
         *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
         *(f"  {line}" for line in report_lines(report)),
     )

@@ -86,17 +86,17 @@ def with_inputs(line: Mapping[str, Any], task: Task, example: Any) -> dict[str, 
 def given_label(task: Task, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return `{"label": …}` of a row as the task spells it, or as the row does if the task has no such label.
 
-    It is empty if the row has no column of labels, and None if that is empty. Of answers it is the list of their texts.
+    It is empty if the row has no column of labels. The label is None if that is empty, or an empty list where a row may
+    have any number of labels. Of answers it is the list of their texts.
     """
     column = next((name for name in task.columns.label if name in row), None)
     if column is None:
         return {}
-    value = row[column]
-    if value is None or (isinstance(value, str) and not value.strip()):
+    value, separator = row[column], task.columns.label_separator
+    if value is None or (not separator and not str(value).strip()):
         return {"label": None}
     if task.kind == "span":
         return {"label": _answer_texts(value)}
-    separator = task.columns.label_separator
     names: Any = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if separator:
         parts = value if isinstance(value, list) else names.split(separator)

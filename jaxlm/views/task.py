@@ -93,13 +93,16 @@ def _repeats(examples: Sequence[Any]) -> str:
     groups = _golds(examples).values()
     repeats = sum(len(golds) - 1 for golds in groups)
     other = sum(gold not in (None, golds[0]) for golds in groups for gold in golds)
-    return f"duplicates: {_share(repeats, len(examples))}, {other:,} of them with another label than the first"
+    return f"duplicates: {_share(repeats, len(examples))}" + (
+        f", {other:,} of them with another label" if other else ""
+    )
 
 
 def _overlap(examples: Sequence[Any], train: dict[tuple[str, ...], list[Any]]) -> str:
     shared = [example for example in examples if example.parts in train]
     other = sum(example.gold is not None and example.gold not in train[example.parts] for example in shared)
-    return f"also in train: {_share(len(shared), len(examples))}, {other:,} of them with another label there"
+    found = f"also in train: {_share(len(shared), len(examples))}"
+    return found + (f", {other:,} of them with another label there" if other else "")
 
 
 def _share(part: int, whole: int) -> str:

@@ -108,8 +108,8 @@ def test_a_sample_of_the_documents(corpus, capsys):
     assert "sample" not in open_store(Path("store")).description["arguments"]  # which its fingerprint covers
     prepare(part)
     assert "complete already" in capsys.readouterr().out
-    for other in (4, None):
-        with pytest.raises(InputError, match=f"was made with --sample 3, not {other}"):
+    for other, said in ((4, "4"), (None, "nothing")):
+        with pytest.raises(InputError, match=f"was made with --sample 3, not {said}"):
             prepare(replace(part, sample=other))
     with pytest.raises(InputError, match="--sample must be positive, got 0"):
         prepare(replace(part, sample=0))

@@ -23,8 +23,8 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.predictor import Predictor
 from jaxlm.models.heads import LSTMHead, PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
-from jaxlm.tasks import CustomConfig, read_rows
-from jaxlm.tasks.prediction_lines import LineWriter, format_of_output
+from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Task, read_rows
+from jaxlm.tasks.prediction_lines import LineWriter, format_of_output, given_label, scores_of, with_inputs
 
 NASTY = [
     'say "no"',
@@ -180,6 +180,20 @@ def test_tags_of_a_token_per_line(runs, plain, tmp_path):
         assert [line["tokens"] for line in found] == [row["tokens"] for row in rows]
         assert [line.get("label") for line in found] == [row["tags"] if name else None for row in rows]
         assert all(name in line for line in found if name)
+
+
+def test_several_labels_per_row():
+    """Fails if labels in a field or a list are not those of the task, or if the best are not in order."""
+    columns = Columns(texts=(("text",),), label=("topics",), label_separator="|")
+    task = Task("custom", "multilabel", "single", "micro_f1", ("micro_f1",), ("a", "b", "c"), columns=columns)
+    for given, label in (("c|a", ["a", "c"]), (["b", "b"], ["b"]), ("a | z", ["a", "z"]), ("", []), (None, None)):
+        assert given_label(task, {"text": "x", "topics": given}) == {"label": label}
+    assert given_label(task, {"text": "x"}) == {}
+    found = Predicted([(["c"], {"a": 0.2, "b": 0.2, "c": 0.9})])
+    assert [list(one.items()) for one in scores_of(task, found, 2)] == [[("c", 0.9), ("a", 0.2)]]
+    example = Example(("x",), (), ("a", "c"))
+    line = with_inputs({"index": 0, "prediction": ["c"], "scores": {}}, task, example)
+    assert list(line.items())[:3] == [("index", 0), ("text", "x"), ("label", ["a", "c"])]
 
 
 def test_scores_of_the_best(runs, plain):
