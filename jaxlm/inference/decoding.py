@@ -106,8 +106,8 @@ class CachedModel:
             were = "was trained on" if self.positions < table else "has"
             more = ", or give --beyond-length" if self.positions < table else ""
             raise InputError(
-                f"{name} of {counted(len(ids), 'token')} and {length} new ones are {len(ids) + length} positions, and the "
-                f"model {were} {self.positions}: shorten the prompt, or ask for "
+                f"{name} of {counted(len(ids), 'token')} and {length} new ones are {len(ids) + length} positions, and "
+                f"the model {were} {self.positions}: shorten the prompt, or ask for "
                 f"{counted(max(self.room(ids), 0), 'new token')}{more}"
             )
 
