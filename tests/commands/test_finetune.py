@@ -29,12 +29,14 @@ from toy_runs import (
     starts,
 )
 
+from jaxlm.bounded_read import SIGNATURE
 from jaxlm.config import command_line
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.plan import plan
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.earlier_versions import ADDED_OPTIONS
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.trained_length import OF_START, trained_length
@@ -288,6 +290,32 @@ def test_several_rates_name_the_best_and_all_parameters_can_be_kept(tmp_path, pr
         kept = Checkpoints(run / "members" / f"seed-0-rate-{member['learning_rate']}" / "kept", read_only=True)
         assert kept.steps() == [10] and kept.metadata().tree["params"].keys() == {"backbone", "head"}
     assert {line["learning_rate"] for line in predictions(run)} == set(rates)
+
+
+def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options(tmp_path, finetuned, pretrained, task):
+    """Fails when a config.json or task.json without the new fields is refused, or takes other values silently."""
+    run = tmp_path / "run"
+    shutil.copytree(finetuned, run)
+    config, saved = (json.loads((run / name).read_text()) for name in ("config.json", "task.json"))
+    for name in ADDED_OPTIONS:
+        place, _, field = name.rpartition(".")
+        (config[place] if place else config).pop(field, None)
+    for field in ("positive_label", "class_weights", SIGNATURE):
+        del saved[field]
+    del saved["columns"]["label_separator"]
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "task.json").write_text(json.dumps(saved))
+    arguments = finetune_arguments(run, task, "--start", pretrained, *SEEDS)
+    ended = run_here("finetune", *arguments)
+    assert ended.code == 0 and "is complete" in ended.output, ended.errors
+    assert json.loads((run / "config.json").read_text()) == config
+    for more in (("--patience", 2), ("--class-weights", "balanced"), ("--custom.positive", "bad")):
+        flag = more[0].removeprefix("--").replace("-", "_")
+        assert_one_line(run_here("finetune", *arguments, *more), 2, f"{flag}: absent -> ")
+    ended = run_here("evaluate", "ensemble", run, run)
+    assert ended.code == 0, ended.errors
+    best = max(found["dev"]["accuracy"] for found in results(run)["runs"])
+    assert json.loads(ended.output.splitlines()[-1])["dev"]["accuracy"] == best
 
 
 def test_a_set_smaller_than_a_batch_and_no_dev_file(tmp_path, pretrained):

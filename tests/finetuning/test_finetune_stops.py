@@ -402,8 +402,10 @@ def test_evaluations_at_other_steps_after_each_stop(tune, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "select"), [("alone", "best"), ("together", "last")])
-def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, shape, select):
+@pytest.mark.parametrize(
+    ("shape", "select", "options"), [("alone", "best", ()), ("together", "last", ()), ("alone", "best", PATIENCE)]
+)
+def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, shape, select, options):
     """As above with processes that die: nothing is finished on the way out, no save is waited for."""
     seed = random.randrange(10**6)
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'fixtures'}"}
@@ -415,9 +417,9 @@ def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, sha
         assert ended.returncode in (0, 137), ended.stderr
         return str(at) if ended.returncode else None
 
-    more = ("--select", select, *SHAPES[shape])
+    more = ("--select", select, *SHAPES[shape], *options)
     history = stop_again_and_again(tune, "run", random.Random(seed), 5, *more, start=killed)
-    assert_same(tune.directory / "run", whole(shape, select), (seed, history))
+    assert_same(tune.directory / "run", whole(shape, select, *options), (seed, history))
 
 
 FROZEN = ("--freeze-layers", 1, "--freeze-embeddings", "--optimizer.layer-decay", 1.5)

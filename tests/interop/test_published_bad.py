@@ -112,14 +112,10 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, what):
     ("values", "outputs", "said"),
     [
         (
-            {"problem_type": "multi_label_classification"},
-            3,
-            "problem_type must be regression or single_label_classification, got 'multi_label_classification'",
-        ),
-        (
             {"problem_type": "ranking"},
             3,
-            "problem_type must be regression or single_label_classification, got 'ranking'",
+            "problem_type must be one of regression, single_label_classification, multi_label_classification, got "
+            "'ranking'",
         ),
         ({"problem_type": "regression"}, 3, "problem_type regression must have one output, got 3"),
         ({"id2label": {"0": "a", "1": "b", "2": "b"}}, 3, "id2label must give each number from 0 a distinct name"),
@@ -127,7 +123,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, what):
     ],
 )
 def test_the_problem_of_a_classifier_is_known_or_refused(tmp_path, values, outputs, said):
-    """Fails on 2968321: several labels at once become one, and a regression of three outputs dies at its first row."""
+    """Fails on 2968321: a regression of three outputs dies at its first row."""
     directory = _classifier(tmp_path / "model", outputs)
     edit_config(directory, **values)
     with pytest.raises(InputError) as caught:
@@ -145,6 +141,10 @@ def test_one_output_is_a_regression_and_several_are_labels(tmp_path):
         edit_config(three, problem_type=problem)
         task = read_published(f"hf:{three}").task
         assert task.kind == "classification" and task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    for directory in (one, three):
+        edit_config(directory, problem_type="multi_label_classification")
+        task = read_published(f"hf:{directory}").task
+        assert task.kind == "multilabel" and task.metrics == ("micro_f1", "macro_f1", "exact_match")
 
 
 def _classifier(directory: Path, outputs: int) -> Path:
