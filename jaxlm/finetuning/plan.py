@@ -8,7 +8,7 @@ from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of
 from jaxlm.runs.directory import saved_config
 from jaxlm.tasks import ROLES, CustomConfig, Task, TaskData, read_task
-from jaxlm.tasks.class_weights import check_smoothing, class_weights
+from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.tasks.metrics.selection import selected_by
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
@@ -97,7 +97,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates must differ from each other, got {' '.join(map(str, rates))}; leave one out")
     check_sizes(length, 1, config.model)
-    notes = (*of_tokenizer, *notes_on_length(config, length, source, paper, task))
+    notes = (*of_tokenizer, *notes_on_length(config, length, source, paper, task), *weight_notes(task))
     return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
 
 

@@ -13,6 +13,7 @@ from jaxlm.tasks.task import Task
 
 BALANCED = "balanced"
 WEIGHTED = ("classification", "multilabel", "tagging")
+SHOWN = 20  # labels in a message
 SMOOTHED = ("classification", "multilabel", "tagging", "choice")
 
 
@@ -46,13 +47,22 @@ def class_weights(given: Sequence[str], task: Task, train: Split) -> tuple[float
             twice = " twice" if name in named else ""
             raise InputError(
                 f"--class-weights must name each label at most once, as NAME=WEIGHT, with the labels "
-                f"{', '.join(task.labels[:20])}, got {entry}{twice}; give one of them, or {BALANCED}"
+                f"{', '.join(task.labels[:SHOWN])}, got {entry}{twice}; give one of them, or {BALANCED}"
             )
         named.add(name)
         weights[name] = _number(entry, value)
     if not any(weights.values()):
         raise InputError(f"--class-weights must have a weight above 0, got {' '.join(given)}; raise one")
     return tuple(weights.values())
+
+
+def weight_notes(task: Task) -> tuple[str, ...]:
+    """Return a line for people with the weight of each of the first labels; none where all are 1."""
+    if not task.class_weights:
+        return ()
+    pairs = list(zip(task.labels, task.class_weights, strict=True))
+    more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    return (f"class weights: {', '.join(f'{name} {weight:.4g}' for name, weight in pairs[:SHOWN])}{more}",)
 
 
 def _number(entry: str, text: str) -> float:

@@ -6,7 +6,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import Example, Split, TaggedSentence, Task
-from jaxlm.tasks.class_weights import check_smoothing, class_weights
+from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 
 LABELS = ("cold", "hot", "mild")
 
@@ -65,6 +65,14 @@ def test_weights_by_name_leave_the_others_at_one():
 def test_wrong_weights_are_refused(given, kind, said):
     with pytest.raises(InputError, match=f"^--class-weights .*{said}"):
         class_weights(given, task(kind), split(("hot",)))
+
+
+def test_weights_are_said():
+    """Fails when a user cannot see what `balanced` has chosen."""
+    assert weight_notes(task()) == ()
+    assert weight_notes(task(class_weights=(1.0, 2.5, 1 / 3))) == ("class weights: cold 1, hot 2.5, mild 0.3333",)
+    (line,) = weight_notes(task(labels=tuple(map(str, range(22))), class_weights=(1.0,) * 22))
+    assert line.endswith("19 1 and 2 more")
 
 
 def test_smoothing_without_classes_is_refused():
