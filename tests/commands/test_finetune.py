@@ -310,8 +310,7 @@ def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options
     assert ended.code == 0 and "is complete" in ended.output, ended.errors
     assert json.loads((run / "config.json").read_text()) == config
     for more in (("--patience", 2), ("--class-weights", "balanced"), ("--custom.positive", "bad")):
-        flag = more[0].removeprefix("--").replace("-", "_")
-        assert_one_line(run_here("finetune", *arguments, *more), 2, f"{flag}: absent -> ")
+        assert_one_line(run_here("finetune", *arguments, *more), 2, f"{more[0].removeprefix('--')}: absent -> ")
     ended = run_here("evaluate", "ensemble", run, run)
     assert ended.code == 0, ended.errors
     best = max(found["dev"]["accuracy"] for found in results(run)["runs"])

@@ -3,11 +3,11 @@
 docs/metrics.md is `markdown()`.
 """
 
-import difflib
 from dataclasses import dataclass
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.task import Kind
+from jaxlm.wording import did_you_mean
 
 LOSS = "loss"
 BINS = 15  # of the calibration error
@@ -147,8 +147,7 @@ def lower_is_better(name: str) -> bool:
 def check_metric(name: str, flag: str, known: tuple[str, ...]) -> None:
     """Raise InputError, with the metric that is nearest in spelling, for a metric that a task does not have."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        hint = did_you_mean(name, known, "choose one of them")
         raise InputError(f"{flag} must be one of {', '.join(known)} for this task, got {name}; {hint}")
 
 
