@@ -82,9 +82,9 @@ class BeamSearch:
 
     def _best(self, logits_RV, rows, scores_BK, made) -> tuple[jax.Array, jax.Array]:
         """Return the scores (B, 2 K) of the best extensions, and their beam x V + id, the best first."""
-        log_probs_RV = self.cached.ruled(jax.nn.log_softmax(logits_RV, axis=-1), rows, made)
+        log_probs_RV = self.cached.adjusted(jax.nn.log_softmax(logits_RV, axis=-1), rows, made)
         totals_BN = (log_probs_RV + scores_BK.reshape(-1, 1)).reshape(len(scores_BK), -1)
-        return self.cached.whole(jax.lax.top_k(totals_BN, 2 * self.beams))
+        return self.cached.replicated(jax.lax.top_k(totals_BN, 2 * self.beams))
 
 
 class _Search:

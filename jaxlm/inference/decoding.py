@@ -152,7 +152,7 @@ class CachedModel:
             seen_BV = seen_BV.at[jnp.arange(len(ids_B)), ids_B].set(True)
         return logits_BV, Rows(outputs.carry, rows.lengths_B, seen_BV)
 
-    def ruled(self, scores_BV: jax.Array, rows: Rows, made: jax.Array | int) -> jax.Array:
+    def adjusted(self, scores_BV: jax.Array, rows: Rows, made: jax.Array | int) -> jax.Array:
         """Return scores after the repetition penalty and the minimum length. made: the number of new tokens."""
         if rows.seen_BV is not None:
             penalty = self.repetition_penalty
@@ -163,8 +163,8 @@ class CachedModel:
             scores_BV = jnp.where(barred_V & (made < self.min_length), -jnp.inf, scores_BV)
         return scores_BV
 
-    def whole(self, tree: Any) -> Any:
-        """Return arrays that every device holds whole, so that each process can read them."""
+    def replicated(self, tree: Any) -> Any:
+        """Return replicated arrays, which each process can read."""
         if self.mesh is None or self.mesh.size == 1:
             return tree
         sharding = NamedSharding(self.mesh, PartitionSpec())

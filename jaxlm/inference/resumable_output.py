@@ -63,8 +63,8 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     for name in (*settings, *former):
         if settings.get(name) != former.get(name):
             raise InputError(
-                f"--output must be a file of the same settings, got {path} of --{name} {json.dumps(former.get(name))} "
-                f"for --{name} {json.dumps(settings.get(name))}; name another file"
+                f"--output must be a file of the same settings, got {path}, made with --{name} "
+                f"{json.dumps(former.get(name))} instead of {json.dumps(settings.get(name))}; name another file"
             )
 
 

@@ -124,7 +124,7 @@ class Sampler:
 
     def _sample(self, logits_RV, rows, made, keys_R) -> jax.Array:
         keys_R = jax.vmap(jax.random.fold_in)(keys_R, rows.lengths_B + made)
-        return self.cached.whole(sample_ids(self.cached.ruled(logits_RV, rows, made), keys_R, self.sampling))
+        return self.cached.replicated(sample_ids(self.cached.adjusted(logits_RV, rows, made), keys_R, self.sampling))
 
 
 def _keys(seed: int, numbers_B: np.ndarray, samples: int) -> jax.Array:
@@ -135,4 +135,4 @@ def _keys(seed: int, numbers_B: np.ndarray, samples: int) -> jax.Array:
         of_number = jax.random.fold_in(key, number)
         return jax.vmap(lambda sample: jax.random.fold_in(of_number, sample))(jnp.arange(samples))
 
-    return jax.vmap(of_prompt)(numbers_B).reshape(-1)
+    return jax.vmap(of_prompt)(jnp.asarray(numbers_B)).reshape(-1)

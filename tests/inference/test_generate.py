@@ -53,7 +53,7 @@ def test_a_killed_command_continues_its_output(run, files, tmp_path, monkeypatch
         patched.setattr(Sampler, "_tokens", lambda *_: pytest.fail("generated again"))
         assert run_here("generate", *words, "--prompts", files / "p.jsonl").code == 0
     refused = run_here("generate", *words, "--prompts", files / "p.txt", "--top-k", 4)
-    assert_one_line(refused, 2, "--output must be a file of the same settings", "--top-k 0 for --top-k 4")
+    assert_one_line(refused, 2, "--output must be a file of the same settings", "--top-k 0 instead of 4")
     assert out.read_bytes() == whole
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(PROMPTS).encode())))
     assert run_here("generate", *words).code == 0  # one at a time, and the file is made anew

@@ -46,9 +46,9 @@ def test_further_prompts_are_added(tmp_path):
 @pytest.mark.parametrize(
     ("prompts", "settings", "rule"),
     [
-        (PROMPTS, SETTINGS | {"temperature": 1.0}, "of --temperature 0.5 for --temperature 1.0; name another file"),
-        (PROMPTS, SETTINGS | {"seed": 1}, "of --seed null for --seed 1; name another file"),
-        (PROMPTS, {"run": "/r@7"}, r"of --temperature 0.5 for --temperature null; name another file"),
+        (PROMPTS, SETTINGS | {"temperature": 1.0}, "made with --temperature 0.5 instead of 1.0; name another file"),
+        (PROMPTS, SETTINGS | {"seed": 1}, "made with --seed null instead of 1; name another file"),
+        (PROMPTS, {"run": "/r@7"}, r"made with --temperature 0.5 instead of null; name another file"),
         (PROMPTS[:2], SETTINGS, "--prompts must begin with the prompts of .*out.jsonl, got 2 and the file has more"),
         (["The cat", "The dog", "The cat"], SETTINGS, "line 3 must be of prompt 2 of --prompts, got another"),
     ],
