@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, fields_of, reflowed, subcommands_of
+from jaxlm.flags import REGISTRY, fields_of, reflowed, subcommands_of, wrapped
 from jaxlm.renamed import MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
@@ -101,7 +101,7 @@ def verb_of(kind: type) -> str:
 def _line_in(path: Path, error: Exception) -> str:
     traceback, line = error.__traceback__, None
     while traceback is not None:
-        if Path(traceback.tb_frame.f_code.co_filename) == path:
+        if Path(traceback.tb_frame.f_code.co_filename) == path.absolute():
             line = traceback.tb_lineno
         traceback = traceback.tb_next
     return f" line {line}" if line else ""
@@ -128,7 +128,7 @@ def command_line(
     types_of = dict(fields_of(arguments))
     name_as_flags(types_of)
     _check_words(argv, arguments, types_of)
-    description = reflowed(description)
+    description = reflowed(description).strip()
     default = tyro.MISSING_NONPROP
     if config_kind is not None:
         if loaded is None and not (argv and (argv[0] in ("-h", "--help") or not argv[0].startswith("-"))):
@@ -161,7 +161,7 @@ def command_line(
         args=argv,
         default=default,
         prog=f"python -m jaxlm.{program}",
-        description=description,
+        description=wrapped(description),
         registry=REGISTRY,
     )
     return parsed, given_fields(argv)

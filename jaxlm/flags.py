@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import shutil
 import textwrap
 import types
 import typing
@@ -61,6 +62,13 @@ def reflowed(text: str) -> str:
             lines.append(line.rstrip())
         joins = is_prose
     return "\n".join(lines)
+
+
+def wrapped(text: str) -> str:
+    """Return a text with its prose wrapped at the width of the terminal. Indented lines are kept."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    lines = text.splitlines()
+    return "\n".join(line if line[:1].isspace() else textwrap.fill(line, width) for line in lines)
 
 
 @functools.cache

@@ -44,7 +44,7 @@ from jaxlm.wording import did_you_mean, similar_directory
 class Arguments:
     """Show a token store, a run, or several runs side by side."""
 
-    target: tyro.conf.Positional[tuple[str, ...]]
+    target: tyro.conf.Positional[tuple[str, ...]] = ()
     """A token store, one or more run directories (or RUN@STEP), or a config file or its name."""
     step: int | None = None
     """Show the batch of this step of a run, counted from 0."""

@@ -64,18 +64,18 @@ class CustomConfig:
     label: str = ""
     """Column of the label."""
     kind: Kind = "classification"
-    """classification: labels are names. multilabel: a row has any number of labels. regression: labels are numbers.
-    choice: the label names the correct choice. span: JSON lines with context, question, and answers (a list of text and
-    answer_start). tagging: JSON lines with tokens and tags (lists) and an optional document, or one token and its tag
-    per line.
-
-    One row of each kind, where the flags name these columns:
+    """One row of each kind, where the flags name these columns:
       classification  {"text": "a fine film", "label": "good"}
       multilabel      {"text": "a fine film", "label": ["drama", "long"]}
       regression      {"text": "a fine film", "label": 4.5}
       choice          {"text": "The sky is", "a": "blue", "b": "loud", "label": "a"}
-      span            {"context": "Ada wrote it.", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
-      tagging         {"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}"""
+      span            {"context": "Ada did.", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+      tagging         {"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}
+
+    classification: labels are names. multilabel: a row has any number of labels. regression: labels are numbers.
+    choice: the label names the correct choice. span: JSON lines with context, question, and answers (a list of text and
+    answer_start). tagging: JSON lines with tokens and tags (lists) and an optional document, or one token and its tag
+    per line."""
     pairs: Literal["ordered", "symmetric"] = "ordered"
     """ordered: first text, delimiter, second text. symmetric: both orders are read and summed (GPT-1's similarity)."""
     quoting: Quoting = "none"

@@ -16,6 +16,7 @@ from jaxlm.views.run import from_file, is_split
 from jaxlm.wording import counted
 
 LONGEST = 40  # characters of a value in a table, and of the differences in a label
+WIDEST = 48  # bars of a curve
 DERIVED = ("start_trained_length", "fingerprints.data_order")  # fields that no flag sets
 
 
@@ -34,16 +35,18 @@ def comparison_lines(runs: Sequence[RunDirectory]) -> Iterator[str]:
     summaries = [summary_of(run) for run in runs]
     yield from (f"{number}  {one.name}" for number, one in enumerate(summaries, 1))
     fields = differing_fields(summaries)
-    yield from _table("fields that differ", {name: _values(summaries, name) for name in fields}, len(runs))
+    values = {name: _values(summaries, name) for name in fields}
+    yield from _table("fields that differ", {name: row for name, row in values.items() if len(set(row)) > 1}, len(runs))
     if not fields:
         yield "the configs are equal"
     yield from _table("metrics", _metrics(summaries), len(runs))
     curves = [(number, one.curves["loss"]) for number, one in enumerate(summaries, 1) if "loss" in one.curves]
     if curves:
-        values = np.concatenate([curve.values for _, curve in curves])
-        bounds, last = (float(values.min()), float(values.max())), max(int(curve.steps[-1]) for _, curve in curves)
-        yield f"loss of training, steps 0 to {last:,}, from {bounds[0]:.4g} to {bounds[1]:.4g}"
-        yield from (f"  {number}  {text_curve(curve, last, bounds)}" for number, curve in curves)
+        losses = np.concatenate([curve.values for _, curve in curves])
+        bounds, last = (float(losses.min()), float(losses.max())), max(int(curve.steps[-1]) for _, curve in curves)
+        width = min(WIDEST, max(len(curve.steps) for _, curve in curves))
+        yield f"loss of training, steps 1 to {last:,}, from {bounds[0]:.4g} to {bounds[1]:.4g}"
+        yield from (f"  {number}  {text_curve(curve, last, bounds, width)}" for number, curve in curves)
 
 
 def plot_runs(runs: Sequence[RunDirectory], path: Path) -> str:
@@ -61,9 +64,14 @@ def summary_of(run: RunDirectory) -> Summary:
 
 
 def differing_fields(summaries: Sequence[Summary]) -> list[str]:
-    """Return the dotted names of the fields in which the runs differ."""
+    """Return the dotted names of the fields in which the runs differ.
+
+    Of runs of different kinds, and of imported ones beside trained ones, only the fields that all have are compared.
+    """
     first, *others = (one.config for one in summaries)
     names = sorted({name for other in others for name in differing(first, other)})
+    if len({(one.config.get("kind"), "published.architecture" in one.config) for one in summaries}) > 1:
+        names = [name for name in names if all(name in one.config for one in summaries)]
     return [name for name in names if name not in DERIVED]
 
 

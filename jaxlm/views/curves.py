@@ -52,13 +52,13 @@ def curves_of(run: RunDirectory) -> dict[str, Curve]:
     }
 
 
-def text_curve(curve: Curve, last_step: int, bounds: tuple[float, float], width: int = 48) -> str:
-    """Return a curve from step 0 to `last_step` as `width` bars; a blank where a bar has no value.
+def text_curve(curve: Curve, last_step: int, bounds: tuple[float, float], width: int) -> str:
+    """Return a curve from step 1 to `last_step` as `width` bars; a blank where a bar has no value.
 
     Each bar is the mean of its steps, between the lowest and the highest value in `bounds`.
     """
     low, high = bounds
-    at = np.minimum(curve.steps * width // max(last_step, 1), width - 1)
+    at = np.maximum(curve.steps - 1, 0) * width // max(last_step, 1)
     bars = []
     for position in range(width):
         values = curve.values[at == position]

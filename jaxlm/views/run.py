@@ -36,7 +36,7 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
         kind = f"{published.get('architecture')}, imported"
     model = config.model
     yield f"run {run.name}: {kind}"
-    sizes = f"{model.num_layers} layers x {model.width}"
+    sizes = f"{counted(model.num_layers, 'layer')} x {model.width}"
     sizes += "".join(f", {getattr(model, f)} {said}" for f, said in MODEL_SIZES.items() if hasattr(model, f))
     if steps:
         params = named_leaves(checkpoints.metadata(steps[-1]).tree["params"])

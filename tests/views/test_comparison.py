@@ -79,12 +79,12 @@ def test_bars_are_the_losses(runs, monkeypatch, capsys):
     both = [values(run, "loss") for run in runs]
     losses = [value for pairs in both for _, value in pairs]
     low, high = min(losses), max(losses)
-    assert text[at] == f"loss of training, steps 0 to 7, from {low:.4g} to {high:.4g}"
+    assert text[at] == f"loss of training, steps 1 to 7, from {low:.4g} to {high:.4g}"
     for line, pairs in zip(text[at + 1 : at + 3], both, strict=True):
         drawn = [BARS.index(bar) for bar in line[5:] if bar != " "]
         assert drawn == [min(int(8 * (value - low) / (high - low)), 7) for _, value in pairs]
     means = text_curve(Curve(np.arange(1, 9), np.arange(8.0)), 8, (0.0, 7.0), width=4)
-    assert [BARS.index(bar) for bar in means] == [0, 1, 4, 6]  # steps 1, 2-3, 4-5 and 6-8
+    assert [BARS.index(bar) for bar in means] == [0, 2, 5, 7]  # two steps each
     assert text_curve(Curve(np.array([8]), np.array([1.0])), 8, (1.0, 1.0), width=4) == "   ▁"
 
 
@@ -137,7 +137,9 @@ def test_labels_are_names_where_the_fields_do_not_tell_runs_apart(runs):
 def test_a_run_that_has_logged_nothing_is_compared(runs, tokenizer, tmp_path, monkeypatch, capsys):
     bare = toy_run.pretrained(tmp_path / "bare", toy_run.toy_store(tmp_path / "s", tokenizer))
     (bare / "metrics.jsonl").unlink()
+    (tmp_path / "bare" / "config.json").write_text((runs[0] / "config.json").read_text())
     text = shown(monkeypatch, capsys, runs[0], bare)
+    assert "the configs are equal" in text
     assert [cell.strip() for cell in row_of(text, "validation_loss, best")] == ["4.5000 at 5", "-"]
     with pytest.raises(InputError, match="logged no steps"):
         shown(monkeypatch, capsys, bare, "--plot", tmp_path / "x.png")
