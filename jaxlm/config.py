@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, fields_of, reflowed, subcommands_of, wrapped
+from jaxlm.flags import REGISTRY, fields_of, reflowed, subcommands_of, titled_groups, wrapped
 from jaxlm.renamed import MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
@@ -131,15 +131,8 @@ def command_line(
     description = reflowed(description).strip()
     default = tyro.MISSING_NONPROP
     if config_kind is not None:
-        if loaded is None and not (argv and (argv[0] in ("-h", "--help") or not argv[0].startswith("-"))):
-            raise InputError(
-                f"CONFIG must be the first word, got {argv[0] if argv else 'nothing'}; name a config, for example "
-                f"{verb_of(config_kind)}/gpt1, and `python -m jaxlm.{program} CONFIG --help` lists its flags"
-            )
-        settings = config_kind() if loaded is None else loaded
-        if loaded is None and not argv[0].startswith("-"):
-            settings = load_config(argv[0], config_kind)
-        elif loaded is None:
+        settings = _config_of(argv, config_kind, program) if loaded is None else loaded
+        if loaded is None and argv[0].startswith("-"):
             description += (
                 f"\n\n`python -m jaxlm.{program} {verb_of(config_kind)}/gpt1 --help` lists all flags with the defaults "
                 "of that config. Without a config the defaults are those of the program."
@@ -156,15 +149,29 @@ def command_line(
         }
         assert {"config", "settings"} <= names
         default = arguments(**(values | {"settings": settings}))
-    parsed = tyro.cli(
-        arguments,
-        args=argv,
-        default=default,
-        prog=f"python -m jaxlm.{program}",
-        description=wrapped(description),
-        registry=REGISTRY,
-    )
+    with titled_groups():
+        parsed = tyro.cli(
+            arguments,
+            args=argv,
+            default=default,
+            prog=f"python -m jaxlm.{program}",
+            description=wrapped(description),
+            registry=REGISTRY,
+        )
     return parsed, given_fields(argv)
+
+
+def _config_of(argv: Sequence[str], kind: type, program: str) -> Any:
+    """Return the config that the first word names, or the program's own for --help. InputError without either."""
+    first = argv[0] if argv else "nothing"
+    if first in ("-h", "--help", "-H", "--help-verbose"):
+        return kind()
+    if not argv or first.startswith("-"):
+        raise InputError(
+            f"CONFIG must be the first word, got {first}; name a config, for example {verb_of(kind)}/gpt1, and "
+            f"`python -m jaxlm.{program} CONFIG --help` lists its flags"
+        )
+    return load_config(first, kind)
 
 
 def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any]) -> None:

@@ -5,15 +5,17 @@ their line breaks. An optional field shows the metavar of its type, and `(option
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
 import shutil
+import sys
 import textwrap
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import tyro
 from tyro.constructors import (
@@ -69,6 +71,29 @@ def wrapped(text: str) -> str:
     width = min(shutil.get_terminal_size().columns, 120)
     lines = text.splitlines()
     return "\n".join(line if line[:1].isspace() else textwrap.fill(line, width) for line in lines)
+
+
+@contextlib.contextmanager
+def titled_groups() -> Iterator[None]:
+    """Name the group of the flags `--options.*` in a help text: tyro's title is the prefix followed by `options`."""
+    stream, sys.stdout = sys.stdout, _Titled(sys.stdout)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+
+
+class _Titled:
+    """A text stream that writes another title of a group, padded to the same width."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.replace("options options", "task options   "))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @functools.cache
