@@ -25,6 +25,7 @@ from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained
+from jaxlm.wording import counted
 
 SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern
 DECIMALS = 6
@@ -137,6 +138,9 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
             file.write(json.dumps(found.to_json(count, arguments.layers), ensure_ascii=False) + "\n")
             count, tokens, cut = count + 1, tokens + len(found.pieces), cut + found.cut
             progress.count(None)
-    say(f"{run.name} on {name}: {count:,} lines, {tokens:,} tokens, {cut} lines truncated to {length} tokens")
+    say(
+        f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {cut} truncated to {length} "
+        "tokens"
+    )
     figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(arguments.layers)}
     return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures

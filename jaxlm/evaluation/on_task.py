@@ -13,6 +13,7 @@ from jaxlm.tasks import read_labelled
 from jaxlm.tasks.metrics.report import report_lines
 from jaxlm.tasks.prediction_lines import LineWriter, format_of_output
 from jaxlm.tasks.reading.files import Errors
+from jaxlm.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,9 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     report = predicted.report()
     counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
     say(
-        f"{run.name} on {arguments.input}: {task.name}, {encoded.num_examples:,} examples of {split.rows_read:,} rows "
-        f"read, {len(split.dropped)} dropped, {encoded.truncated} truncated to {predictor.limit} tokens",
+        f"{run.name} on {arguments.input}: {task.name}, {counted(encoded.num_examples, 'example')} of "
+        f"{counted(split.rows_read, 'row')} read, {len(split.dropped)} dropped, {encoded.truncated} truncated to "
+        f"{predictor.limit} tokens",
         *(f"  {name:<18}{value:.4f}" for name, value in figures.items()),
         *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
         *(f"  {line}" for line in report_lines(report)),

@@ -1,6 +1,7 @@
 """Mistakes of a newcomer: each ends in one line that names what was typed, and what to type instead."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from toy_runs import assert_one_line, finetune_arguments, make_stores, make_task, pretrain_arguments, run_here
@@ -31,7 +32,7 @@ def pretraining(*more):
 
 
 def fine_tuning(*more):
-    return ("finetune", *finetune_arguments("runs/new", "task", "--start", "runs/one", *more))
+    return ("finetune", *finetune_arguments("runs/new", Path("task"), "--start", "runs/one", *more))
 
 
 def preparing(tokenizer):
