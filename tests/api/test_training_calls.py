@@ -106,7 +106,7 @@ def test_calls_refuse_in_one_line(work):
     for wrong, message in (
         ({"changes": {"model.layers": 2}}, "model"),
         ({"changes": {"num_steps": "many"}}, "num_steps"),
-        ({"store": work / "nowhere"}, "nowhere is not a token store"),
+        ({"store": work / "nowhere"}, "nowhere: no such token store"),
         ({"start": work / "nowhere"}, "nowhere"),
     ):
         arguments = {"store": work / "stores/books"} | wrong
