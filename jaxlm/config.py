@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, fields_of, reflowed, subcommands_of, titled_groups, wrapped
+from jaxlm.flags import REGISTRY, fields_of, readable_help, reflowed, subcommands_of
 from jaxlm.renamed import MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
@@ -149,13 +149,13 @@ def command_line(
         }
         assert {"config", "settings"} <= names
         default = arguments(**(values | {"settings": settings}))
-    with titled_groups():
+    with readable_help():
         parsed = tyro.cli(
             arguments,
             args=argv,
             default=default,
             prog=f"python -m jaxlm.{program}",
-            description=wrapped(description),
+            description=description,
             registry=REGISTRY,
         )
     return parsed, given_fields(argv)

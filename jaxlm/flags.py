@@ -66,34 +66,40 @@ def reflowed(text: str) -> str:
     return "\n".join(lines)
 
 
-def wrapped(text: str) -> str:
-    """Return a text with its prose wrapped at the width of the terminal. Indented lines are kept."""
-    width = min(shutil.get_terminal_size().columns, 120)
-    lines = text.splitlines()
-    return "\n".join(line if line[:1].isspace() else textwrap.fill(line, width) for line in lines)
-
-
 @contextlib.contextmanager
-def titled_groups() -> Iterator[None]:
-    """Name the group of the flags `--options.*` in a help text: tyro's title is the prefix followed by `options`."""
-    stream, sys.stdout = sys.stdout, _Titled(sys.stdout)  # type: ignore[assignment]
+def readable_help() -> Iterator[None]:
+    """Correct the help texts that tyro prints in the block.
+
+    The group of the flags `--options.*`, which tyro titles `options options`, is `task options`. The description, whose
+    paragraphs tyro prints in one line each, is wrapped at the width of the terminal.
+    """
+    stream, sys.stdout = sys.stdout, _HelpText(sys.stdout)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout = stream
 
 
-class _Titled:
-    """A text stream that writes another title of a group, padded to the same width."""
+class _HelpText:
+    """A text stream that corrects what is written, for `readable_help`."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(text.replace("options options", "task options   "))
+        lines = text.replace("options options", "task options   ").split("\n")  # of the same width
+        return self._stream.write("\n".join(map(_wrapped, lines)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _wrapped(line: str) -> str:
+    """Return a line of prose wrapped at the width of the terminal, and any other line as it is."""
+    if not (line[:1].isalpha() or line[:1] == "`"):
+        return line
+    width = min(shutil.get_terminal_size().columns, 120)
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 @functools.cache

@@ -51,7 +51,7 @@ def test_rows_are_counted(files):
         "  text, characters: 0 to 23, mean 7.6, median 5, 95 % at most 19",
         "  duplicates: 2 of 5 (40.0%), 1 of them with another label",
         "  empty texts: 1 of 5",
-        "dev: 3 examples of 3 rows read; 1 empty fields; labels no: 2, yes: 1",
+        "dev: 3 examples of 3 rows read; 1 empty field; labels no: 2, yes: 1",
         "  text, characters: 0 to 5, mean 2.3, median 2, 95 % at most 5",
         "  duplicates: 0 of 3 (0.0%)",
         "  also in train: 2 of 3 (66.7%), 1 of them with another label there",
