@@ -28,6 +28,7 @@ FLOORS = (
     "jaxlm.interop",
     "jaxlm.training",
     "jaxlm.inference",
+    "jaxlm.zero_shot",
     "jaxlm.finetuning",
     "jaxlm.evaluation",
     "jaxlm.views",

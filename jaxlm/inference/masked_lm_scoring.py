@@ -6,8 +6,8 @@ nor are sums with log-probabilities of a decoder. Several masks of one text are 
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import length_bucket
-from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score
+from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score, TokenScores
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
@@ -40,10 +40,17 @@ class MaskedText(NamedTuple):
 
 
 class MaskedLMScore(NamedTuple):
-    """The pseudo-log-likelihood of a text's tokens, or for a text with masks the best candidates for each."""
+    """The log-probabilities of a text's tokens, whose sum is its pseudo-log-likelihood; or for a text with masks the
+    best candidates for each.
+    """
 
-    score: Score
+    tokens: TokenScores
     candidates: list[list[Candidate]]
+
+    @property
+    def score(self) -> Score:
+        """The pseudo-log-likelihood."""
+        return self.tokens.score
 
 
 @struct.dataclass
@@ -97,14 +104,16 @@ def masked_lm_scores(
     batch_size: int,
     top: int = 5,
     positions: int | None = None,
+    within_word: bool = False,
 ) -> Iterator[MaskedLMScore]:
     """Yield the score of each text, in order, for any number of them, a block at a time.
 
     positions: the number of positions to use; default: all. A token of a longer text is scored given as many of its
-    neighbours as fit. top: the number of candidates for each mask, without special tokens and rows beyond the
-    tokenizer's size; their probabilities are those over the whole vocabulary. Memory is linear in the tokens of a block
-    of texts. Neither the other texts nor the batch size change a score beyond rounding. Every process must call this
-    with the same texts.
+    neighbours as fit. within_word: mask the following tokens of a scored token's word too (Kauf and Ivanova, "A Better
+    Way to Do Masked Language Model Scoring", 2023): given its later tokens, the first token of a rare word is easy.
+    top: the number of candidates for each mask, without special tokens and rows beyond the tokenizer's size; their
+    probabilities are those over the whole vocabulary. Memory is linear in the tokens of a block of texts. Neither the
+    other texts nor the batch size change a score beyond rounding. Every process must call this with the same texts.
     """
     check_batch(batch_size, 1, mesh)
     allowed_V = np.ones(model.config.vocab_size, np.bool_)
@@ -113,28 +122,30 @@ def masked_lm_scores(
     step = _step(model, min(top, int(allowed_V.sum())), mesh)
     source, rows = iter(texts), host_rows(batch_size, mesh)
     longest = positions or model.max_length
-    while block := list(islice(source, max(1, BATCHES_SORTED))):
+    continues = tokenizer.continues if within_word else None
+    while block := list(itertools.islice(source, max(1, BATCHES_SORTED))):
         places = [(text, index) for text in block for index in text.where]
         order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))
         found: list[Any] = [None] * len(places)
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
-            masked = [_masked(*places[k], tokenizer, longest) for k in some]
+            masked = [_masked(*places[k], tokenizer, longest, continues) for k in some]
             bucket = length_bucket(len(masked[0][0]), longest, smallest=min(SMALLEST_BUCKET, longest))
             batch = _padded(masked, batch_size, bucket)
             with use_mesh(mesh):
                 batch = to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
                 outputs = [np.asarray(output) for output in step(params, allowed_V, batch)]
             for row, k in enumerate(some):
-                right, *candidates = (output[row] for output in outputs)
-                found[k] = (float(right), *(candidates if places[k][0].has_masks else ((), ())))
+                right, greedy, *candidates = (output[row] for output in outputs)
+                found[k] = (right, greedy, *(candidates if places[k][0].has_masks else ((), ())))
         ready = iter(found)
         for text in block:
             of_text = [next(ready) for _ in text.where]
-            total = sum(log_probability for log_probability, _, _ in of_text)
-            listed = [[(int(i), float(p)) for i, p in zip(ids, probs, strict=True)] for _, ids, probs in of_text]
-            score = Score(0.0, 0) if text.has_masks else Score(total, len(of_text))
-            yield MaskedLMScore(score, listed if text.has_masks else [])
+            listed = [[(int(i), float(p)) for i, p in zip(ids, probs, strict=True)] for _, _, ids, probs in of_text]
+            scored = [] if text.has_masks else of_text
+            log_probs = np.array([log_probability for log_probability, *_ in scored], np.float32)
+            tokens = TokenScores(log_probs, np.array([greedy for _, greedy, *_ in scored], np.bool_))
+            yield MaskedLMScore(tokens, listed if text.has_masks else [])
 
 
 def candidates_json(tokenizer: Tokenizer, candidates: list[list[Candidate]]) -> list[list[dict[str, Any]]]:
@@ -154,23 +165,33 @@ def _step(model: Model, top: int, mesh: Mesh) -> Any:
 
 
 def _score(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
-    """Return each row's log-probability of its target (B,), and the ids and probabilities of candidates (B, K)."""
+    """Return each row's log-probability of its target (B,), True where it is the likeliest id (B,), and the ids and
+    probabilities of candidates (B, K).
+    """
     outputs = model(params, Inputs(rows.ids, rows.positions, rows.segments))
     state_BD = jnp.take_along_axis(outputs.states, rows.where[:, None, None], axis=1)[:, 0]
     logits_BV = model.logits(params, state_BD[:, None], outputs.output)[:, 0]
     log_probs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
     right_B = jnp.take_along_axis(log_probs_BV, rows.targets[:, None], axis=-1)[:, 0]
     best_BK, ids_BK = jax.lax.top_k(jnp.where(allowed_V, log_probs_BV, -jnp.inf), top)
-    return right_B, ids_BK, jnp.exp(best_BK)
+    return right_B, right_B == jnp.max(log_probs_BV, axis=-1), ids_BK, jnp.exp(best_BK)
 
 
-def _masked(text: MaskedText, index: int, tokenizer: Tokenizer, longest: int) -> tuple[list[int], int, int]:
-    """Return (ids with CLS, SEP and one mask, the mask's index, the original id) for an index of a text."""
+def _masked(
+    text: MaskedText, index: int, tokenizer: Tokenizer, longest: int, continues: np.ndarray | None
+) -> tuple[list[int], int, int]:
+    """Return (ids with CLS, SEP and masks, the index of the scored one, its original id) for an index of a text.
+
+    continues: bool (ids of the tokenizer,), the tokens that continue a word; those after the scored one are masked too.
+    """
     specials, room = tokenizer.specials, longest - 2
     first = max(0, min(index - room // 2, len(text.ids) - room))
     ids = [specials["cls"], *text.ids[first : first + room], specials["sep"]]
     where = index - first + 1
     target, ids[where] = ids[where], specials["mask"]
+    if continues is not None:
+        for later in itertools.takewhile(lambda place: continues[ids[place]], range(where + 1, len(ids) - 1)):
+            ids[later] = specials["mask"]
     return ids, where, target
 
 

@@ -1,26 +1,26 @@
 """Log-probabilities of texts under a language model.
 
-Sums over tokens are computed in float32 on the devices, one batch at a time, and in float64 across batches on the host.
+Log-probabilities of tokens are float32, from the devices; their sums are float64, on the host.
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
-from jaxlm.inference.decoding import length_bucket
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
 
-SMALLEST_BUCKET = 16
+SMALLEST_BUCKET = 8
+SCORED = (8, 32, 128, 512)  # numbers of scored positions per row; each is a program
 BATCHES_SORTED = 64  # batches of sequences that are sorted by length together
 _STEPS = 64  # compiled functions that are kept for further calls
 _LOGITS = 1 << 26  # logits in memory at a time
@@ -45,6 +45,39 @@ class Score(NamedTuple):
         return divide(self.log_probability, self.tokens)
 
 
+class TokenScores(NamedTuple):
+    """The scored tokens of a sequence: log-probabilities in nats, float32 (n,), and True where one is the likeliest."""
+
+    log_probs: np.ndarray
+    greedy: np.ndarray
+
+    @property
+    def score(self) -> Score:
+        """The total."""
+        return Score(float(self.log_probs.sum(dtype=np.float64)), len(self.log_probs))
+
+
+class _Chunk(NamedTuple):
+    """Part of a sequence: the sequence's index in a block, the part's own, and the tokens, scored from `first` on."""
+
+    sequence: int
+    part: int
+    ids: Sequence[int]
+    first: int
+
+
+@struct.dataclass
+class _Rows:
+    """ids, positions: int32 (B, L). first: int32 (B,), the first position whose state is read. targets: int32 (B, K),
+    the tokens after K positions from `first` on.
+    """
+
+    ids: Any
+    positions: Any
+    first: Any
+    targets: Any
+
+
 def text_sequence(
     tokenizer: Tokenizer, text: str, *, left: Sequence[int], context: str = "", separator: str = " "
 ) -> Scored:
@@ -59,6 +92,66 @@ def text_sequence(
     return Scored([*before, *tokenizer.encode(separator + text)], max(len(before), 1))
 
 
+class Scorer:
+    """Log-probabilities of sequences under a model, for any number of parameters of that model.
+
+    Sequences are sorted by length, a block at a time, and split into batches that are padded to a bucket, each a
+    compiled program; the output layer is applied to the scored positions only. Neither the other sequences of a batch
+    nor the batch size change a score beyond rounding. positions: the number of positions to use; default: all. A longer
+    sequence is scored in overlapping chunks: each token is given at least half of that number of tokens before it.
+    not_greedy: ids that do not count as predictions.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        mesh: Mesh,
+        batch_size: int,
+        positions: int | None = None,
+        not_greedy: Sequence[int] = (),
+    ) -> None:
+        check_batch(batch_size, 1, mesh)
+        self.mesh, self.batch_size, self.positions = mesh, batch_size, positions or model.max_length
+        self._step = _step(model, mesh, tuple(not_greedy))
+        self._rows = host_rows(batch_size, mesh)
+
+    def tokens(self, params: Any, sequences: Iterable[Scored]) -> Iterator[TokenScores]:
+        """Yield the scores of each sequence's tokens, in order, for any number of sequences, a block at a time.
+
+        Every process must call this with the same sequences.
+        """
+        source = iter(sequences)
+        while block := list(itertools.islice(source, BATCHES_SORTED * self.batch_size)):
+            chunks = [
+                _Chunk(sequence, part, *chunk)
+                for sequence, scored in enumerate(block)
+                for part, chunk in enumerate(_chunks(scored, self.positions))
+            ]
+            chunks.sort(key=lambda chunk: -len(chunk.ids))
+            batches = [chunks[start : start + self.batch_size] for start in range(0, len(chunks), self.batch_size)]
+            found: dict[tuple[int, int], TokenScores] = {}
+            late: tuple[list[_Chunk], _Rows, Any] | None = None  # a batch is fetched while the next one runs
+            for batch in batches:
+                rows = _padded(batch, self.batch_size, self.positions)
+                running = batch, rows, self._run(params, rows)
+                if late is not None:
+                    found.update(_scores_by_chunk(*late))
+                late = running
+            if late is not None:
+                found.update(_scores_by_chunk(*late))
+            yield from (_joined(found, sequence) for sequence in range(len(block)))
+
+    def __call__(self, params: Any, sequences: Iterable[Scored]) -> Iterator[Score]:
+        """Yield the total score of each sequence, in order. See `tokens`."""
+        return (scores.score for scores in self.tokens(params, sequences))
+
+    def _run(self, params: Any, rows: _Rows) -> Any:
+        rows = jax.tree.map(lambda x: x[self._rows], rows)
+        with use_mesh(self.mesh):
+            return self._step(params, to_devices(rows, self.mesh, self.batch_size))
+
+
 def sequence_log_probs(
     model: Model,
     params: Any,
@@ -68,62 +161,55 @@ def sequence_log_probs(
     batch_size: int,
     positions: int | None = None,
 ) -> Iterator[Score]:
-    """Yield the score of each sequence, in order, for any number of them, a block at a time.
+    """Yield the score of each sequence, in order. See `Scorer`."""
+    return Scorer(model, mesh=mesh, batch_size=batch_size, positions=positions)(params, sequences)
 
-    A block is sorted by length and split into batches that are padded to a bucket, each a compiled program. Neither the
-    other sequences of a batch nor the batch size change a score beyond rounding. positions: the number of positions to
-    use; default: all. A longer sequence is scored in overlapping chunks: each token is given at least half of that
-    number of tokens before it.
-    Every process must call this with the same sequences.
-    """
-    check_batch(batch_size, 1, mesh)
-    step, rows = _step(model, mesh), host_rows(batch_size, mesh)
-    longest = positions or model.max_length
-    source = iter(sequences)
-    while block := list(islice(source, BATCHES_SORTED * batch_size)):
-        chunks = [(number, *chunk) for number, scored in enumerate(block) for chunk in _chunks(scored, longest)]
-        chunks.sort(key=lambda chunk: -len(chunk[1]))
-        totals, counts = np.zeros(len(block)), np.zeros(len(block), np.int64)
-        late: tuple[list, Any] | None = None  # a batch is fetched while the next one runs
-        for start in range(0, len(chunks), batch_size):
-            some = chunks[start : start + batch_size]
-            bucket = length_bucket(len(some[0][1]) - 1, longest, smallest=SMALLEST_BUCKET)
-            batch = _padded([(ids, first) for _, ids, first in some], batch_size, bucket)
-            batch = jax.tree.map(lambda x: x[rows], batch)
-            with use_mesh(mesh):
-                found = step(params, to_devices(batch, mesh, batch_size))
-            if late is not None:
-                _add(*late, totals, counts)
-            late = some, found
-        if late is not None:
-            _add(*late, totals, counts)
-        yield from (Score(float(total), int(count)) for total, count in zip(totals, counts, strict=True))
+
+def score_bucket(length: int, longest: int) -> int:
+    """Return the smallest of 8, 12, 16, 24, 32, 48, 64, … and `longest` that is at least `length`."""
+    power = SMALLEST_BUCKET
+    while power < length:
+        if length <= power * 3 // 2:
+            return min(power * 3 // 2, longest)
+        power *= 2
+    return min(power, longest)
 
 
 @functools.lru_cache(_STEPS)
-def _step(model: Model, mesh: Mesh) -> Any:
-    return jax.jit(functools.partial(_row_log_probs, model), out_shardings=NamedSharding(mesh, PartitionSpec()))
+def _step(model: Model, mesh: Mesh, not_greedy: tuple[int, ...]) -> Any:
+    eligible_V = np.ones(model.config.vocab_size, np.bool_)
+    eligible_V[list(not_greedy)] = False
+    step = functools.partial(_scores_of_batch, model, None if eligible_V.all() else eligible_V)
+    return jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def _row_log_probs(model: Model, params: Any, batch: Batch) -> jax.Array:
-    """Return the weighted sum of log-probabilities of each row's targets, float32 (B,), chunk by chunk."""
-    outputs = model(params, Inputs(batch.ids, batch.positions))
-    h_BLD = outputs.states
-    b, length, d = h_BLD.shape
+def _scores_of_batch(model: Model, eligible_V: Any, params: Any, rows: _Rows) -> tuple[jax.Array, jax.Array]:
+    """Return the log-probability of each row's targets, float32 (B, K), and True where a target is the likeliest."""
+    scored = rows.targets.shape[1]
+    outputs = model(params, Inputs(rows.ids, rows.positions))
+    h_BKD, b = outputs.states, len(rows.ids)
+    if scored < h_BKD.shape[1]:
+        where_BK = rows.first[:, None] + jnp.arange(scored)
+        h_BKD = jnp.take_along_axis(h_BKD, where_BK[..., None], axis=1)
     most = max(1, _LOGITS // (b * model.config.vocab_size))
-    size = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
+    size = next(size for size in range(min(most, scored), 0, -1) if scored % size == 0)
 
-    def log_probs_of_chunk(inputs):
-        h_BCD, targets_BC, weights_BC = inputs
+    def scores_of_chunk(inputs):
+        h_BCD, targets_BC = inputs
         logits_BCV = model.logits(params, h_BCD, outputs.output)
         right_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
-        return jnp.sum(weights_BC * (right_BC - jax.nn.logsumexp(logits_BCV, axis=-1)), axis=-1)
+        predictions_BCV = logits_BCV if eligible_V is None else jnp.where(eligible_V, logits_BCV, -jnp.inf)
+        greedy_BC = right_BC == jnp.max(predictions_BCV, axis=-1)
+        return right_BC - jax.nn.logsumexp(logits_BCV, axis=-1), greedy_BC
 
     def chunked(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x.reshape(b, length // size, size, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(x.reshape(b, scored // size, size, *x.shape[2:]), 1, 0)
 
-    chunks = chunked(h_BLD), chunked(batch.targets), chunked(batch.weights)
-    return jnp.sum(jax.lax.map(log_probs_of_chunk, chunks), axis=0)
+    def whole(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, 0, 1).reshape(b, scored)
+
+    log_probs, greedy = jax.lax.map(scores_of_chunk, (chunked(h_BKD), chunked(rows.targets)))
+    return whole(log_probs), whole(greedy)
 
 
 def _chunks(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]:
@@ -140,18 +226,34 @@ def _chunks(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]
         first = end
 
 
-def _padded(chunks: Sequence[tuple[Sequence[int], int]], batch_size: int, length: int) -> Batch:
-    ids, targets = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
-    weights = np.zeros((batch_size, length), np.float32)
-    for row, (sequence, first) in enumerate(chunks):
-        ids[row, : len(sequence) - 1] = sequence[:-1]
-        targets[row, : len(sequence) - 1] = sequence[1:]
-        weights[row, first - 1 : len(sequence) - 1] = 1
+def _padded(chunks: Sequence[_Chunk], batch_size: int, longest: int) -> _Rows:
+    """Return a batch of chunks, the longest first, padded to a bucket of lengths and one of scored positions."""
+    length = score_bucket(len(chunks[0].ids) - 1, longest)
+    most = max(len(chunk.ids) - chunk.first for chunk in chunks)
+    scored = next((size for size in SCORED if most <= size < length), length)
+    ids, targets = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, scored), np.int32)
+    first = np.zeros(batch_size, np.int32)
+    for row, chunk in enumerate(chunks):
+        first[row] = min(chunk.first - 1, length - scored)
+        ids[row, : len(chunk.ids) - 1] = chunk.ids[:-1]
+        targets[row, : len(chunk.ids) - 1 - first[row]] = chunk.ids[first[row] + 1 :]
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-    return Batch(ids, targets, positions, (ids >= 0).astype(np.int32), weights)
+    return _Rows(ids, np.ascontiguousarray(positions), first, targets)
 
 
-def _add(chunks: list, found: Any, totals: np.ndarray, counts: np.ndarray) -> None:
-    for (number, ids, first), log_probability in zip(chunks, np.asarray(found), strict=False):
-        totals[number] += log_probability
-        counts[number] += len(ids) - first
+def _scores_by_chunk(chunks: Sequence[_Chunk], rows: _Rows, outputs: Any) -> dict[tuple[int, int], TokenScores]:
+    log_probs, greedy = (np.asarray(output) for output in outputs)
+    found = {}
+    for row, chunk in enumerate(chunks):
+        begin = chunk.first - 1 - rows.first[row]
+        where = row, slice(begin, begin + len(chunk.ids) - chunk.first)
+        found[chunk.sequence, chunk.part] = TokenScores(log_probs[where], greedy[where])
+    return found
+
+
+def _joined(found: dict[tuple[int, int], TokenScores], sequence: int) -> TokenScores:
+    parts = list(itertools.takewhile(bool, (found.get((sequence, part)) for part in itertools.count())))
+    if len(parts) == 1:
+        return parts[0]
+    empty = TokenScores(np.zeros(0, np.float32), np.zeros(0, np.bool_))
+    return TokenScores(*(np.concatenate(arrays) for arrays in zip(empty, *parts, strict=True)))

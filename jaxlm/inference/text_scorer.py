@@ -15,7 +15,7 @@ from jaxlm.inference.masked_lm_scoring import (
     masked_text,
 )
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
+from jaxlm.inference.scoring import Scored, Scorer, text_sequence
 
 
 class TextScorer(NamedTuple):
@@ -42,11 +42,10 @@ def text_scorer(run: LoadedRun, *, batch_size: int, positions: int, top: int = 5
             lambda texts: masked_lm_scores(encoder, run.params, texts, run.tokenizer, top=top, **settings),
             "all other tokens of their sentence",
         )
-    left = run.left
+    left, scorer = run.left, Scorer(run.model, **settings)
 
     def score(sequences: Iterable[Scored]) -> Iterator[MaskedLMScore]:
-        for found in sequence_log_probs(run.model, run.params, sequences, **settings):
-            yield MaskedLMScore(found, [])
+        return (MaskedLMScore(tokens, []) for tokens in scorer.tokens(run.params, sequences))
 
     return TextScorer(
         lambda text, context, separator: text_sequence(

@@ -1,0 +1,233 @@
+"""`evaluate zero-shot`: tasks without fine-tuning, at one checkpoint or along a pretraining."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import tyro
+from jax.sharding import Mesh
+
+from jaxlm.atomic_write import atomic_output, check_output
+from jaxlm.distributed.mesh import make_mesh
+from jaxlm.errors import InputError
+from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, Evaluation, figures_json, say
+from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
+from jaxlm.inference.masked_lm_scoring import check_masked_lm
+from jaxlm.inference.prediction import default_batch_size
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.directory import RunDirectory, split_start
+from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+from jaxlm.text import Tokenizer
+from jaxlm.zero_shot.model import ZeroShotModel
+from jaxlm.zero_shot.registry import parse_tasks
+from jaxlm.zero_shot.task import ZeroShotTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions:
+    """Options of the measurement."""
+
+    protocol: Literal["paper", "harness", "all"] = "all"
+    """Protocol of the measurement. paper: as GPT-1 or GPT-2 did. harness: as lm-evaluation-harness does. all: each one
+    that the task has."""
+    left_context: bool = False
+    """Put the end-of-text token in front of every text. Default: only where the protocol has it."""
+    stop_words: Path | None = None
+    """A file with one word per line that the accuracy of lambada does not count as predictions."""
+    pseudo_likelihood: Literal["token", "word"] = "token"
+    """Masks of an encoder's score. token: the scored token (Salazar et al., 2020). word: also the later tokens of its
+    word (Kauf and Ivanova, 2023)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShot(Evaluation):
+    """Tasks without fine-tuning. Prints one JSON object per task, protocol and metric."""
+
+    task: tyro.conf.UseAppendAction[tuple[str, ...]]
+    """NAME:PATH, a task and its file or directory. Can be repeated."""
+    checkpoints: tuple[str, ...] = ()
+    """Steps to evaluate, or all, for every checkpoint that was kept."""
+    options: tyro.conf.OmitArgPrefixes[ZeroShotOptions] = dataclasses.field(default_factory=ZeroShotOptions)
+    beyond_length: bool = False
+    """Use untrained position embeddings for texts longer than the trained length."""
+
+
+FIELDS = ("run", "step", "task", "path", "protocol", "metric", "value", "stderr", "examples", "scored")
+RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretraining
+
+
+def evaluate_zero_shot(arguments: ZeroShot) -> None:
+    """Write a line of JSON per value to the output or to standard output, and a table to standard error."""
+    tasks = parse_tasks(arguments.task)
+    for task, _ in tasks:
+        protocols_of(task, arguments.options.protocol)
+    specs = checkpoint_specs(arguments.run, arguments.checkpoints)
+    output = arguments.output
+    if arguments.checkpoints and output is None:
+        output = Path(split_start(arguments.run)[0]) / RESULTS
+    results = Results(output, keep=bool(arguments.checkpoints))
+    mesh = make_mesh(arguments.mesh)
+    model: ZeroShotModel | None = None
+    for spec in specs:
+        missing = [(task, path) for task, path in tasks if not results.hold(spec, task, path, arguments.options)]
+        if not missing:
+            continue
+        run = load_run(spec, mesh=mesh)
+        model = model or zero_shot_model(run, arguments, mesh, [task for task, _ in tasks])
+        model.params = run.params
+        for task, path in missing:
+            lines = list(measured_lines(model, run.name, task, path, arguments.options))
+            results.add(lines)
+            show(lines)
+
+
+def measured_lines(
+    model: ZeroShotModel, name: str, task: ZeroShotTask, path: str, options: ZeroShotOptions
+) -> Iterator[dict[str, Any]]:
+    """Yield a JSON object per value of a task. name: RUN@STEP."""
+    run, _, step = name.rpartition("@")
+    of_value = {"run": run, "step": int(step), "task": task.name, "path": path}
+    changed = changed_options(options)
+    for measured in task.measure(model, Path(path), protocols_of(task, options.protocol), options):
+        value = {key: found for key, found in measured._asdict().items() if key != "how"}
+        how = {"left_context": model.begins(measured.protocol in task.begins)} | dict(measured.how)
+        yield of_value | value | how | ({"options": changed} if changed else {})
+
+
+class Results:
+    """The lines of an output file, which is complete after each `add`.
+
+    keep: begin with the lines that the file holds, so that an interrupted evaluation continues. Without a path, lines
+    are printed to standard output.
+    """
+
+    def __init__(self, path: Path | None, *, keep: bool) -> None:
+        self.path, self.lines = path, list[dict[str, Any]]()
+        if path is not None:
+            check_output(path)
+            if keep and path.exists():
+                self.lines = read_results(path)
+
+    def hold(self, spec: str, task: ZeroShotTask, path: str, options: ZeroShotOptions) -> bool:
+        """Return True if the values of a task at RUN@STEP are there."""
+        wanted = {"step": split_start(spec)[1], "task": task.name, "path": path}
+        found = [line for line in self.lines if all(line.get(key) == value for key, value in wanted.items())]
+        protocols = {line["protocol"] for line in found if line.get("options", {}) == changed_options(options)}
+        return protocols >= set(protocols_of(task, options.protocol))
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines. Each process must call this."""
+        self.lines += map(dict, lines)
+        if self.path is None:
+            say(*map(figures_json, lines))
+        elif jax.process_index() == 0:
+            with atomic_output(self.path) as file:
+                file.writelines(figures_json(line) + "\n" for line in self.lines)
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of results. InputError for a line without the fields of one."""
+    found = []
+    with open_input(path) as stream:
+        for number, row in json_rows(numbered_lines(stream, str(path)), str(path)):
+            if row is None:
+                continue
+            if missing := {"step", "task", "path", "protocol", "metric", "value", "stderr"} - set(row):
+                raise InputError(
+                    f"{path} line {number} must have {sorted(missing)[0]}, got {', '.join(row)}; remove it"
+                )
+            found.append(row)
+    return found
+
+
+def protocols_of(task: ZeroShotTask, protocol: str) -> tuple[str, ...]:
+    """Return the protocols of a task to measure. InputError if it does not have the one that was asked for."""
+    if protocol == "all":
+        return task.protocols
+    if protocol not in task.protocols:
+        raise InputError(
+            f"--protocol must be {' or '.join(task.protocols)} for {task.name}, got {protocol}; give it, or all"
+        )
+    return (protocol,)
+
+
+def changed_options(options: ZeroShotOptions) -> dict[str, Any]:
+    """Return the options that are not the default and that values depend on, as JSON has them."""
+    defaults = dataclasses.asdict(ZeroShotOptions())
+    changed = {name: value for name, value in dataclasses.asdict(options).items() if value != defaults[name]}
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in changed.items() if name != "protocol"
+    }
+
+
+def checkpoint_specs(run: str, checkpoints: Sequence[str]) -> list[str]:
+    """Return RUN@STEP for each checkpoint to evaluate, in order; the run itself if none are chosen."""
+    if not checkpoints:
+        return [run]
+    path, step = split_run(run)
+    if step is not None:
+        raise InputError(f"--run must be a run without a step with --checkpoints, got {run}; give {path}")
+    kept = Checkpoints(RunDirectory(path).checkpoints, read_only=True).steps()
+    if tuple(checkpoints) == ("all",):
+        if not kept:
+            raise InputError(f"{path} has no finished checkpoint yet; run its python -m jaxlm.pretrain command again")
+        return [f"{path}@{step}" for step in sorted(kept)]
+    for step in checkpoints:
+        if not step.isdecimal() or int(step) not in kept:
+            listed = ", ".join(map(str, sorted(kept)))
+            raise InputError(f"--checkpoints must be all or among {listed} for {path}, got {step}; give those")
+    return [f"{path}@{step}" for step in checkpoints]
+
+
+def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequence[ZeroShotTask]) -> ZeroShotModel:
+    """Return the model of a run for tasks. InputError if it cannot do one of them."""
+    options = arguments.options
+    if run.model.is_causal:
+        if options.pseudo_likelihood != "token":
+            raise InputError("--pseudo-likelihood must be token for a causal model, got word; leave it out")
+    else:
+        check_masked_lm(run.model, run.params, run.tokenizer, run.name)
+        if causal := [task.name for task in tasks if task.needs == "causal"]:
+            raise InputError(f"--task {causal[0]} must have a causal model, got an encoder; give another run or task")
+    batch_size = arguments.batch_size or default_batch_size(DEFAULT_BATCH_SIZE, mesh)
+    return ZeroShotModel(
+        run.model,
+        run.tokenizer,
+        mesh=mesh,
+        batch_size=batch_size,
+        positions=run.positions(beyond=arguments.beyond_length),
+        begin_all=options.left_context,
+        within_word=options.pseudo_likelihood == "word",
+        not_greedy=stop_word_ids(run.tokenizer, options.stop_words) if options.stop_words else (),
+        show_progress=jax.process_index() == 0,
+    )
+
+
+def stop_word_ids(tokenizer: Tokenizer, path: Path) -> list[int]:
+    """Return the ids of tokens that are a stop word of a file, with one word per line; case is ignored."""
+    with open_input(path) as stream:
+        words = {line.strip().lower() for _, line in numbered_lines(stream, str(path))} - {""}
+    if not words:
+        raise InputError(f"--stop-words {path} must have words, got none; write one per line")
+    return [i for i in range(tokenizer.size) if tokenizer.decode([i]).strip().lower() in words]
+
+
+def show(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of values on standard error, without those of single paradigms."""
+    if jax.process_index() > 0:
+        return
+    for line in lines:
+        if "paradigm" not in line:
+            name = " ".join(filter(None, (line["task"], line.get("field"))))
+            error = "" if math.isnan(line["stderr"]) else f" ± {line['stderr']:.4f}"
+            scored = f"{line['scored']:,} of {line['examples']:,} examples"
+            print(
+                f"step {line['step']}  {name:<24} {line['protocol']:<8} {line['metric']:<18} {line['value']:.4f}{error}"
+                f"  {scored}",
+                file=sys.stderr,
+            )

@@ -1,0 +1,118 @@
+"""`evaluate zero-shot-curve`: zero-shot performance over pretraining, as GPT-1's figure 2, right."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tyro
+
+from jaxlm.atomic_write import check_output
+from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.errors import InputError
+from jaxlm.evaluation.command import say
+from jaxlm.evaluation.zero_shot import RESULTS, read_results
+from jaxlm.runs.directory import split_start
+from jaxlm.zero_shot.relative import Scale, relative, scales
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotCurve:
+    """Plot relative zero-shot performance over the steps of pretraining: 0 is chance, 1 the ceiling of each task."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Runs with a zero_shot.jsonl, or such files. Several share the plot."""
+    output: Path
+    """A file for the figure: .png, .pdf or .svg."""
+    ceiling: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """TASK=VALUE, another ceiling of a task. Can be repeated."""
+    distributed: tyro.conf.Suppress[DistributedConfig] = field(default_factory=DistributedConfig)
+
+
+class Point(NamedTuple):
+    """The relative performance of a step, and its standard error."""
+
+    step: int
+    value: float
+    stderr: float
+
+
+def zero_shot_curve(arguments: ZeroShotCurve) -> dict[str, Any]:
+    """Return the points of the curves, which are plotted in the output."""
+    check_output(arguments.output)
+    if arguments.output.suffix.lower() not in SUFFIXES:
+        raise InputError(f"--output must end in {', '.join(SUFFIXES)}, got {arguments.output}; choose another name")
+    known = scales(arguments.ceiling)
+    curves = {run: curves_of(run, known) for run in arguments.runs}
+    plot(curves, arguments.output)
+    for run, tasks in curves.items():
+        for task, points in tasks.items():
+            last, scale = points[-1], known[task]
+            say(f"{run}  {task:<12} {last.value:+.3f} at step {last.step}; ceiling {scale.ceiling:g} ({scale.source})")
+    shown = {
+        run: {task: [list(point) for point in points] for task, points in of.items()} for run, of in curves.items()
+    }
+    return {"output": str(arguments.output), "curves": shown}
+
+
+def curves_of(run: str, known: dict[str, Scale]) -> dict[str, list[Point]]:
+    """Return the points of each task of a run that has a scale with a ceiling, in the order of the steps.
+
+    InputError without any, naming what is missing.
+    """
+    path = Path(split_start(run)[0])
+    file = path / RESULTS if path.is_dir() else path
+    if not file.exists():
+        raise InputError(
+            f"{run} must have a {RESULTS}, got none; make it with python -m jaxlm.evaluate zero-shot --run {run} "
+            "--checkpoints all --task NAME:PATH"
+        )
+    found: dict[str, dict[int, Point]] = {}
+    without_ceiling = set()
+    for line in read_results(file):
+        scale = known.get(line["task"])
+        if scale is None or "field" in line or (line["protocol"], line["metric"]) != (scale.protocol, scale.metric):
+            continue
+        if scale.ceiling is None:
+            without_ceiling.add(line["task"])
+            continue
+        error = float(line["stderr"]) / (scale.ceiling - scale.chance)
+        point = Point(line["step"], relative(scale, float(line["value"])), error)
+        found.setdefault(line["task"], {})[line["step"]] = point
+    if not found:
+        hint = f"give --ceiling {sorted(without_ceiling)[0]}=VALUE" if without_ceiling else "evaluate other tasks"
+        raise InputError(f"{file} must have a task with a known ceiling, got none; {hint}")
+    return {task: [points[step] for step in sorted(points)] for task, points in found.items()}
+
+
+def plot(curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
+    """Write a plot with a color for each task, a line style for each run, and error bars of one standard error."""
+    from matplotlib.figure import Figure  # takes half a second
+
+    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    panel = figure.subplots()
+    tasks = list(dict.fromkeys(task for of_run in curves.values() for task in of_run))
+    styles = ("-", "--", ":", "-.")
+    for number, (run, of_run) in enumerate(curves.items()):
+        for task, points in of_run.items():
+            steps, values, errors = zip(*points, strict=True)
+            label = task if len(curves) == 1 else f"{task}, {run}"
+            panel.errorbar(
+                steps,
+                values,
+                yerr=[0.0 if math.isnan(error) else error for error in errors],
+                label=label,
+                color=f"C{tasks.index(task)}",
+                linestyle=styles[number % len(styles)],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                linewidth=1.2,
+            )
+    panel.axhline(0.0, color="gray", linewidth=0.8)
+    panel.set(xlabel="pretraining step", ylabel="relative zero-shot performance", title="0: chance, 1: ceiling")
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)

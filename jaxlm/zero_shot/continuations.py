@@ -1,0 +1,185 @@
+"""Continuations of a text: the candidates of a multiple-choice task, labels as words, and acceptability.
+
+GPT-1's heuristics (Radford et al., 2018, section 5): `cola` compares the mean log-probability per token of a sentence
+with a threshold, which is fitted on the training rows; `sst2` appends `very` and compares `positive` with `negative`;
+`race` takes the answer with the highest mean log-probability per token given article and question, and so do `codah`,
+`swag` and `story_cloze`. `cbt` (Hill et al., 2016; Radford et al., 2019, section 3.2) compares the probability of each
+candidate and the rest of its sentence.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from sklearn.metrics import matthews_corrcoef
+
+from jaxlm.errors import InputError
+from jaxlm.tasks import read_labelled, read_task
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
+from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.tasks.registry import TASKS
+from jaxlm.zero_shot.detokenizers import plain_text
+from jaxlm.zero_shot.task import PAPER, Measured, Text, ZeroShotTask, accuracy, best, mean, summed
+
+WORDS = {"0": "negative", "1": "positive"}
+
+
+def labelled(name: str, path: Path) -> tuple[Example, ...]:
+    """Return the labelled examples of a file, or of the dev split of a directory. InputError without any."""
+    if path.is_dir():
+        task, data = read_task(name, str(path))
+        return data.splits[task.selects].examples
+    return read_labelled(path, TASKS[name]).examples
+
+
+def measure_choices(model, path: Path, protocols: Sequence[str], options, *, name: str) -> Iterator[Measured]:
+    """Yield the accuracy of the choice with the highest mean log-probability per token."""
+    del protocols, options
+    examples, labels = labelled(name, path), TASKS[name].labels
+    texts = [
+        Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}")
+        for number, example in enumerate(examples, 1)
+        for choice in example.choices
+    ]
+    scores = iter(model.scores(texts, begin=False))
+    right = [
+        best([mean(next(scores)) for _ in example.choices]) == labels.index(str(example.label)) for example in examples
+    ]
+    how = {"unit": "mean over the tokens of a choice"}
+    yield Measured(PAPER, "accuracy", *accuracy(right), len(examples), len(right), how)
+
+
+def measure_sentiment(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+    """Yield the accuracy of the likelier one of `positive` and `negative` after `very`."""
+    del protocols, options
+    examples = labelled("sst2", path)
+    texts = [
+        Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}")
+        for number, example in enumerate(examples, 1)
+        for word in WORDS.values()
+    ]
+    scores = iter(model.scores(texts, begin=False))
+    names = list(WORDS)
+    right = [best([summed(next(scores)) for _ in names]) == names.index(str(example.label)) for example in examples]
+    how = {"unit": "sum over the tokens of positive or negative after very"}
+    yield Measured(PAPER, "accuracy", *accuracy(right), len(examples), len(right), how)
+
+
+def measure_acceptability(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+    """Yield Matthews correlation and accuracy on dev, with the threshold that is the best one on train."""
+    del protocols, options
+    if not path.is_dir():
+        raise InputError(f"{path} must be a directory with train.tsv and dev.tsv, got a file; give glue/CoLA")
+    _, data = read_task("cola", str(path))
+    means, labels = {}, {}
+    for split in ("train", "dev"):
+        examples = data.splits[split].examples
+        texts = [Text((one.texts[0],), 0, f"{split} row {number}") for number, one in enumerate(examples, 1)]
+        means[split] = np.array([mean(parts) for parts in model.scores(texts, begin=False)])
+        labels[split] = np.array([one.label == "1" for one in examples])
+    threshold = best_threshold(means["train"], labels["train"])
+    predictions, right = means["dev"] > threshold, labels["dev"]
+    random = np.random.Generator(np.random.Philox(SEED))
+    resampled = [random.integers(0, len(right), len(right)) for _ in range(RESAMPLES)]
+    error = float(np.std([matthews_corrcoef(right[rows], predictions[rows]) for rows in resampled], ddof=1))
+    how = {
+        "unit": "mean over the tokens of a sentence",
+        "threshold": threshold,
+        "filters": f"threshold with the best Matthews correlation on the {len(labels['train']):,} training rows",
+    }
+    count = len(right)
+    yield Measured(PAPER, "matthews", float(matthews_corrcoef(right, predictions)), error, count, count, how)
+    yield Measured(PAPER, "accuracy", *accuracy(right == predictions), count, count, how)
+
+
+def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Return the threshold of scores (n,) that has the best Matthews correlation with labels (n,).
+
+    Scores of one token have no mean (nan) and count as below every threshold.
+    """
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    order = np.argsort(scores)
+    ordered, positive = scores[order], labels[order]
+    below_negative, below_positive = np.cumsum(~positive), np.cumsum(positive)
+    tn, fn = below_negative[:-1], below_positive[:-1]
+    fp, tp = below_negative[-1] - tn, below_positive[-1] - fn
+    with np.errstate(divide="ignore", invalid="ignore"):
+        product = np.sqrt(1.0 * (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+        correlation = np.nan_to_num((1.0 * tp * tn - 1.0 * fp * fn) / product)
+    between = ordered[1:] > ordered[:-1]
+    if not between.any():
+        return -math.inf
+    index = int(np.argmax(np.where(between, correlation, -np.inf)))
+    low = ordered[index] if np.isfinite(ordered[index]) else ordered[index + 1] - 1.0
+    return float((low + ordered[index + 1]) / 2)
+
+
+def measure_cloze(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+    """Yield the accuracy of the candidate with the highest probability of itself and the rest of its sentence."""
+    del protocols, options
+    questions = list(cloze_questions(path))
+    scores = iter(model.scores([text for texts, _ in questions for text in texts], begin=False))
+    right = [best([summed(next(scores)) for _ in texts]) == answer for texts, answer in questions]
+    how = {"unit": "sum over the tokens of a candidate and the rest of its sentence", "detokenizer": "ptb"}
+    yield Measured(PAPER, "accuracy", *accuracy(right), len(questions), len(right), how)
+
+
+def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
+    """Yield the candidates in their context, and the index of the correct one, of the Children's Book Test's files.
+
+    A question has 20 numbered sentences and `21 query with XXXXX`, answer, an empty field, and the candidates with `|`
+    between them, separated by tabs.
+    """
+    lines: list[str] = []
+    found = 0
+    with open_input(path) as stream:
+        for number, line in numbered_lines(stream, str(path)):
+            if not line.strip():
+                lines = []
+                continue
+            index, _, text = line.partition(" ")
+            if index != str(len(lines) + 1):
+                raise InputError(f"{path} line {number} must begin with {len(lines) + 1}, got {index!r}; fix the file")
+            lines.append(text)
+            if len(lines) == 21:
+                yield _cloze(f"{path} line {number}", lines)
+                found += 1
+    if not found:
+        raise InputError(f"{path} must have questions of 21 lines, got none; give a file of the Children's Book Test")
+
+
+def _cloze(where: str, lines: Sequence[str]) -> tuple[list[Text], int]:
+    fields = lines[-1].split("\t")
+    if len(fields) != 4 or fields[0].count("XXXXX") != 1:
+        raise InputError(
+            f"{where} must have a query with one XXXXX, an answer, an empty field and candidates, got {len(fields)} "
+            "fields; fix or remove the question"
+        )
+    query, answer, _, listed = fields
+    candidates = [candidate for candidate in listed.split("|") if candidate]
+    if answer not in candidates:
+        raise InputError(f"{where}: the answer must be one of {listed!r}, got {answer!r}; fix or remove the question")
+    texts = []
+    for candidate in candidates:
+        before, after = plain_text(" ".join([*lines[:-1], query])).split("XXXXX")
+        before, blank = before.rstrip(), " " if before.endswith(" ") else ""
+        texts.append(Text((before, blank + candidate + after), 1, where))
+    return texts, candidates.index(answer)
+
+
+def _choices(name: str, title: str) -> ZeroShotTask:
+    return ZeroShotTask(name, title, partial(measure_choices, name=name), needs="any")
+
+
+CONTINUATIONS = (
+    ZeroShotTask("cola", "acceptability of sentences (the directory of GLUE)", measure_acceptability, needs="any"),
+    ZeroShotTask("sst2", "sentiment of sentences (GLUE's directory, or a file)", measure_sentiment),
+    _choices("race", "answers to a question about an article (RACE's directory)"),
+    _choices("codah", "endings of a sentence (CODAH's directory, or a file)"),
+    _choices("swag", "endings of a sentence (SWAG's directory, or a file)"),
+    _choices("story_cloze", "endings of a story (the directory of the Story Cloze Test, or a file)"),
+    ZeroShotTask("cbt", "a word of a story, ten candidates (a file of the Children's Book Test)", measure_cloze),
+)

@@ -1,0 +1,130 @@
+"""A language model that scores the texts of zero-shot tasks, and its text encoded with part boundaries."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxlm.errors import InputError
+from jaxlm.inference.decoding import left_context
+from jaxlm.inference.masked_lm_scoring import MaskedText, masked_lm_scores
+from jaxlm.inference.scoring import Scored, Scorer, TokenScores
+from jaxlm.models.family import Model
+from jaxlm.progress import Progress
+from jaxlm.text import Tokenizer
+from jaxlm.zero_shot.task import PartScores, Text
+
+
+class ZeroShotModel:
+    """A model with its tokenizer, for any number of parameters of that model: set `params` before `scores`.
+
+    A causal model scores each token given those before it. A bidirectional one scores each token given all others of
+    the text (Salazar et al., 2020); with `within_word` those of its own word that follow are masked too (Kauf and
+    Ivanova, 2023), which does not favour long words.
+    begin_all: put the end-of-text token in front of every text, also of those with a context.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        mesh: Mesh,
+        batch_size: int,
+        positions: int | None = None,
+        begin_all: bool = False,
+        within_word: bool = False,
+        not_greedy: Sequence[int] = (),
+        show_progress: bool = True,
+    ) -> None:
+        self.model, self.tokenizer, self.mesh, self.batch_size = model, tokenizer, mesh, batch_size
+        self.positions = positions or model.max_length
+        self.params: Any = None
+        self.begin_all, self.within_word, self.show_progress = begin_all, within_word, show_progress
+        self.begin = left_context(tokenizer) if model.is_causal else []
+        sizes = {"mesh": mesh, "batch_size": batch_size, "positions": self.positions}
+        self.scorer = Scorer(model, not_greedy=not_greedy, **sizes) if model.is_causal else None
+
+    def begins(self, begin: bool) -> str:
+        """Return the token in front of a text in words, for `left_context` of a result."""
+        if not self.model.is_causal:
+            return "all other tokens of the text"
+        if not (begin or self.begin_all):
+            return "nothing"
+        if not self.begin:
+            return "nothing: the vocabulary has no end-of-text token"
+        return f"{self.tokenizer.pieces(self.begin)[0]}"
+
+    def scores(self, texts: Sequence[Text], *, begin: bool) -> list[PartScores]:
+        """Return the scores of the scored parts of each text, in order. See `task.TextScorer`.
+
+        Every process must call this with the same texts.
+        """
+        left = self.begin if begin or self.begin_all else []
+        encoded = encode_parts(self.tokenizer, texts)
+        found = []
+        progress = Progress("texts", len(texts), active=self.show_progress)
+        for text, (_, ends), scores in zip(texts, encoded, self._scores(texts, encoded, left), strict=True):
+            lost = ends[-1] - (ends[text.first - 1] if text.first else 0) - len(scores.log_probs)
+            found.append(_parts(scores, [0, *ends], text.first, lost))
+            progress.update(len(found))
+        progress.close()
+        return found
+
+    def _scores(self, texts, encoded, left: list[int]) -> Iterator[TokenScores]:
+        """Yield the scores of the scored tokens of each text."""
+        starts = [ends[text.first - 1] if text.first else 0 for text, (_, ends) in zip(texts, encoded, strict=True)]
+        if self.scorer is not None:
+            sequences = (
+                Scored([*left, *ids], max(len(left) + start, 1))
+                for start, (ids, _) in zip(starts, encoded, strict=True)
+            )
+            return self.scorer.tokens(self.params, sequences)
+        masked = (MaskedText(ids, range(start, len(ids))) for start, (ids, _) in zip(starts, encoded, strict=True))
+        found = masked_lm_scores(
+            self.model,
+            self.params,
+            masked,
+            self.tokenizer,
+            mesh=self.mesh,
+            batch_size=self.batch_size,
+            positions=self.positions,
+            within_word=self.within_word,
+        )
+        return (one.tokens for one in found)
+
+
+def encode_parts(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[tuple[list[int], list[int]]]:
+    """Return the ids of each text, encoded as a whole, and the index after the last id of each of its parts.
+
+    InputError for a text whose ids do not split between a context and what follows it, and for one with nothing to
+    score.
+    """
+    prefixes = [["".join(text.parts[:end]) for end in range(1, len(text.parts) + 1)] for text in texts]
+    flat = iter(tokenizer.encode_batch(list(itertools.chain.from_iterable(prefixes))))
+    found = []
+    for text, some in zip(texts, prefixes, strict=True):
+        *before, ids = [next(flat) for _ in some]
+        ends = [*map(len, before), len(ids)]
+        for part, (prefix, end) in enumerate(zip(before, ends, strict=False)):
+            if prefix != ids[:end]:
+                raise InputError(
+                    f"{text.where}: {text.parts[part + 1]!r} must be separate tokens from the text before it, got one "
+                    "token across the two; fix or remove the row"
+                )
+        if ends[-1] == (ends[text.first - 1] if text.first else 0):
+            raise InputError(f"{text.where} must have a text to score, got an empty one; fix or remove the row")
+        found.append((ids, ends))
+    return found
+
+
+def _parts(scores: TokenScores, ends: Sequence[int], first: int, lost: int) -> PartScores:
+    """Return the scores of each part from index `first` on. ends: the index after each part, with 0 in front. lost: the
+    number of tokens at the beginning that are not scored.
+    """
+    begin = ends[first] + lost
+    bounds = [max(end - begin, 0) for end in ends[first:]]
+    return [
+        TokenScores(scores.log_probs[start:end], scores.greedy[start:end]) for start, end in itertools.pairwise(bounds)
+    ]

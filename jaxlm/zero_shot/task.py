@@ -1,0 +1,145 @@
+"""The interface of zero-shot tasks: texts to score, measured values, and the rows of a file.
+
+A protocol is a way to measure a task. `paper` is that of GPT-1 or GPT-2, `harness` that of EleutherAI's
+lm-evaluation-harness. Values of different protocols are not comparable, so each value names its own.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.inference.scoring import TokenScores
+from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+
+PAPER, HARNESS = "paper", "harness"
+ProtocolName = Literal["paper", "harness"]
+
+
+class Text(NamedTuple):
+    """A text in parts that follow each other without a separator, scored from part `first` on.
+
+    where: the file and line, for messages.
+    """
+
+    parts: tuple[str, ...]
+    first: int
+    where: str
+
+
+PartScores = Sequence[TokenScores]  # the scores of each scored part of a text
+
+
+class Measured(NamedTuple):
+    """A measured value.
+
+    stderr: the standard error over examples, nan if unknown. examples: the number of rows in the file. scored: the
+    number of those that count. how: the measurement in words, for example the unit of a perplexity.
+    """
+
+    protocol: str
+    metric: str
+    value: float
+    stderr: float
+    examples: int
+    scored: int
+    how: Mapping[str, Any] = {}
+
+
+class TextScorer(Protocol):
+    """A model that scores texts."""
+
+    def scores(self, texts: Sequence[Text], *, begin: bool) -> list[PartScores]:
+        """Return the scores of the scored parts of each text, in order.
+
+        begin: put the end-of-text token in front of texts whose first part is scored, so that their first token is
+        scored too.
+        """
+
+
+@dataclass(frozen=True)
+class ZeroShotTask:
+    """A task.
+
+    title: a noun phrase for help texts. measure: (model, path, protocols, options) -> values. protocols: those that it
+    has. needs: the sort of model, "causal" or "any" (then encoders score by pseudo-log-likelihood).
+    """
+
+    name: str
+    title: str
+    measure: Callable[[Any, Path, Sequence[str], Any], Iterator[Measured]]
+    protocols: tuple[str, ...] = (PAPER,)
+    needs: Literal["causal", "any"] = "causal"
+    begins: tuple[str, ...] = ()
+    """The protocols that put the end-of-text token in front of a text without a context."""
+
+
+def accuracy(right: Sequence[bool]) -> tuple[float, float]:
+    """Return the mean and its standard error, from the variance of the sample."""
+    return mean_and_stderr(np.asarray(right, np.float64))
+
+
+def mean_and_stderr(values: Any) -> tuple[float, float]:
+    """Return the mean of (n,) values and its standard error; nan for the error of fewer than two."""
+    values = np.asarray(values, np.float64)
+    error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    return float(values.mean()), error
+
+
+def perplexity(losses: Any) -> tuple[float, float]:
+    """Return exp of the mean of (n,) losses in nats, and its standard error by the delta method."""
+    mean, error = mean_and_stderr(losses)
+    value = math.exp(min(mean, 700.0))
+    return value, value * error
+
+
+def mean(parts: PartScores) -> float:
+    """Return the mean log-probability per token of the scored parts, in nats; nan if no token was scored."""
+    counted = sum(len(part.log_probs) for part in parts)
+    return summed(parts) / counted if counted else math.nan
+
+
+def best(scores: Sequence[float]) -> int | None:
+    """Return the index of the highest score; None for a tie, which is never right."""
+    highest = max(scores)
+    return list(scores).index(highest) if list(scores).count(highest) == 1 else None
+
+
+def summed(parts: PartScores) -> float:
+    """Return the log-probability of all parts, in nats."""
+    return sum(part.score.log_probability for part in parts)
+
+
+def json_objects(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and line, object) for each line of a JSONL file. InputError for a line without one of the fields, or
+    with another value than a text in one.
+    """
+    found = 0
+    with open_input(path) as stream:
+        for number, row in json_rows(numbered_lines(stream, str(path)), str(path)):
+            if row is None:
+                continue
+            where, found = f"{path} line {number}", found + 1
+            for name in fields:
+                if name not in row:
+                    raise InputError(f"{where} must have a field {name!r}, got {', '.join(row)}; fix or remove the row")
+                if not isinstance(row[name], str) or not row[name].strip():
+                    raise InputError(f"{where}: {name} must be a text, got {row[name]!r}; fix or remove the row")
+            yield where, row
+    if not found:
+        raise InputError(f"{path} must have rows, got none; give another file")
+
+
+def files_of(path: Path, suffix: str) -> list[Path]:
+    """Return the file, or the files of a directory with this suffix in alphabetical order. InputError without any."""
+    if path.is_dir():
+        if files := sorted(path.glob(f"*{suffix}")):
+            return files
+        raise InputError(f"{path} must have {suffix} files, got none; give the directory of the task's files")
+    if not path.is_file():
+        raise InputError(f"{path} must be a file, got a path that does not exist; give the task's file")
+    return [path]

@@ -1,0 +1,261 @@
+"""Zero-shot tasks that compare log-probabilities, against a plain loop over full logits, one text at a time.
+
+The reference shares nothing with the tasks but the model's forward pass and the tokenizer: no batches, no buckets, no
+gathered positions.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import toy_run
+from sklearn.metrics import matthews_corrcoef
+from toy_runs import assert_one_line, run_here
+
+from jaxlm.evaluation.zero_shot import read_results
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.models.family import Inputs
+from jaxlm.zero_shot.continuations import best_threshold, cloze_questions
+from jaxlm.zero_shot.pronouns import read_schemas
+
+PASSAGES = [
+    "The cat sat on the mat and the dog lay on the rug",
+    "In the morning the fox went over the hill twice",
+    "A crow sang in the tree and the bird saw a fox",
+]
+PAIRS = [("The cat sat.", "The cat sat sat."), ("A fox saw the dog.", "A fox saw dog the."), ("It lay.", "Lay it lay.")]
+SCHEMAS = """The cat saw the dog because he sat on the rug.
+he
+The cat,the dog
+the dog
+
+The fox left the bird its tree, and [MASK]  went over the hill.
+[MASK]
+The fox ,The bird
+The fox
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    return toy_run.pretrained(directory / "run", toy_run.toy_store(directory / "store", toy_run.toy_tokenizer()))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A file of each task."""
+    directory = tmp_path_factory.mktemp("files")
+    write(directory / "lambada.jsonl", [{"text": text} for text in PASSAGES])
+    rows = [{"sentence_good": good, "sentence_bad": bad, "UID": "twice", "field": "syntax"} for good, bad in PAIRS]
+    write(directory / "blimp" / "a.jsonl", rows)
+    write(directory / "blimp" / "b.jsonl", [row | {"UID": "other", "field": "semantics"} for row in rows[:2]])
+    (directory / "schemas.txt").write_text(SCHEMAS)
+    cola = [("s", k % 2, "", text) for k, text in enumerate([text for pair in PAIRS for text in pair] + PASSAGES)]
+    for name, part in (("train", cola), ("dev", cola[2:7])):
+        path = directory / "CoLA" / f"{name}.tsv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join("\t".join(map(str, row)) + "\n" for row in part))
+    (directory / "sst2.tsv").write_text("sentence\tlabel\nthe cat sat \t1\nthe dog lay \t0\nthe fox \t1\n")
+    return directory
+
+
+def write(path: Path, rows) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def reference(run):
+    """(text, before) -> log-probability of each id of the text after the first, or with ids `before` in front, of each;
+    and True where the id is the likeliest. float64.
+    """
+    loaded = load_run(f"{run}@7")
+    forward = jax.jit(lambda ids: forward_logits(loaded, ids))
+
+    def scores(text, before=()):
+        ids = [*before, *loaded.tokenizer.encode(text)]
+        padded = np.zeros((1, 48), np.int32)
+        padded[0, : len(ids)] = ids
+        logits = np.asarray(forward(padded), np.float64)[0, : len(ids) - 1]
+        table = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        table -= logits.max(-1, keepdims=True)
+        right = np.array(ids[1:])
+        return table[np.arange(len(right)), right], logits.argmax(-1) == right
+
+    scores.tokenizer = loaded.tokenizer
+    return scores
+
+
+def forward_logits(loaded, ids):
+    outputs = loaded.model(loaded.params, Inputs(ids, np.arange(ids.shape[1])[None]))
+    return loaded.model.logits(loaded.params, outputs.states, outputs.output)
+
+
+def evaluate(run, *tasks, more=()):
+    words = [word for task in tasks for word in ("--task", task)]
+    ended = run_here("evaluate", "zero-shot", "--run", run, *words, "--beyond-length", "--batch-size", 8, *more)
+    assert ended.code == 0, ended.errors
+    return [json.loads(line) for line in ended.output.splitlines()]
+
+
+def values(lines, **fields):
+    found = [line for line in lines if all(line.get(name) == value for name, value in fields.items())]
+    assert len(found) == 1, (fields, lines)
+    return found[0]
+
+
+def test_last_words(run, files, reference):
+    """Fails when a protocol scores other tokens, or when a word of several tokens counts as several units."""
+    lines = evaluate(f"{run}@7", f"lambada:{files}/lambada.jsonl")
+    losses, right, last_losses, last_right = [], [], [], []
+    for text in PASSAGES:
+        context = reference.tokenizer.encode(text.rpartition(" ")[0])
+        log_probs, greedy = reference(text)
+        losses.append(-log_probs[len(context) - 1 :].sum())
+        right.append(greedy[len(context) - 1 :].all())
+        last_losses.append(-log_probs[-1])
+        last_right.append(greedy[-1])
+    for protocol, some_losses, some_right in (("harness", losses, right), ("paper", last_losses, last_right)):
+        found = values(lines, protocol=protocol, metric="perplexity")
+        assert found["value"] == pytest.approx(math.exp(np.mean(some_losses)), rel=1e-4)
+        error = np.std(some_losses, ddof=1) / math.sqrt(3) * math.exp(np.mean(some_losses))
+        assert found["stderr"] == pytest.approx(error, rel=1e-3)
+        assert values(lines, protocol=protocol, metric="accuracy")["value"] == pytest.approx(np.mean(some_right))
+        assert (found["examples"], found["scored"], found["left_context"]) == (3, 3, "nothing")
+    assert any(len(reference.tokenizer.encode(" " + text.rpartition(" ")[2])) > 1 for text in PASSAGES)
+
+
+def test_minimal_pairs(run, files, reference):
+    """Fails when the first token of the paper's protocol is scored, when means are sums, or when paradigms of more rows
+    count for more."""
+    lines = evaluate(f"{run}@7", f"blimp:{files}/blimp")
+    end = reference.tokenizer.specials["end"]
+    for protocol, before in (("paper", ()), ("harness", (end,))):
+        for metric, score in (("accuracy_sum", np.sum), ("accuracy_mean", np.mean)):
+            right = [score(reference(good, before)[0]) > score(reference(bad, before)[0]) for good, bad in PAIRS]
+            found = values(lines, protocol=protocol, metric=metric, paradigm="twice")
+            assert found["value"] == pytest.approx(np.mean(right)) and found["field"] == "syntax"
+            assert found["stderr"] == pytest.approx(np.std(right, ddof=1) / math.sqrt(3))
+            fields = [line for line in lines if (line["protocol"], line["metric"]) == (protocol, metric)]
+            overall = [line for line in fields if "field" not in line]
+            assert len(overall) == 1 and overall[0]["examples"] == 5
+            assert overall[0]["value"] == pytest.approx((np.mean(right) + np.mean(right[:2])) / 2)
+    assert {line["left_context"] for line in lines} == {"nothing", reference.tokenizer.pieces([end])[0]}
+
+
+def test_pronouns(run, files, reference):
+    """Fails when the candidate itself counts in partial scoring, or an article keeps its capital in a sentence."""
+    lines = evaluate(f"{run}@7", f"wsc273:{files}/schemas.txt", f"dpr:{files}/schemas.txt")
+    sentences = [
+        [("The cat saw the dog because", " the cat", " sat on the rug."),
+         ("The cat saw the dog because", " the dog", " sat on the rug.")],
+        [("The fox left the bird its tree, and", " the fox", " went over the hill."),
+         ("The fox left the bird its tree, and", " the bird", " went over the hill.")],
+    ]  # fmt: skip
+    assert [[text.parts for text in schema.texts()] for schema in read_schemas(files / "schemas.txt")] == sentences
+    for task, score in (("wsc273", np.sum), ("dpr", np.mean)):
+        for metric, of in (("accuracy_full", 0), ("accuracy_partial", 2)):
+            right = []
+            for number, candidates in enumerate(sentences):
+                found = []
+                for parts in candidates:
+                    first = len(reference.tokenizer.encode("".join(parts[:of]))) if of else 1
+                    found.append(score(reference("".join(parts))[0][first - 1 :]))
+                right.append(int(np.argmax(found)) == (1, 0)[number])
+            assert values(lines, task=task, protocol="paper", metric=metric)["value"] == pytest.approx(np.mean(right))
+    partial = values(lines, task="wsc273", protocol="paper", metric="accuracy_partial")["value"]
+    assert values(lines, task="wsc273", protocol="harness", metric="accuracy")["value"] == partial
+
+
+def test_acceptability_fits_its_threshold_on_train(run, files, reference):
+    """Fails when sums take the place of means, or when the threshold is fitted on the rows that it is reported on."""
+    lines = evaluate(f"{run}@7", f"cola:{files}/CoLA")
+    texts = [text for pair in PAIRS for text in pair] + PASSAGES
+    means = np.array([reference(text)[0].mean() for text in texts])
+    labels = np.arange(len(texts)) % 2 == 1
+    middles = (np.sort(means)[1:] + np.sort(means)[:-1]) / 2
+    best = middles[np.argmax([matthews_corrcoef(labels, means > middle) for middle in middles])]
+    found = values(lines, metric="matthews")
+    assert found["threshold"] == pytest.approx(best, abs=1e-5) and found["examples"] == 5
+    assert found["value"] == pytest.approx(matthews_corrcoef(labels[2:7], means[2:7] > best))
+
+
+def test_thresholds_against_all_of_them():
+    """Fails when ties are split, or when a score without a mean is above the threshold."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        scores, labels = random.integers(0, 6, 20) / 2.0, random.random(20) < 0.5
+        scores[0] = math.nan
+        found = best_threshold(scores, labels)
+        above = lambda threshold: np.nan_to_num(scores, nan=-math.inf) > threshold  # noqa: B023, E731
+        best = max(matthews_corrcoef(labels, above(threshold)) for threshold in np.arange(-1, 5) / 2 + 0.25)
+        assert matthews_corrcoef(labels, above(found)) == pytest.approx(best)
+
+
+def test_sentiment(run, files, reference):
+    """Fails when the words are compared without the sentence, or the blank at its end is kept."""
+    (found,) = evaluate(f"{run}@7", f"sst2:{files}/sst2.tsv")
+    right = []
+    for text, label in (("the cat sat", 1), ("the dog lay", 0), ("the fox", 1)):
+        first = len(reference.tokenizer.encode(f"{text} very")) - 1
+        words = [reference(f"{text} very {word}")[0][first:].sum() for word in ("negative", "positive")]
+        right.append(int(np.argmax(words)) == label)
+    assert found["value"] == pytest.approx(np.mean(right)) and found["examples"] == 3
+
+
+def test_cloze_questions_read_the_original_format(tmp_path):
+    """Fails when the candidate is not followed by the rest of its sentence, or the query's tabs stay in the text."""
+    lines = [f"{number} The cat sat on the mat ." for number in range(1, 21)]
+    query = "21 Then the XXXXX saw a fox .\tdog\t\tcat|dog|bird|fox|crow|tree|hill|mat|rug|sun"
+    (tmp_path / "cbt.txt").write_text("\n".join([*lines, query, "", *lines, query, ""]))
+    (texts, right), _ = cloze_questions(tmp_path / "cbt.txt")
+    assert len(texts) == 10 and right == 1
+    before, rest = texts[1].parts
+    assert before.startswith("The cat sat on the mat") and before.endswith("Then the")
+    assert rest.startswith(" dog saw a fox") and "\t" not in rest
+
+
+def test_checkpoints_are_evaluated_once(run, files, tmp_path):
+    """Fails when a second start evaluates again what is there, or gives other values than each step alone."""
+    output = tmp_path / "found.jsonl"
+    task = f"lambada:{files}/lambada.jsonl"
+    more = ("--checkpoints", "all", "--output", output)
+    assert evaluate(run, task, more=more) == []
+    lines = read_results(output)
+    assert [line["step"] for line in lines] == [3] * 4 + [7] * 4
+    assert lines[4:] == evaluate(f"{run}@7", task)
+    output.write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
+    evaluate(run, task, more=more)
+    assert read_results(output) == lines
+    ended = run_here("evaluate", "zero-shot-curve", output, "--output", tmp_path / "figure.png")
+    assert ended.code == 0, ended.errors
+    points = json.loads(ended.output.splitlines()[-1])["curves"][str(output)]["lambada"]
+    paper = [line["value"] for line in lines if (line["protocol"], line["metric"]) == ("paper", "accuracy")]
+    assert [point[:2] for point in points] == [[3, paper[0] / 0.5923], [7, paper[1] / 0.5923]]
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "words, fragments",
+    [
+        (["--task", "lambda:x.jsonl"], ["--task must name one of", "lambada", "got 'lambda'"]),
+        (["--task", "lambada"], ["--task must be NAME:PATH, got 'lambada'"]),
+        (["--task", "lambada:missing.jsonl"], ["missing.jsonl"]),
+        (["--task", "lambada:FILES/damaged.jsonl"], ["damaged.jsonl line 2", "must have a field 'text'"]),
+        (["--task", "lambada:FILES/word.jsonl"], ["word.jsonl line 1 must have a word after a context"]),
+        (["--task", "wsc273:FILES/lambada.jsonl"], ["lambada.jsonl line 1 must have four lines"]),
+        (["--task", "dpr:FILES/schemas.txt", "--protocol", "harness"], ["--protocol must be paper for dpr"]),
+        (["--task", "cola:FILES/sst2.tsv"], ["must be a directory with train.tsv and dev.tsv"]),
+        (["--task", "lambada:FILES/lambada.jsonl", "--checkpoints", "5"], ["--checkpoints must be all or among 3, 7"]),
+    ],
+)
+def test_bad_input_is_one_line(run, files, words, fragments):
+    """Fails when a bad row or argument is skipped in silence, or is reported after the model has run."""
+    write(files / "damaged.jsonl", [{"text": PASSAGES[0]}, {"words": "x"}])
+    write(files / "word.jsonl", [{"text": "word"}])
+    words = [word.replace("FILES", str(files)) for word in words]
+    assert_one_line(run_here("evaluate", "zero-shot", "--run", run, *words), 2, *fragments)
