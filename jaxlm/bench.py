@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -35,6 +35,7 @@ from jaxlm.data.store import open_store
 from jaxlm.distributed.devices import peak_memory_gib, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import check_batch, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, run_command
+from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.models import SIZES, family_of
 from jaxlm.models.family import dropout_rates, without_dropout
 from jaxlm.objectives.config import MaskedLM
@@ -44,6 +45,7 @@ from jaxlm.training.config import PretrainConfig
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.program import make_program, run_settings
+from jaxlm.training.step import TrainState, make_eval_step
 
 
 def config_of_size(model: Any) -> PretrainConfig:
@@ -79,6 +81,9 @@ class Arguments:
     """Timed steps. The median counts."""
     warmup: int = 3
     """Steps before the timed ones."""
+    forward: bool = False
+    """Measure the forward pass and its loss instead of a training step, and with a causal model also the scoring of the
+    same rows in evaluations."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
@@ -131,10 +136,16 @@ def measure(arguments: Arguments) -> dict[str, Any]:
         config = fitted_to_devices(config, pretraining, [config.length], mesh)
         assert config.micro_batches != "auto"
         check_batch(config.batch_size, config.micro_batches, mesh)
-        compile_seconds, times, loss = _run(arguments, config, pretraining, mesh, batches)
+        placed = [to_devices(batch, mesh, config.batch_size) for batch in batches]
+        state = make_program(pretraining, config, mesh).fresh_state(config.seed)
+        run = _forward if arguments.forward else _training
+        compile_seconds, call = run(config, pretraining, mesh, state, placed[0])
+        times, loss = _timed(arguments, call, placed)
+        scoring = _scoring(arguments, config, pretraining, mesh, state.params) if arguments.forward else {}
     seconds = statistics.median(times[arguments.warmup :])
     tokens_per_second = config.batch_size * config.length / seconds
-    tflops = tokens_per_second * pretraining.flops_per_token(config.length) / 1e12
+    flops_per_token = pretraining.flops_per_token(config.length) / (3 if arguments.forward else 1)
+    tflops = tokens_per_second * flops_per_token / 1e12
     peak = peak_tflops()
     memory = peak_memory_gib()
     found = {
@@ -153,7 +164,7 @@ def measure(arguments: Arguments) -> dict[str, Any]:
         "model_tflops_per_second": round(tflops, 4),
         "mfu": None if peak is None else round(tflops / (peak * mesh.size), 4),
         "peak_memory_gib": None if memory is None else round(memory, 2),
-    }
+    } | scoring
     if not config.data.store:
         return found
     real = statistics.mean(float((np.asarray(batch.segments) > 0).sum()) for batch in batches)
@@ -165,25 +176,69 @@ def measure(arguments: Arguments) -> dict[str, Any]:
     }
 
 
-def _run(
-    arguments: Arguments, config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, batches: Sequence[Any]
-) -> tuple[float, list[float], float]:
-    """Return the seconds of the compilation and of each step, and the last loss."""
-    program = make_program(pretraining, config, mesh)
-    state = program.fresh_state(config.seed)
-    placed = [to_devices(batch, mesh, config.batch_size) for batch in batches]
-    started = time.perf_counter()
+def _training(
+    config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, state: TrainState, batch: Any
+) -> tuple[float, Callable[[Any], float]]:
+    """Return the seconds of the compilation, and a function of a batch that trains a step and returns the loss."""
     settings = replicated(run_settings(config, 1), mesh)
-    step = program.step.lower(state, placed[0], settings).compile()
-    compile_seconds = time.perf_counter() - started
-    times = []
+    started = time.perf_counter()
+    step = make_program(pretraining, config, mesh).step.lower(state, batch, settings).compile()
+    seconds = time.perf_counter() - started
+    states = [state]
+
+    def call(batch: Any) -> float:
+        state, metrics = step(states.pop(), batch, settings)
+        states.append(jax.block_until_ready(state))
+        return float(metrics["loss"])
+
+    return seconds, call
+
+
+def _forward(
+    config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, state: TrainState, batch: Any
+) -> tuple[float, Callable[[Any], float]]:
+    """Return the seconds of the compilation, and a function of a batch that returns the evaluation loss."""
+    del config, mesh
+    objective = pretraining.objective
+    started = time.perf_counter()
+    step = jax.jit(make_eval_step(objective)).lower(state.params, batch, state.carry).compile()
+    seconds = time.perf_counter() - started
+
+    def call(batch: Any) -> float:
+        sums = jax.device_get(step(state.params, batch, state.carry)[0])
+        return sum(
+            float(objective.coefficient(name, 0)) * float(sums[name][0]) / max(float(sums[name][1]), 1.0)
+            for name in objective.coefficients
+        )
+
+    return seconds, call
+
+
+def _scoring(
+    arguments: Arguments, config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, params: Any
+) -> dict[str, float]:
+    """Return the tokens per second of scoring rows of the config's length, for a causal model."""
+    if not pretraining.model.is_causal:
+        return {}
+    rng = np.random.default_rng(0)
+    shape = config.batch_size, config.length + 1
+    rows = [Scored(ids) for ids in rng.integers(config.model.vocab_size, size=shape).tolist()]
+    scorer = Scorer(pretraining.model, mesh=mesh, batch_size=config.batch_size)
+    list(scorer(params, rows * arguments.warmup))
+    started = time.perf_counter()
+    list(scorer(params, rows * arguments.steps))
+    seconds = (time.perf_counter() - started) / arguments.steps
+    return {"scoring_tokens_per_second": round(config.batch_size * config.length / seconds, 1)}
+
+
+def _timed(arguments: Arguments, call: Callable[[Any], float], batches: Sequence[Any]) -> tuple[list[float], float]:
+    """Return the seconds of each call, and the last loss."""
+    times, loss = [], 0.0
     for number in range(arguments.warmup + arguments.steps):
         started = time.perf_counter()
-        state, metrics = step(state, placed[number % len(placed)], settings)
-        loss = float(metrics["loss"])
-        jax.block_until_ready(state)
+        loss = call(batches[number % len(batches)])
         times.append(time.perf_counter() - started)
-    return compile_seconds, times, loss
+    return times, loss
 
 
 def _with_rows(arguments: Arguments) -> tuple[PretrainConfig, Tokenizer | None, list[Any]]:
