@@ -1,0 +1,343 @@
+"""Language-model texts: WikiText, the Penn Treebank, the One Billion Word Benchmark, enwik8 and text8.
+
+`paper`: Radford et al., 2019, section 3.1. The log-probability of the whole text, detokenized, is divided by the number
+of units of the original file: words, characters or bytes. Published perplexities of word models count each line end as
+a word, as it is a token to them; the value without line ends is there too, and the one per token, which depends on the
+vocabulary. The text is one sequence, scored in overlapping windows, each token once.
+
+`harness`: EleutherAI's lm-evaluation-harness, for WikiText. A page is a text of its own after the end-of-text token, and
+is scored in windows without overlap. Words and bytes are those of the original page.
+"""
+
+import codecs
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from jaxlm.data.shards import blocks
+from jaxlm.errors import InputError
+from jaxlm.inference.scoring import Scored
+from jaxlm.progress import Progress
+from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.zero_shot.detokenizers import ONE_BILLION_WORDS, PTB, WIKITEXT, Detokenizer, harness_page
+from jaxlm.zero_shot.task import HARNESS, PAPER, Measured, ZeroShotTask
+
+WHOLE, TEST = 100_000_000, 5_000_000  # bytes of enwik8 and text8, and of the part at their end that is the test set
+_FRAGMENT = 1 << 18
+_BLOCKS = 256  # encoded at a time
+_BATCHES = 4  # between two updates of the progress
+
+
+@dataclass
+class Units:
+    """Numbers of units of the original file. not_invertible: lines (characters without a detokenizer)."""
+
+    lines: int = 0
+    words: int = 0
+    characters: int = 0
+    bytes: int = 0
+    not_invertible: int = 0
+
+
+@dataclass
+class Losses:
+    """Sums over sequences: of losses in nats, of a number of units, and of their squares and products."""
+
+    sequences: int = 0
+    loss: float = 0.0
+    units: float = 0.0
+    _squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def add(self, loss: float, units: float) -> None:
+        """Add a sequence."""
+        self.sequences += 1
+        self.loss += loss
+        self.units += units
+        for index, product in enumerate((loss * loss, loss * units, units * units)):
+            self._squares[index] += product
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of the total loss, given the units of each sequence; nan for fewer than two."""
+        if self.sequences < 2:
+            return math.nan
+        ratio = self.loss / self.units
+        rest = self._squares[0] - 2 * ratio * self._squares[1] + ratio * ratio * self._squares[2]
+        return math.sqrt(max(rest, 0.0) * self.sequences / (self.sequences - 1))
+
+    def perplexity(self, units: float) -> tuple[float, float]:
+        """Return the perplexity per unit for that number of units, and its standard error by the delta method."""
+        value = math.exp(min(self.loss / units, 700.0))
+        return value, value * self.stderr / units
+
+    def bits(self, units: float) -> tuple[float, float]:
+        """Return the bits per unit for that number of units, and the standard error."""
+        return self.loss / units / math.log(2), self.stderr / units / math.log(2)
+
+
+def windows(ids: Iterable[Sequence[int]], left: Sequence[int], *, length: int, stride: int) -> Iterator[Scored]:
+    """Yield windows of a sequence of ids, which comes in parts, that score each id once.
+
+    The first window scores `length` ids, each further one `stride`, given at most `length` ids before the last one and,
+    but in the first window, at least length - stride + 1 before the first one. left: 0 or 1 id in front; without it the
+    first id is not scored.
+    """
+    buffer, at, size = list(left), max(len(left), 1), length + 1 - max(len(left), 1)
+
+    def window(end: int) -> Scored:
+        begin = max(0, end - length - 1)
+        return Scored(buffer[begin:end], at - begin)
+
+    for part in ids:
+        buffer += part
+        while len(buffer) >= at + size:
+            yield window(at + size)
+            at, size = at + size, stride
+        drop = max(0, at - length)
+        buffer, at = buffer[drop:], at - drop
+    if len(buffer) > at:
+        yield window(len(buffer))
+
+
+def measure(model, path: Path, protocols: Sequence[str], options, *, text: "RunningText") -> Iterator[Measured]:
+    """Yield the values of each protocol. InputError for a file without text, and for windows that do not fit."""
+    length, stride = window_sizes(model.positions, options)
+    for protocol in protocols:
+        if protocol == HARNESS:
+            yield from measure_pages(model, path, length=length)
+        else:
+            yield from measure_whole(model, path, text, length=length, stride=stride)
+
+
+def window_sizes(longest: int, options) -> tuple[int, int]:
+    """Return the context length and the stride of options; by default both are the longest context."""
+    length = longest if options.context_length is None else options.context_length
+    if not 1 <= length <= longest:
+        raise InputError(
+            f"--context-length must be from 1 to {longest}, the positions of the model that are used, got {length}; "
+            f"give at most {longest}"
+        )
+    stride = length if options.stride is None else options.stride
+    if not 1 <= stride <= length:
+        raise InputError(
+            f"--stride must be from 1 to the context length {length}, got {stride}; a larger one would skip tokens"
+        )
+    return length, stride
+
+
+def measure_whole(model, path: Path, text: "RunningText", *, length: int, stride: int) -> Iterator[Measured]:
+    """Yield the values of a whole text per unit of its file."""
+    units, losses = Units(), Losses()
+    unknown, unknowns = model.tokenizer.specials.get("unknown"), 0
+    left = model.begin if model.begin_all else []
+
+    def encoded() -> Iterator[list[int]]:
+        nonlocal unknowns
+        parts = blocks(text.fragments(path, units), model.tokenizer)
+        while some := [block.text for block in islice(parts, _BLOCKS)]:
+            ids = list(chain.from_iterable(model.tokenizer.encode_batch(some)))
+            unknowns += ids.count(unknown)
+            yield ids
+
+    with Progress(text.name, _size(path) - _begin(path, text), active=model.show_progress) as progress:
+        found = windows(encoded(), left, length=length, stride=stride)
+        while some := list(islice(found, _BATCHES * model.batch_size)):
+            for scores in model.scorer.tokens(model.params, some):
+                losses.add(-scores.score.log_probability, scores.score.tokens)
+            progress.update(units.bytes)
+    tokens = int(losses.units)
+    if not tokens:
+        raise InputError(f"{path} must have at least two tokens of text, got fewer; give the task's file")
+    how = {
+        "stride": stride,
+        "context_length": length,
+        "detokenizer": text.detokenizer.name if text.detokenizer else "none",
+        "not_invertible": units.not_invertible,
+        "left_context": model.begins(False),
+        "tokens": tokens,
+    }
+    how |= {"unknown_tokens": unknowns} if unknowns else {}
+    how |= {"filters": f"the last {TEST:,} bytes, the test set"} if _begin(path, text) else {}
+    with_ends, without = units.words + units.lines, units.words
+    rows = units.lines if text.detokenizer else 1
+    values = {
+        "word_perplexity": (losses.perplexity, with_ends, "word of the file, line ends included"),
+        "word_perplexity_without_line_ends": (losses.perplexity, without, "word of the file"),
+        "bits_per_byte": (losses.bits, units.bytes, "byte of the file"),
+        "bits_per_character": (losses.bits, units.characters, "character of the file"),
+        "token_perplexity": (losses.perplexity, tokens, "token of the vocabulary"),
+    }
+    for metric in text.metrics:
+        value, count, unit = values[metric]
+        if not count:
+            raise InputError(f"{path} must have words, got blanks only; give the task's file")
+        yield Measured(PAPER, metric, *value(count), rows, rows, {"unit": f"{unit} ({count:,})", **how})
+
+
+def measure_pages(model, path: Path, *, length: int) -> Iterator[Measured]:
+    """Yield the values of WikiText's pages as the harness defines them."""
+    counts: list[tuple[int, int]] = []  # words and bytes of each page
+    found: list[float] = []
+    waiting: deque[int] = deque()
+
+    def sequences() -> Iterator[Scored]:
+        for number, page in enumerate(pages(path)):
+            counts.append((len(re.split(r"\s+", page)), len(page.encode())))
+            found.append(0.0)
+            ids = model.tokenizer.encode(harness_page(page))
+            for window in windows([ids], model.begin, length=length, stride=length):
+                waiting.append(number)
+                yield window
+
+    tokens = done = last = 0
+    with Progress("bytes of pages", _size(path), active=model.show_progress) as progress:
+        for scores in model.scorer.tokens(model.params, sequences()):
+            page = waiting.popleft()
+            found[page] -= scores.score.log_probability
+            tokens += scores.score.tokens
+            if page > last:
+                done, last = done + sum(size for _, size in counts[last:page]), page
+                progress.update(done)
+    if not tokens:
+        raise InputError(f"{path} must have pages with text, got none; give the task's file")
+    words, in_bytes = Losses(), Losses()
+    for loss, (number, size) in zip(found, counts, strict=True):
+        words.add(loss, number)
+        in_bytes.add(loss, size)
+    how = {
+        "stride": length,
+        "context_length": length,
+        "detokenizer": "harness, not invertible",
+        "left_context": model.begins(True),
+        "tokens": tokens,
+    }
+    values = {
+        "word_perplexity": (words.perplexity(words.units), f"word of the page ({int(words.units):,})"),
+        "byte_perplexity": (in_bytes.perplexity(in_bytes.units), f"byte of the page ({int(in_bytes.units):,})"),
+        "bits_per_byte": (in_bytes.bits(in_bytes.units), f"byte of the page ({int(in_bytes.units):,})"),
+    }
+    for metric, (value, unit) in values.items():
+        yield Measured(HARNESS, metric, *value, len(counts), len(counts), {"unit": unit, **how})
+
+
+def pages(path: Path) -> Iterator[str]:
+    """Yield the pages of a WikiText file as the harness's data set has them; a heading ` = Title = ` begins one."""
+    lines: list[str] = []
+    with open_input(path) as stream:
+        for _, line in numbered_lines(stream, str(path)):
+            heading = line.replace("= = =", "===").replace("= =", "==").strip()
+            if heading.startswith("= ") and heading.endswith(" ="):
+                if (page := "\n".join(lines)).strip():
+                    yield page
+                lines = []
+            lines.append(line)
+    if (page := "\n".join(lines)).strip():
+        yield page + ("\n" if _last_byte(path) == b"\n" else "")
+
+
+@dataclass(frozen=True)
+class RunningText:
+    """A text. detokenizer: of lines of tokens; None: the file is the text, byte for byte."""
+
+    name: str
+    metrics: tuple[str, ...]
+    detokenizer: Detokenizer | None = None
+
+    def fragments(self, path: Path, units: Units) -> Iterator[tuple[str, bool]]:
+        """Yield the text in fragments, (text, whether it is the last), and count the units."""
+        for text in (
+            self._bytes(path, units) if self.detokenizer is None else self._lines(path, units, self.detokenizer)
+        ):
+            yield text, False
+        yield "", True
+
+    def _lines(self, path: Path, units: Units, detokenizer: Detokenizer) -> Iterator[str]:
+        waiting: list[str] = []
+        size = 0
+        with open_input(path) as stream:
+            for _, line in numbered_lines(stream, str(path)):
+                plain = detokenizer.plain(line)
+                units.lines += 1
+                units.words += len(line.split())
+                units.characters += len(line) + 1
+                units.not_invertible += not detokenizer.comes_back(line, plain)
+                waiting += [plain, "\n"]
+                size += len(plain) + 1
+                units.bytes += len(line.encode()) + 1
+                if size > _FRAGMENT:
+                    yield "".join(waiting)
+                    waiting, size = [], 0
+        yield "".join(waiting)
+        units.bytes = _size(path)
+
+    def _bytes(self, path: Path, units: Units) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with open_input(path) as stream:
+            stream.seek(_begin(path, self))
+            while chunk := stream.read(_FRAGMENT):
+                text = decoder.decode(chunk)
+                units.bytes += len(chunk)
+                yield self._counted(text, chunk.count(b"\xef\xbf\xbd"), units)
+            yield self._counted(decoder.decode(b"", final=True), 0, units)
+
+    def _counted(self, text: str, marks: int, units: Units) -> str:
+        units.lines += text.count("\n")
+        units.characters += len(text)
+        units.not_invertible += max(text.count("\ufffd") - marks, 0)
+        return text
+
+
+def _size(path: Path) -> int:
+    with open_input(path) as stream:
+        if size := os.fstat(stream.fileno()).st_size:
+            return size
+    raise InputError(f"{path} must have text, got an empty file; give the task's file")
+
+
+def _begin(path: Path, text: RunningText) -> int:
+    """Return the first byte that counts: of the test set if the file is a whole data set of 100,000,000 bytes."""
+    return WHOLE - TEST if text.detokenizer is None and _size(path) == WHOLE else 0
+
+
+def _last_byte(path: Path) -> bytes:
+    with open_input(path) as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1)
+
+
+_WORDS = (
+    "word_perplexity",
+    "word_perplexity_without_line_ends",
+    "bits_per_byte",
+    "bits_per_character",
+    "token_perplexity",
+)
+_TEXTS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (RunningText("wikitext2", _WORDS, WIKITEXT), "WikiText-2 (wiki.test.raw, or .tokens)", (PAPER, HARNESS)),
+    (RunningText("wikitext103", _WORDS, WIKITEXT), "WikiText-103 (wiki.test.raw, or .tokens)", (PAPER, HARNESS)),
+    (RunningText("ptb", _WORDS, PTB), "the Penn Treebank (ptb.test.txt)", (PAPER,)),
+    (RunningText("1bw", _WORDS, ONE_BILLION_WORDS), "the One Billion Word Benchmark (a held-out file)", (PAPER,)),
+    (
+        RunningText("enwik8", ("bits_per_byte", "bits_per_character", "token_perplexity")),
+        "enwik8 (the file, or its test part)",
+        (PAPER,),
+    ),
+    (
+        RunningText("text8", ("bits_per_character", "token_perplexity")),
+        "text8 (the file, or its test part)",
+        (PAPER,),
+    ),
+)
+RUNNING_TEXTS = tuple(
+    ZeroShotTask(
+        text.name, title, partial(measure, text=text), protocols=protocols, options=("stride", "context_length")
+    )
+    for text, title, protocols in _TEXTS
+)
