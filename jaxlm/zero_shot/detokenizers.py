@@ -5,8 +5,8 @@ Radford et al., 2019, section 3.1, score WikiText, the Penn Treebank and the One
 separates them again. A line does not come back if one of its tokens is one that the inverse separates, for example a
 word with a comma at its end. `comes_back` finds such lines.
 
-`<unk>` and the `N` of the Penn Treebank's numbers are tokens like others and stay. Blanks at the edges of a line are not
-text. `harness_page` is the detokenizer of EleutherAI's lm-evaluation-harness for WikiText, which has no inverse.
+`<unk>` and the `N` of the Penn Treebank's numbers are tokens like others and stay. Blanks at the edges of a line are
+not text. `harness_page` is the detokenizer of EleutherAI's lm-evaluation-harness for WikiText, which has no inverse.
 """
 
 import re
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 _TITLES = (
-    "Adj Adm Adv Asst Bart Bldg Brig Bros Capt Cmdr Col Comdr Con Corp Cpl DR Dr Drs Ens Gen Gov Hon Hr Hosp Insp Lt MM "
-    "MR MRS MS Maj Messrs Mlle Mme Mr Mrs Ms Msgr Op Ord Pfc Ph Prof Pvt Rep Reps Res Rev Rt Sen Sens Sfc Sgt Sr St "
-    "Supt Surg v vs rev Rs Nos Nr Jan Feb Mar Apr Jun Jul Aug Sep Oct Nov Dec"
+    "Adj Adm Adv Asst Bart Bldg Brig Bros Capt Cmdr Col Comdr Con Corp Cpl DR Dr Drs Ens Gen Gov Hon Hr Hosp Insp Lt "
+    "MM MR MRS MS Maj Messrs Mlle Mme Mr Mrs Ms Msgr Op Ord Pfc Ph Prof Pvt Rep Reps Res Rev Rt Sen Sens Sfc Sgt Sr "
+    "St Supt Surg v vs rev Rs Nos Nr Jan Feb Mar Apr Jun Jul Aug Sep Oct Nov Dec"
 )
 MOSES = frozenset(_TITLES.split())  # of the Moses tokenizer (nonbreaking_prefix.en), which made WikiText
 PENN = MOSES | frozenset("Inc Co Ltd Jr Sept Ave etc".split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Detokenizer:
     """Conversion of lines of tokens to plain text, and back.
 

@@ -5,8 +5,8 @@ of units of the original file: words, characters or bytes. Published perplexitie
 a word, as it is a token to them; the value without line ends is there too, and the one per token, which depends on the
 vocabulary. The text is one sequence, scored in overlapping windows, each token once.
 
-`harness`: EleutherAI's lm-evaluation-harness, for WikiText. A page is a text of its own after the end-of-text token, and
-is scored in windows without overlap. Words and bytes are those of the original page.
+`harness`: EleutherAI's lm-evaluation-harness, for WikiText. A page is a text of its own after the end-of-text token,
+and is scored in windows without overlap. Words and bytes are those of the original page.
 """
 
 import codecs

@@ -1,0 +1,208 @@
+"""Language-model texts against a plain loop over windows, from the whole logits of a toy model in NumPy."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import toy
+from toy_run import toy_tokenizer
+
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
+from jaxlm.errors import InputError
+from jaxlm.models import build
+from jaxlm.models.family import Inputs
+from jaxlm.nn.execution import Execution
+from jaxlm.zero_shot import running_text
+from jaxlm.zero_shot.model import ZeroShotModel
+from jaxlm.zero_shot.running_text import RUNNING_TEXTS, windows
+
+TASKS = {task.name: task for task in RUNNING_TEXTS}
+WIKI = (
+    ' \n = The cat = \n \n The cat \'s hill , 1 @,@ 000 birds " sang " . \n <unk> lay in the mat ( well @-@ kept ) \n'
+    " = = A dog = = \n = The fox = \n \n In the morning it saw a crow , in the tree . \n"
+)
+PLAIN = (
+    '\n= The cat =\n\nThe cat\'s hill, 1,000 birds "sang".\n<unk> lay in the mat (well-kept)\n'
+    "== A dog ==\n= The fox =\n\nIn the morning it saw a crow, in the tree.\n"
+)
+PAGES = (  # as the harness splits and detokenizes them, by hand
+    (
+        ' = The cat = \n \n The cat \'s hill , 1 @,@ 000 birds " sang " . \n <unk> lay in the mat ( well @-@ kept ) \n'
+        " = = A dog = = ",
+        ' = The cat =\n\nThe cat\'s hill, 1,000 birds "sang".\n<unk> lay in the mat (well-kept)\n== A dog == ',
+    ),
+    (
+        " = The fox = \n \n In the morning it saw a crow , in the tree . \n",
+        " = The fox =\n\nIn the morning it saw a crow, in the tree.\n",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def toy_model():
+    """A model whose tokenizer has an end-of-text token, and (ids of at most 17) -> the log-probability of each after
+    the first.
+    """
+    tokenizer = toy_tokenizer()
+    assert "end" in tokenizer.specials
+    config = replace(toy.STILL, vocab_size=tokenizer.size)
+    model, params = build(config, Execution(dtype="float32")), toy.random_params(config)
+    zero_shot = ZeroShotModel(
+        model, tokenizer, mesh=make_mesh(MeshConfig(), jax.devices()[:1]), batch_size=4, show_progress=False
+    )
+    zero_shot.params = params
+    positions = config.num_positions
+
+    @jax.jit
+    def logits(ids):
+        outputs = model(params, Inputs(ids, np.arange(positions)[None]))
+        return outputs.states[0] @ outputs.output.T
+
+    def log_probs(ids):
+        padded = np.zeros((1, positions), np.int32)
+        padded[0, : len(ids) - 1] = ids[:-1]
+        scores = np.asarray(logits(padded), np.float64)[: len(ids) - 1]
+        table = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return table[np.arange(len(ids) - 1), list(ids[1:])]
+
+    return zero_shot, log_probs
+
+
+def loss_of(log_probs, ids, length, stride):
+    """The loss of all ids but the first: of `length` ids in a first window, then of `stride` in each further one."""
+    loss, at, end = 0.0, 1, min(length + 1, len(ids))
+    while at < len(ids):
+        begin = max(0, end - 1 - length)
+        loss -= log_probs(ids[begin:end])[at - begin - 1 :].sum()
+        at, end = end, min(end + stride, len(ids))
+    return loss
+
+
+def run(model, name, path, protocols=("paper",), **options):
+    chosen = SimpleNamespace(**({"stride": None, "context_length": None} | options))
+    found = list(TASKS[name].measure(model, path, protocols, chosen))
+    return {(one.protocol, one.metric): one for one in found}
+
+
+def write(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(("length", "stride"), [(None, None), (16, 5), (7, 7), (7, 1)])
+def test_a_text_per_word_byte_and_character_of_the_file(toy_model, tmp_path, length, stride):
+    """Fails when a token is scored twice or never, when a window has another context, when a unit is counted on the
+    detokenized text, or when line ends are no words.
+    """
+    model, log_probs = toy_model
+    path = write(tmp_path / "wiki.test.raw", WIKI)
+    found = run(model, "wikitext2", path, context_length=length, stride=stride)
+    ids = model.tokenizer.encode(PLAIN)
+    assert len(ids) > 60
+    loss = loss_of(log_probs, ids, length or 16, stride or length or 16)
+    words, lines, size = len(WIKI.split()), WIKI.count("\n"), len(WIKI.encode())
+    expected = {
+        "word_perplexity": math.exp(loss / (words + lines)),
+        "word_perplexity_without_line_ends": math.exp(loss / words),
+        "bits_per_byte": loss / size / math.log(2),
+        "bits_per_character": loss / len(WIKI) / math.log(2),
+        "token_perplexity": math.exp(loss / (len(ids) - 1)),
+    }
+    assert {metric: one.value for (_, metric), one in found.items()} == pytest.approx(expected, rel=1e-4)
+    for one in found.values():
+        assert one.how["stride"] == (stride or length or 16) and one.how["context_length"] == (length or 16)
+        assert one.how["not_invertible"] == 0 and one.how["detokenizer"] == "wikitext"
+        assert one.how["tokens"] == len(ids) - 1 and one.how["left_context"] == "nothing"
+        assert one.examples == one.scored == lines and one.stderr > 0
+    assert f"({words + lines})" in found["paper", "word_perplexity"].how["unit"]
+
+
+def test_pages_as_the_harness_scores_them(toy_model, tmp_path):
+    """Fails when pages run into each other, when the end-of-text token is missing, or when the words are not those of
+    `re.split` on the original page.
+    """
+    model, log_probs = toy_model
+    path = write(tmp_path / "wiki.test.raw", WIKI)
+    assert list(running_text.pages(path)) == [page for page, _ in PAGES]
+    found = run(model, "wikitext103", path, ("harness",))
+    losses = [
+        loss_of(log_probs, [model.tokenizer.specials["end"], *model.tokenizer.encode(plain)], 16, 16)
+        for _, plain in PAGES
+    ]
+    words = [len(page.split()) + 2 for page, _ in PAGES]  # an empty string on either side counts
+    size = sum(len(page.encode()) for page, _ in PAGES)
+    assert found["harness", "word_perplexity"].value == pytest.approx(math.exp(sum(losses) / sum(words)), rel=1e-4)
+    assert found["harness", "byte_perplexity"].value == pytest.approx(math.exp(sum(losses) / size), rel=1e-4)
+    one = found["harness", "bits_per_byte"]
+    assert one.value == pytest.approx(sum(losses) / size / math.log(2), rel=1e-4)
+    assert one.examples == 2 and one.how["left_context"] == "<end>"
+    # The error of a ratio of means over pages, by the sum of squared residuals.
+    ratio = sum(losses) / sum(words)
+    rest = math.sqrt(2 * sum((loss - ratio * n) ** 2 for loss, n in zip(losses, words, strict=True))) / sum(words)
+    assert found["harness", "word_perplexity"].stderr == pytest.approx(math.exp(ratio) * rest, rel=1e-2)
+
+
+def test_lines_that_do_not_come_back_are_counted(toy_model, tmp_path):
+    model, _ = toy_model
+    path = write(tmp_path / "ptb.test.txt", " it was n't \n don't go \n the cat \n don't \n")
+    assert run(model, "ptb", path)["paper", "word_perplexity"].how["not_invertible"] == 2
+
+
+def test_bytes_and_characters_without_a_detokenizer(toy_model, tmp_path, monkeypatch):
+    """Fails when enwik8 is decoded away, or when of a whole data set more than its test part is scored."""
+    model, log_probs = toy_model
+    text = "the naïve cat\nlay , on the mat " * 3
+    path = write(tmp_path / "enwik8", text.encode())
+    found = run(model, "enwik8", path)
+    loss = loss_of(log_probs, model.tokenizer.encode(text), 16, 16)
+    assert found["paper", "bits_per_byte"].value == pytest.approx(loss / len(text.encode()) / math.log(2), rel=1e-4)
+    assert found["paper", "bits_per_character"].value == pytest.approx(loss / len(text) / math.log(2), rel=1e-4)
+    assert found["paper", "bits_per_byte"].how["detokenizer"] == "none"
+    letters = "the cat sat on the mat " * 4
+    monkeypatch.setattr(running_text, "WHOLE", 10 + len(letters))
+    monkeypatch.setattr(running_text, "TEST", len(letters))
+    part = run(model, "text8", write(tmp_path / "part", letters))["paper", "bits_per_character"]
+    whole = run(model, "text8", write(tmp_path / "whole", "a" * 10 + letters))["paper", "bits_per_character"]
+    assert whole.value == part.value and "test set" in whole.how["filters"] and "filters" not in part.how
+    broken = run(model, "enwik8", write(tmp_path / "broken", b"the cat \xff\xfe sat"))["paper", "bits_per_byte"]
+    assert broken.how["not_invertible"] == 2
+
+
+@pytest.mark.parametrize("left", [[], [0]])
+@pytest.mark.parametrize(("length", "stride"), [(1, 1), (4, 4), (4, 1), (5, 3)])
+def test_windows_score_each_id_once_with_enough_before_it(left, length, stride):
+    """Fails when the parts in which the ids come change a window."""
+    for count in range(25):
+        ids = [*left, *range(1, count + 1)]
+        found = list(windows([ids[len(left) :]], left, length=length, stride=stride))
+        scored = [i for window in found for i in window.ids[window.first :]]
+        assert scored == ids[1:]
+        for number, window in enumerate(found):
+            assert len(window.ids) <= length + 1
+            if number:
+                assert window.first >= min(length - stride + 1, len(ids))
+        parts = [[i] for i in ids[len(left) :]]
+        assert list(windows(parts, left, length=length, stride=stride)) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "message"),
+    [
+        ({"context_length": 17}, WIKI, "--context-length must be from 1 to 16"),
+        ({"context_length": 0}, WIKI, "--context-length must be from 1 to 16"),
+        ({"context_length": 8, "stride": 9}, WIKI, "--stride must be from 1 to the context length 8"),
+        ({}, "", "must have text, got an empty file"),
+        ({}, b"\xff", "line 1: byte 0xff at offset 0 is not UTF-8"),
+        ({}, None, "No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line(toy_model, tmp_path, options, content, message):
+    path = tmp_path / "file"
+    if content is not None:
+        write(path, content)
+    with pytest.raises(InputError, match=message) as raised:
+        run(toy_model[0], "wikitext2", path, **options)
+    assert "\n" not in str(raised.value)
