@@ -21,6 +21,7 @@ _TITLES = (
 )
 MOSES = frozenset(_TITLES.split())  # of the Moses tokenizer (nonbreaking_prefix.en), which made WikiText
 PENN = MOSES | frozenset("Inc Co Ltd Jr Sept Ave etc".split())
+_END_OF_WORD = re.compile(r"'(?:s|t|re|ve|ll|d|m)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ class Detokenizer:
             return [self._alone.get(one, one) for one in chunk] or [""]
         left: list[str] = []
         right: list[str] = []
-        while len(chunk) > 1 and chunk[0] in self.openers and not self._contracted.fullmatch(chunk):
+        while len(chunk) > 1 and chunk[0] in self.openers and not _END_OF_WORD.fullmatch(chunk):
             left.append(self.openers[chunk[0]])
             chunk = chunk[1:]
         while chunk not in self.closers:

@@ -160,7 +160,6 @@ def measure_whole(model, path: Path, text: "RunningText", *, length: int, stride
         "context_length": length,
         "detokenizer": text.detokenizer.name if text.detokenizer else "none",
         "not_invertible": units.not_invertible,
-        "left_context": model.begins(False),
         "tokens": tokens,
     }
     how |= {"unknown_tokens": unknowns} if unknowns else {}
@@ -215,7 +214,6 @@ def measure_pages(model, path: Path, *, length: int) -> Iterator[Measured]:
         "stride": length,
         "context_length": length,
         "detokenizer": "harness, not invertible",
-        "left_context": model.begins(True),
         "tokens": tokens,
     }
     values = {
@@ -336,8 +334,6 @@ _TEXTS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     ),
 )
 RUNNING_TEXTS = tuple(
-    ZeroShotTask(
-        text.name, title, partial(measure, text=text), protocols=protocols, options=("stride", "context_length")
-    )
+    ZeroShotTask(text.name, title, partial(measure, text=text), protocols, begins=(HARNESS,))
     for text, title, protocols in _TEXTS
 )

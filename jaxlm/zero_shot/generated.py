@@ -1,0 +1,114 @@
+"""Continuations of prompts: shortened to fit the model, generated in batches, in the order of the prompts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxlm.distributed.mesh import use_mesh
+from jaxlm.errors import InputError
+from jaxlm.inference.decoding import CachedModel, Prompt, for_inference
+from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.scoring import Scored
+from jaxlm.inference.text_stream import TextStream
+from jaxlm.progress import Progress
+from jaxlm.zero_shot.prompts import Query
+
+GREEDY = Sampling(temperature=0.0)
+_BEFORE = 16  # ids of the prompt that are decoded with the new ones, for the blank between them
+
+
+class Continuation(NamedTuple):
+    """A continuation. text: up to a stop string. ids: those generated, the end included. shortened: whether the prompt
+    was too long for the model.
+    """
+
+    text: str
+    prompt: list[int]
+    ids: list[int]
+    shortened: bool
+
+
+class Continuer:
+    """A generator of continuations, for any number of parameters of a model.
+
+    model: a `ZeroShotModel`. length: the maximum number of new tokens. stop: texts that end a continuation. Results
+    depend neither on the other prompts nor on the batch size, beyond rounding.
+    """
+
+    def __init__(
+        self, model, *, length: int, stop: Sequence[str] = (), sampling: Sampling = GREEDY, seed: int = 0
+    ) -> None:
+        self.model, self.length, self.stop = model, length, tuple(stop)
+        specials = model.tokenizer.specials
+        self._cached = CachedModel(
+            model.model,
+            model.params,
+            mesh=model.mesh,
+            positions=model.positions,
+            forbidden=list(specials.values()),
+            size=model.tokenizer.size,
+            end=specials.get("end"),
+        )
+        self._sampler = Sampler(self._cached, sampling, seed=seed)
+
+    def __call__(self, queries: Sequence[Query]) -> list[Continuation]:
+        """Return the continuation of each prompt by the model's present parameters.
+
+        Every process must call this with the same prompts. InputError if no prompt fits beside its continuation.
+        """
+        model = self.model
+        self._cached.params = for_inference(model.params, model.model.execution.compute_dtype())
+        encoded = model.tokenizer.encode_batch([query.text for query in queries])
+        fitted = [self._fitted(query, ids) for query, ids in zip(queries, encoded, strict=True)]
+        order = sorted(range(len(queries)), key=lambda index: -len(fitted[index][0]))
+        found: dict[int, Continuation] = {}
+        with Progress("prompts", len(queries), active=model.show_progress) as progress:
+            for start in range(0, len(order), model.batch_size):
+                batch = order[start : start + model.batch_size]
+                prompts = [Prompt(fitted[index][0], self.length, index) for index in batch]
+                for index, stream in zip(batch, self._streams(prompts), strict=True):
+                    ids, shortened = fitted[index]
+                    new = stream.ids[len(ids[-_BEFORE:]) :]
+                    found[index] = Continuation(stream.generated, ids, new, shortened)
+                progress.update(len(found))
+        return [found[index] for index in range(len(queries))]
+
+    def log_probabilities(self, continuations: Sequence[Continuation]) -> list[float]:
+        """Return the log-probability of each continuation's ids, in nats, those that ended it included."""
+        sequences = [Scored([*one.prompt, *one.ids], len(one.prompt)) for one in continuations]
+        return [score.log_probability for score in self.model.scorer(self.model.params, sequences)]
+
+    def _fitted(self, query: Query, ids: list[int]) -> tuple[list[int], bool]:
+        """Return the ids of a prompt that leave room for the continuation, and whether some were left out."""
+        model = self.model
+        left = model.begin if model.begin_all else []
+        room = model.positions - self.length - len(left)
+        if room < 1:
+            raise InputError(
+                f"{query.where}: a continuation of {self.length} tokens must fit in the {model.positions} positions of "
+                "the model that are used, after a prompt; give another run or task"
+            )
+        if len(ids) <= room:
+            return [*left, *ids], False
+        if query.document is not None:
+            text, cut = query.text, query.document
+            before, document, after = model.tokenizer.encode_batch([text[: cut.start], text[cut], text[cut.stop :]])
+            if (kept := room - len(before) - len(after)) >= 0:
+                return [*left, *before, *document[:kept], *after], True
+        return [*left, *ids[-room:]], True
+
+    def _streams(self, prompts: list[Prompt]) -> list[TextStream]:
+        """Return the finished text of each prompt's continuation."""
+        streams = [TextStream(self.model.tokenizer, prompt.ids[-_BEFORE:], self.stop) for prompt in prompts]
+        padding = Prompt(prompts[0].ids[:1], 1)
+        filled = [*prompts, *[padding] * (self.model.batch_size - len(prompts))]  # all batches have one shape
+        with use_mesh(self.model.mesh):
+            for new in self._sampler(filled):
+                ids = new[: len(streams), 0].tolist()
+                for stream, i in zip(streams, ids, strict=True):
+                    if i != ENDED:
+                        stream.push(i)
+                if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
+                    break
+        for stream in streams:
+            stream.finish()
+        return streams

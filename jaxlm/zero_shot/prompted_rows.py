@@ -1,0 +1,148 @@
+"""Rows of the files of prompted tasks: fields for the prompt, and the correct answers."""
+
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxlm.bounded_read import parse_json
+from jaxlm.errors import InputError
+from jaxlm.tasks.datasets.squad import SQUAD2, read_questions
+from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*)</seg>", re.IGNORECASE)
+
+
+class Row(NamedTuple):
+    """A row. fields: the values for the prompt file. answers: at least one. turns: the earlier questions about the same
+    document, each with its answer; where: the file and the row, for messages.
+    """
+
+    fields: dict[str, str]
+    answers: tuple[str, ...]
+    where: str
+    turns: tuple[Mapping[str, str], ...] = ()
+
+
+def reading_questions(path: Path) -> tuple[list[Row], int]:
+    """Return the questions of SQuAD's JSON or of JSONL, and the number of those without an answer."""
+    examples = read_questions(path, SQUAD2.task, labelled=True).examples
+    rows = [
+        Row(
+            {"document": example.context, "question": example.question},
+            tuple(text for text, _ in example.answers),
+            f"{path}: question {example.name}",
+        )
+        for example in examples
+        if example.answers
+    ]
+    if not rows:
+        raise InputError(f"{path} must have questions with an answer, got {len(examples)} without; give another file")
+    return rows, len(examples) - len(rows)
+
+
+def conversations(path: Path) -> tuple[list[Row], int]:
+    """Return the questions of CoQA's JSON, each with those before it."""
+    with open_input(path) as stream:
+        text = "\n".join(line for _, line in numbered_lines(stream, str(path)))
+    try:
+        rows = [row for story in parse_json(text)["data"] for row in _turns(path, story)]
+    except ValueError as error:
+        raise InputError(f"{path} must be JSON, got {error}; give CoQA's file") from None
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(
+            f"{path} must have data, story, questions and answers with input_text, got {error!r}; give CoQA's file"
+        ) from None
+    if not rows:
+        raise InputError(f"{path} must have questions, got none; give CoQA's file")
+    return rows, 0
+
+
+def _turns(path: Path, story: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the questions of a story. Human answers besides the first are in `additional_answers`."""
+    turns: list[dict[str, str]] = []
+    others = list(story.get("additional_answers", {}).values())
+    for number, (question, answer) in enumerate(zip(story["questions"], story["answers"], strict=True)):
+        given = [answer["input_text"], *(other[number]["input_text"] for other in others)]
+        fields = {"document": story["story"].strip(), "question": question["input_text"].strip()}
+        yield Row(fields, tuple(one.strip() for one in given), f"{path}: {story['id']} {number + 1}", tuple(turns))
+        turns.append({"question": fields["question"], "answer": given[0].strip()})
+
+
+def open_questions(path: Path) -> tuple[list[Row], int]:
+    """Return the rows of JSONL with `question`, and `answer`, a text or a list of texts."""
+    rows = []
+    for where, row in _objects(path):
+        answers = row.get("answer")
+        answers = [answers] if isinstance(answers, str) else answers
+        if not isinstance(row.get("question"), str) or not row["question"].strip():
+            raise InputError(f"{where}: question must be a text, got {row.get('question')!r}; fix or remove the row")
+        if not isinstance(answers, list) or not answers or not all(isinstance(one, str) for one in answers):
+            raise InputError(f"{where}: answer must be a list of texts, got {answers!r}; fix or remove the row")
+        rows.append(Row({"question": row["question"].strip().removesuffix("?").rstrip()}, tuple(answers), where))
+    return rows, 0
+
+
+def stories(path: Path) -> tuple[list[Row], int]:
+    """Return the rows of JSONL with `article` and `highlights` (CNN/DailyMail), or `document` and `summary`."""
+    names = (("article", "highlights"), ("document", "summary"))
+    rows = []
+    for where, row in _objects(path):
+        pair = next((pair for pair in names if pair[0] in row), names[0])
+        for name in pair:
+            if not isinstance(row.get(name), str) or not row[name].strip():
+                raise InputError(f"{where}: {name} must be a text, got {row.get(name)!r}; fix or remove the row")
+        rows.append(Row({"document": row[pair[0]].strip()}, (row[pair[1]].strip(),), where))
+    return rows, 0
+
+
+def sentence_pairs(path: Path) -> tuple[list[Row], int]:
+    """Return the pairs of two files, SOURCE,REFERENCE. InputError if they have different numbers of sentences."""
+    source, comma, reference = str(path).partition(",")
+    if not comma or not source or not reference:
+        raise InputError(
+            f"translation must have two files with a comma between them, got {path}; write translation:test.en,test.fr"
+        )
+    sources, references = sentences(Path(source)), sentences(Path(reference))
+    if len(sources) != len(references):
+        raise InputError(
+            f"{reference} must have the {len(sources):,} sentences of {source}, got {len(references):,}; give a "
+            "parallel file"
+        )
+    rows = []
+    for (where, text), (where_reference, answer) in zip(sources, references, strict=True):
+        for place, one in ((where, text), (where_reference, answer)):
+            if not one:
+                raise InputError(f"{place} must have a sentence, got an empty one; remove it from both files")
+        rows.append(Row({"source": text}, (answer,), where))
+    return rows, 0
+
+
+def sentences(path: Path) -> list[tuple[str, str]]:
+    """Return (file and line, sentence) of each `<seg>` of an .sgm file, or of each line of another file."""
+    found: Sequence[tuple[str, str]]
+    with open_input(path) as stream:
+        lines = [(f"{path} line {number}", line) for number, line in numbered_lines(stream, str(path))]
+    if path.suffix == ".sgm":
+        matches = ((where, _SEGMENT.search(line)) for where, line in lines)
+        found = [(where, html.unescape(match[1]).strip()) for where, match in matches if match]
+        if (opened := sum("<seg" in line.lower() for _, line in lines)) != len(found):
+            raise InputError(f"{path} must have each <seg> on a line of its own, got {opened - len(found)} others")
+    else:
+        found = [(where, line.strip()) for where, line in lines]
+    if not found:
+        raise InputError(f"{path} must have sentences, got none; give another file")
+    return list(found)
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and line, object) for each line of JSONL. InputError without any."""
+    found = 0
+    with open_input(path) as stream:
+        for number, row in json_rows(numbered_lines(stream, str(path)), str(path)):
+            if row is not None:
+                found += 1
+                yield f"{path} line {number}", row
+    if not found:
+        raise InputError(f"{path} must have rows, got none; give another file")
