@@ -59,6 +59,8 @@ OWNERS = {
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
     "pyarrow": ["jaxlm.data.columnar"],
+    "sacrebleu": ["jaxlm.zero_shot.generation_scores"],
+    "rouge_score": ["jaxlm.zero_shot.generation_scores"],
     "tensorboardX": ["jaxlm.runs.metrics_log"],
     "etils": ["jaxlm.runs.checkpoints", "jaxlm.runs.remote", "jaxlm.runs.directory"],
     "fsspec": ["jaxlm.runs.remote"],

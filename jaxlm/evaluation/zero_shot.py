@@ -42,6 +42,18 @@ class ZeroShotOptions:
     pseudo_likelihood: Literal["token", "word"] = "token"
     """Masks of an encoder's score. token: the scored token (Salazar et al., 2020). word: also the later tokens of its
     word (Kauf and Ivanova, 2023)."""
+    stride: int | None = None
+    """Tokens of a running text scored per window. Default: the context length, for windows without overlap."""
+    context_length: int | None = None
+    """Maximum number of tokens before a scored token of a running text. Default: the trained length."""
+    prompt: Path | None = None
+    """Prompt file of a task with generated answers. Default: the task's own."""
+    prompt_examples: int | None = None
+    """Number of rows with their answers in the prompt. Default: 5 for nq_open and translation, 0 for others."""
+    prompt_rows: Path | None = None
+    """File of the rows in the prompt, as the task's. Default: the first rows of the task's file, not scored."""
+    seed: int = 0
+    """Seed of the sampling of summaries."""
 
 
 @dataclass(frozen=True, kw_only=True)

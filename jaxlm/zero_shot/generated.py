@@ -38,17 +38,19 @@ class Continuer:
         self, model, *, length: int, stop: Sequence[str] = (), sampling: Sampling = GREEDY, seed: int = 0
     ) -> None:
         self.model, self.length, self.stop = model, length, tuple(stop)
-        specials = model.tokenizer.specials
-        self._cached = CachedModel(
-            model.model,
-            model.params,
-            mesh=model.mesh,
-            positions=model.positions,
-            forbidden=list(specials.values()),
-            size=model.tokenizer.size,
-            end=specials.get("end"),
-        )
-        self._sampler = Sampler(self._cached, sampling, seed=seed)
+        if (sampling, seed) not in model.samplers:
+            specials = model.tokenizer.specials
+            cached = CachedModel(
+                model.model,
+                model.params,
+                mesh=model.mesh,
+                positions=model.positions,
+                forbidden=list(specials.values()),
+                size=model.tokenizer.size,
+                end=specials.get("end"),
+            )
+            model.samplers[sampling, seed] = Sampler(cached, sampling, seed=seed)
+        self._sampler = model.samplers[sampling, seed]
 
     def __call__(self, queries: Sequence[Query]) -> list[Continuation]:
         """Return the continuation of each prompt by the model's present parameters.
@@ -56,7 +58,7 @@ class Continuer:
         Every process must call this with the same prompts. InputError if no prompt fits beside its continuation.
         """
         model = self.model
-        self._cached.params = for_inference(model.params, model.model.execution.compute_dtype())
+        self._sampler.cached.params = for_inference(model.params, model.model.execution.compute_dtype())
         encoded = model.tokenizer.encode_batch([query.text for query in queries])
         fitted = [self._fitted(query, ids) for query, ids in zip(queries, encoded, strict=True)]
         order = sorted(range(len(queries)), key=lambda index: -len(fitted[index][0]))

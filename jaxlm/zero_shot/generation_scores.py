@@ -23,10 +23,11 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> tuple[float, float,
     metric = BLEU()
     value = metric.corpus_score(list(texts), [list(references)]).score
     signature = str(metric.get_signature())
-    resampled = BLEU().corpus_score(list(texts), [list(references)], n_bootstrap=RESAMPLES)
-    # Its interval is 1.96 standard deviations of the resampled values; the field is rounded to 0.01.
-    half = json.loads(resampled.format(is_json=True))["confidence_var"]
-    return value, half / 1.96, signature
+    resampling = BLEU()
+    resampled = resampling.corpus_score(list(texts), [list(references)], n_bootstrap=RESAMPLES)
+    fields = json.loads(resampled.format(width=9, is_json=True, signature=str(resampling.get_signature())))
+    # Half of the interval that holds 95 % of the resampled values; it has no such field if all of them are 0.
+    return value, fields.get("confidence_var", 0.0) / 1.96, signature
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:

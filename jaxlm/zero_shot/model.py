@@ -41,6 +41,7 @@ class ZeroShotModel:
         self.model, self.tokenizer, self.mesh, self.batch_size = model, tokenizer, mesh, batch_size
         self.positions = positions or model.max_length
         self.params: Any = None
+        self.samplers: dict[Any, Any] = {}  # those of `generated`, which keep their compiled programs
         self.begin_all, self.within_word, self.show_progress = begin_all, within_word, show_progress
         self.begin = left_context(tokenizer) if model.is_causal else []
         sizes = {"mesh": mesh, "batch_size": batch_size, "positions": self.positions}

@@ -23,6 +23,7 @@ from jaxlm.data.sentences import sentence_ends
 from jaxlm.errors import InputError
 from jaxlm.inference.sampling import Sampling
 from jaxlm.tasks.metrics.span_scores import answer_scores
+from jaxlm.training.config import check_seed
 from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer
 from jaxlm.zero_shot.generation_scores import bleu, conversation_scores, rouge
 from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
@@ -67,6 +68,7 @@ class PromptedTask:
     def measure(self, model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
         """Yield the values. InputError for a malformed file or too few rows for the examples."""
         del protocols
+        check_seed("--seed", options.seed)
         template = read_template(self.name, options.prompt, self.fields)
         rows, without = self.read(path)
         examples, scored, named = self._examples(path, rows, options)

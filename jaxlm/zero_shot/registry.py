@@ -4,10 +4,14 @@ from jaxlm.errors import InputError
 from jaxlm.zero_shot.continuations import CONTINUATIONS
 from jaxlm.zero_shot.last_words import LAMBADA
 from jaxlm.zero_shot.minimal_pairs import BLIMP
+from jaxlm.zero_shot.prompted import PROMPTED
 from jaxlm.zero_shot.pronouns import DPR, WSC273
+from jaxlm.zero_shot.running_text import RUNNING_TEXTS
 from jaxlm.zero_shot.task import ZeroShotTask
 
-ZERO_SHOT_TASKS: dict[str, ZeroShotTask] = {task.name: task for task in (*CONTINUATIONS, DPR, WSC273, LAMBADA, BLIMP)}
+ZERO_SHOT_TASKS: dict[str, ZeroShotTask] = {
+    task.name: task for task in (*CONTINUATIONS, DPR, WSC273, LAMBADA, BLIMP, *RUNNING_TEXTS, *PROMPTED)
+}
 
 
 def parse_tasks(specs: tuple[str, ...]) -> list[tuple[ZeroShotTask, str]]:

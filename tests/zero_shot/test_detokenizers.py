@@ -24,7 +24,7 @@ WRITTEN = {
         " The Beach Boys ' \" Surfer Girl \" [ it 's old ] ; $ 5 , 34 % ( e.g. , Dr. No ) ! ": (
             "The Beach Boys' \"Surfer Girl\" [it's old]; $5, 34% (e.g., Dr. No)!"
         ),
-        " he said : \" we were like , ' Yeah , we love this song ' \" . ": "he said: \"we were like, 'Yeah, we love this song'\".",
+        " he said : \" like , ' Yeah , we love this song ' \" . ": "he said: \"like, 'Yeah, we love this song'\".",
     },
     PTB: {
         " no it was n't black monday ": "no it wasn't black monday",
