@@ -92,8 +92,8 @@ class Continuer:
         if len(ids) <= room:
             return [*left, *ids], False
         if query.document is not None:
-            text, cut = query.text, query.document
-            before, document, after = model.tokenizer.encode_batch([text[: cut.start], text[cut], text[cut.stop :]])
+            text, span = query.text, query.document
+            before, document, after = model.tokenizer.encode_batch([text[: span.start], text[span], text[span.stop :]])
             if (kept := room - len(before) - len(after)) >= 0:
                 return [*left, *before, *document[:kept], *after], True
         return [*left, *ids[-room:]], True
