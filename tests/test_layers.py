@@ -66,6 +66,7 @@ OWNERS = {
     "fsspec": ["jaxlm.runs.remote"],
     "transformers": ["jaxlm.interop"],
     "torch": ["jaxlm.interop"],
+    "lm_eval": ["jaxlm.evaluation"],
     "pickle": [],
     "cloudpickle": [],
     "dill": [],

@@ -1,0 +1,115 @@
+"""`evaluate harness`: EleutherAI's lm-evaluation-harness over a run.
+
+The command line is that of the harness (`python -m lm_eval run --help`) without the flags that select a model, and with
+those of `Harness`. Tasks, metrics, tables and the files under --output_path are the harness's own.
+"""
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import jax
+import tyro
+
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
+from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import load_run
+
+# Flags of the harness that select a model or its devices.
+NOT_OURS = {
+    "model": "--run",
+    "model_args": "--run, --beyond-length and --mesh.*",
+    "device": "JAX_PLATFORMS",
+    "max_batch_size": "--batch-size",
+}
+DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # lm_eval 0.4.13: of random, numpy, torch and the examples in a prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harness:
+    """Tasks of EleutherAI's lm-evaluation-harness. All other flags are those of lm_eval, for example --tasks."""
+
+    run: str
+    """A run, RUN or RUN@STEP, of a model that predicts the next token."""
+    batch_size: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=("-b",))] = "auto"
+    """Sequences in a batch; the results do not depend on it. auto: those of the run's evaluation."""
+    beyond_length: bool = False
+    """Use untrained position embeddings for texts longer than the trained length."""
+    prefix_token_id: int | None = None
+    """Id in front of a text without a context. Default: the token that starts a text, else the one that ends it."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    of_lm_eval: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """The flags of lm_eval."""
+
+
+def harness_command_line(argv: Sequence[str]) -> Harness:
+    """Return the arguments of a command line; flags that are not of `Harness` are kept for lm_eval."""
+    program = "python -m jaxlm.evaluate harness"
+    parsed, others = tyro.cli(Harness, args=list(argv), prog=program, return_unknown_args=True)
+    return replace(parsed, of_lm_eval=tuple(others))
+
+
+def evaluate_harness(arguments: Harness) -> dict[str, Any]:
+    """Run lm_eval's own command over a run, and return the number of requests that were answered, by kind."""
+    check_installed()
+    with _command_line_of(arguments.of_lm_eval):
+        from lm_eval._cli import HarnessCLI
+        from lm_eval.utils import setup_logging
+
+        setup_logging()
+        command = HarnessCLI()
+        options = command.parse_args()
+        _check(options)
+        from jaxlm.evaluation.harness_model import HarnessModel
+
+        model = HarnessModel(
+            load_run(arguments.run, mesh=make_mesh(arguments.mesh)),
+            batch_size=arguments.batch_size,
+            beyond_length=arguments.beyond_length,
+            prefix_token_id=arguments.prefix_token_id,
+            seed=(options.seed or DEFAULT_SEEDS)[2] or 0,
+        )
+        options.model, options.batch_size = model, model.batch_size
+        options.model_args = {"model": model.run.name, "beyond_length": arguments.beyond_length}
+        command.execute(options)
+    return {"run": model.run.name, "requests": dict(model.requests.counts)}
+
+
+def check_installed() -> None:
+    """Raise InputError without the package lm_eval."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise InputError(
+            "harness needs the package lm_eval, which is not installed; run launch/setup.sh cpu harness, or pip "
+            "install 'jaxlm[harness]'"
+        )
+
+
+def _check(options: Any) -> None:
+    """Raise InputError for flags of lm_eval that are wrong or not ours, before the run is loaded."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    for name, instead in NOT_OURS.items():
+        if getattr(options, name, None) is not None:
+            raise InputError(f"--{name} must be left out, got {getattr(options, name)}; use {instead}")
+    if jax.process_count() > 1 and options.use_cache:
+        raise InputError(f"--use_cache must be left out with several processes, got {options.use_cache}; leave it out")
+    try:
+        EvaluatorConfig.from_cli(options).process_tasks()
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"--tasks and the other flags of lm_eval must be valid, got: {error}; fix them") from error
+
+
+@contextlib.contextmanager
+def _command_line_of(flags: Sequence[str]) -> Iterator[None]:
+    """Set the process's command line, which lm_eval reads, while the block runs."""
+    before = sys.argv
+    sys.argv = ["lm_eval", "run", *flags]
+    try:
+        yield
+    finally:
+        sys.argv = before

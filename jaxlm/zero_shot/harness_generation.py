@@ -1,0 +1,147 @@
+"""Requests of the lm-evaluation-harness for generated text, answered by a language model.
+
+Arguments, truncation and stop strings follow the harness's own Hugging Face backend (EleutherAI, lm_eval 0.4.13:
+`normalize_gen_kwargs` in models/utils.py, `generate_until` in models/huggingface.py). This module needs no lm_eval.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxlm.distributed.mesh import use_mesh
+from jaxlm.errors import InputError
+from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.text_stream import TextStream
+from jaxlm.zero_shot.harness_requests import Answered, HarnessRequests, same_everywhere
+
+DEFAULT_NEW_TOKENS = 256
+# The names of the maximum number of new tokens, the first of which counts.
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+KNOWN = {*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty"}
+WITHOUT_EFFECT = {"num_beams": 1, "num_return_sequences": 1, "length_penalty": 1.0, "use_cache": True}
+
+
+class Continuation(NamedTuple):
+    """Settings of a request.
+
+    length: the maximum number of new tokens. stop: texts that end the answer, which ends before them.
+    """
+
+    length: int
+    stop: tuple[str, ...]
+    sampling: Sampling
+    repetition_penalty: float
+
+
+def continuation(given: Mapping[str, Any]) -> Continuation:
+    """Return the settings of a request's arguments. InputError for an argument that is not supported.
+
+    Without `do_sample` a positive temperature samples; `do_sample` without a temperature samples at 1.
+    """
+    for name, value in given.items():
+        if name not in KNOWN and (name not in WITHOUT_EFFECT or value != WITHOUT_EFFECT[name]):
+            raise InputError(
+                f"--gen_kwargs {name} must be one of {', '.join(sorted(KNOWN))}, got {name}={value}; leave it out"
+            )
+    length = next((given[name] for name in LENGTHS if given.get(name) is not None), DEFAULT_NEW_TOKENS)
+    until = given.get("until") or []
+    stop = [until] if isinstance(until, str) else list(until)
+    temperature, sample = given.get("temperature"), given.get("do_sample")
+    if sample is False or (sample is None and temperature is None):
+        temperature = 0.0
+    sampling = Sampling(
+        1.0 if temperature is None else float(temperature), int(given.get("top_k") or 0), float(given.get("top_p") or 1)
+    )
+    sampling.check()
+    return Continuation(
+        int(length), tuple(text for text in stop if text), sampling, float(given.get("repetition_penalty") or 1.0)
+    )
+
+
+def generate_until(
+    requests: HarnessRequests,
+    prompts: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    seed: int = 0,
+    answered: Answered | None = None,
+) -> list[str]:
+    """Return the text that continues each prompt, without the prompt and without its stop string.
+
+    prompts: (context, arguments). A context that leaves no room for its maximum number of new tokens loses its
+    beginning. Samples depend on the seed and on the index of the prompt. InputError for arguments that are not
+    supported, and for more new tokens than the model has positions.
+    """
+    same_everywhere(prompts)
+    requests.counts["generate_until"] += len(prompts)
+    groups = defaultdict(list)
+    for index, (_, given) in enumerate(prompts):
+        groups[continuation(given)].append(index)
+    inputs = {wanted: _prompts(requests, prompts, some, wanted.length) for wanted, some in groups.items()}
+    texts, done = [""] * len(prompts), 0
+    with requests.progress("generate_until", len(prompts)) as progress:
+        for wanted, some in inputs.items():
+            sampler = _sampler(requests, wanted, seed)
+            for first in range(0, len(some), requests.batch_size):
+                batch = some[first : first + requests.batch_size]
+                for prompt, text in zip(batch, _texts(requests, sampler, batch, wanted.stop), strict=True):
+                    texts[prompt.number] = text
+                    if answered is not None:
+                        answered(prompt.number, text)
+                done += len(batch)
+                progress.update(done)
+    return texts
+
+
+def _prompts(requests: HarnessRequests, prompts, some: Sequence[int], length: int) -> list[Prompt]:
+    """Return the prompts of some indices as ids, the longest first."""
+    room = requests.longest - length
+    if room < 1 or length < 1:
+        raise InputError(
+            f"--gen_kwargs max_gen_toks must be from 1 to {requests.longest - 1}, below the length of the model, got "
+            f"{length}; give --gen_kwargs max_gen_toks={max(1, requests.longest // 2)}{requests.more_length}"
+        )
+    found = []
+    for index, ids in zip(some, requests.tokenizer.encode_batch([prompts[index][0] for index in some]), strict=True):
+        kept = (ids or requests.prefix)[-room:]
+        if not kept:
+            raise InputError(
+                "a prompt must not be empty for a model without a token that begins a text, got ''; leave the row out"
+            )
+        found.append(Prompt(kept, length, index))
+    return sorted(found, key=lambda prompt: -len(prompt.ids))
+
+
+def _sampler(requests: HarnessRequests, wanted: Continuation, seed: int) -> Sampler:
+    run, specials = requests.run, requests.tokenizer.specials
+    cached = CachedModel(
+        run.model,
+        run.params,
+        mesh=run.mesh,
+        positions=requests.longest,
+        forbidden=list(specials.values()),
+        size=requests.tokenizer.size,
+        end=specials.get("end"),
+        repetition_penalty=wanted.repetition_penalty,
+    )
+    return Sampler(cached, wanted.sampling, seed=seed)
+
+
+def _texts(requests: HarnessRequests, sampler: Sampler, batch: Sequence[Prompt], stop: Sequence[str]) -> list[str]:
+    """Return the text that continues each prompt of a batch."""
+    mesh = requests.run.mesh
+    rows = default_batch_size(requests.batch_size, mesh)
+    filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
+    streams = [TextStream(requests.tokenizer, prompt.ids, stop) for prompt in batch]
+    with use_mesh(mesh):
+        for new in sampler(filled):
+            ids = new[: len(batch), 0].tolist()
+            for stream, i in zip(streams, ids, strict=True):
+                if i != ENDED:
+                    stream.push(i)
+            if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
+                break
+    for stream in streams:
+        stream.finish()
+    return [stream.generated for stream in streams]
