@@ -4,8 +4,8 @@ perplexity: how well a text that was prepared as a token store is predicted. tas
 another labelled file. score: the log-probability of each sentence of a file, or of each choice of its rows; of an
 encoder the pseudo-log-likelihood, or the best fillings of [MASK]. features: what an encoder's layers give for each
 token. ensemble: several fine-tuned runs as one. activations: all layers and logits for some ids. zero-shot: tasks
-without fine-tuning, with one JSON object per value. harness: tasks of EleutherAI's lm-evaluation-harness. A summary goes
-to standard output; its last line is one JSON object with the figures (nan and infinities as strings).
+without fine-tuning, with one JSON object per value. harness: tasks of the lm-evaluation-harness. A summary goes to
+standard output; its last line is one JSON object with the figures (nan and infinities as strings).
 """
 
 import sys
