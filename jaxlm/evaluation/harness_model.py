@@ -18,7 +18,7 @@ from jaxlm.distributed.mesh import MeshConfig, check_batch, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.zero_shot.harness_generation import generate_until
+from jaxlm.zero_shot.harness_generation import GenerationRequests
 from jaxlm.zero_shot.harness_requests import Answered, HarnessRequests
 
 DEFAULT_BATCH_SIZE = 32
@@ -57,7 +57,7 @@ class HarnessModel(TemplateLM):
         size = run.tokenizer.size
         if prefix_token_id is not None and not 0 <= prefix_token_id < size:
             raise InputError(f"--prefix-token-id must be from 0 to {size - 1}, got {prefix_token_id}; give another")
-        self.run, self.seed = run, seed
+        self.run = run
         self.requests = HarnessRequests(
             run,
             batch_size=_batch_size(batch_size, run),
@@ -65,6 +65,7 @@ class HarnessModel(TemplateLM):
             prefix=None if prefix_token_id is None else [prefix_token_id],
             show_progress=show_progress,
         )
+        self._generation = GenerationRequests(self.requests, seed=seed)
         if jax.process_count() > 1:  # the harness reports where this is 0, and gives all requests to every process
             os.environ["LOCAL_RANK"] = str(jax.process_index())
 
@@ -113,8 +114,7 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the continuation of each request's context."""
         prompts = [request.args for request in requests]
-        kept = self._kept("generate_until", prompts)
-        return generate_until(self.requests, prompts, seed=self.seed, answered=kept)
+        return self._generation(prompts, self._kept("generate_until", prompts))
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         return self.requests.token_log_likelihoods([(context, rest) for _, context, rest in requests])

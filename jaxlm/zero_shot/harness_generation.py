@@ -60,88 +60,93 @@ def continuation(given: Mapping[str, Any]) -> Continuation:
     )
 
 
-def generate_until(
-    requests: HarnessRequests,
-    prompts: Sequence[tuple[str, Mapping[str, Any]]],
-    *,
-    seed: int = 0,
-    answered: Answered | None = None,
-) -> list[str]:
-    """Return the text that continues each prompt, without the prompt and without its stop string.
+class GenerationRequests:
+    """A causal model that answers requests for generated text; it keeps the compiled programs.
 
-    prompts: (context, arguments). A context that leaves no room for its maximum number of new tokens loses its
-    beginning. Samples depend on the seed and on the index of the prompt. InputError for arguments that are not
-    supported, and for more new tokens than the model has positions.
+    seed: of sampling. Samples depend on it and on the index of the prompt.
     """
-    same_everywhere(prompts)
-    requests.counts["generate_until"] += len(prompts)
-    groups = defaultdict(list)
-    for index, (_, given) in enumerate(prompts):
-        groups[continuation(given)].append(index)
-    inputs = {wanted: _prompts(requests, prompts, some, wanted.length) for wanted, some in groups.items()}
-    texts, done = [""] * len(prompts), 0
-    with requests.progress("generate_until", len(prompts)) as progress:
-        for wanted, some in inputs.items():
-            sampler = _sampler(requests, wanted, seed)
-            for first in range(0, len(some), requests.batch_size):
-                batch = some[first : first + requests.batch_size]
-                for prompt, text in zip(batch, _texts(requests, sampler, batch, wanted.stop), strict=True):
-                    texts[prompt.number] = text
-                    if answered is not None:
-                        answered(prompt.number, text)
-                done += len(batch)
-                progress.update(done)
-    return texts
 
+    def __init__(self, requests: HarnessRequests, *, seed: int = 0) -> None:
+        self._requests, self._seed = requests, seed
+        self._samplers: dict[tuple[Sampling, float], Sampler] = {}
 
-def _prompts(requests: HarnessRequests, prompts, some: Sequence[int], length: int) -> list[Prompt]:
-    """Return the prompts of some indices as ids, the longest first."""
-    room = requests.longest - length
-    if room < 1 or length < 1:
-        raise InputError(
-            f"--gen_kwargs max_gen_toks must be from 1 to {requests.longest - 1}, below the length of the model, got "
-            f"{length}; give --gen_kwargs max_gen_toks={max(1, requests.longest // 2)}{requests.more_length}"
-        )
-    found = []
-    for index, ids in zip(some, requests.tokenizer.encode_batch([prompts[index][0] for index in some]), strict=True):
-        kept = (ids or requests.prefix)[-room:]
-        if not kept:
+    def __call__(self, prompts: Sequence[tuple[str, Mapping[str, Any]]], answered: Answered | None = None) -> list[str]:
+        """Return the text that continues each prompt, without the prompt and without its stop string.
+
+        prompts: (context, arguments). A context that leaves no room for its maximum number of new tokens loses its
+        beginning. InputError for arguments that are not supported, and for more new tokens than the model has
+        positions. Every process must make the same call.
+        """
+        same_everywhere(prompts)
+        requests, size = self._requests, self._requests.batch_size
+        requests.counts["generate_until"] += len(prompts)
+        groups = defaultdict(list)
+        for index, (_, given) in enumerate(prompts):
+            groups[continuation(given)].append(index)
+        inputs = {wanted: self._prompts(prompts, some, wanted.length) for wanted, some in groups.items()}
+        texts, done = [""] * len(prompts), 0
+        with requests.progress("generate_until", len(prompts)) as progress:
+            for wanted, some in inputs.items():
+                for batch in (some[first : first + size] for first in range(0, len(some), size)):
+                    for prompt, text in zip(batch, self._texts(batch, wanted), strict=True):
+                        texts[prompt.number] = text
+                        if answered is not None:
+                            answered(prompt.number, text)
+                    done += len(batch)
+                    progress.update(done)
+        return texts
+
+    def _prompts(self, prompts, some: Sequence[int], length: int) -> list[Prompt]:
+        """Return the prompts of some indices as ids, the longest first."""
+        requests = self._requests
+        room = requests.longest - length
+        if room < 1 or length < 1:
             raise InputError(
-                "a prompt must not be empty for a model without a token that begins a text, got ''; leave the row out"
+                f"--gen_kwargs max_gen_toks must be from 1 to {requests.longest - 1}, below the length of the model, "
+                f"got {length}; give --gen_kwargs max_gen_toks={max(1, requests.longest // 2)}{requests.more_length}"
             )
-        found.append(Prompt(kept, length, index))
-    return sorted(found, key=lambda prompt: -len(prompt.ids))
+        found = []
+        encoded = requests.tokenizer.encode_batch([prompts[index][0] for index in some])
+        for index, ids in zip(some, encoded, strict=True):
+            kept = (ids or requests.prefix)[-room:]
+            if not kept:
+                raise InputError(
+                    "a prompt must not be empty for a model without a token that begins a text, got ''; leave it out"
+                )
+            found.append(Prompt(kept, length, index))
+        return sorted(found, key=lambda prompt: -len(prompt.ids))
 
+    def _texts(self, batch: Sequence[Prompt], wanted: Continuation) -> list[str]:
+        """Return the text that continues each prompt of a batch."""
+        mesh = self._requests.run.mesh
+        rows = default_batch_size(self._requests.batch_size, mesh)
+        filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
+        streams = [TextStream(self._requests.tokenizer, prompt.ids, wanted.stop) for prompt in batch]
+        with use_mesh(mesh):
+            for new in self._sampler(wanted)(filled):
+                ids = new[: len(batch), 0].tolist()
+                for stream, i in zip(streams, ids, strict=True):
+                    if i != ENDED:
+                        stream.push(i)
+                if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
+                    break
+        for stream in streams:
+            stream.finish()
+        return [stream.generated for stream in streams]
 
-def _sampler(requests: HarnessRequests, wanted: Continuation, seed: int) -> Sampler:
-    run, specials = requests.run, requests.tokenizer.specials
-    cached = CachedModel(
-        run.model,
-        run.params,
-        mesh=run.mesh,
-        positions=requests.longest,
-        forbidden=list(specials.values()),
-        size=requests.tokenizer.size,
-        end=specials.get("end"),
-        repetition_penalty=wanted.repetition_penalty,
-    )
-    return Sampler(cached, wanted.sampling, seed=seed)
-
-
-def _texts(requests: HarnessRequests, sampler: Sampler, batch: Sequence[Prompt], stop: Sequence[str]) -> list[str]:
-    """Return the text that continues each prompt of a batch."""
-    mesh = requests.run.mesh
-    rows = default_batch_size(requests.batch_size, mesh)
-    filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
-    streams = [TextStream(requests.tokenizer, prompt.ids, stop) for prompt in batch]
-    with use_mesh(mesh):
-        for new in sampler(filled):
-            ids = new[: len(batch), 0].tolist()
-            for stream, i in zip(streams, ids, strict=True):
-                if i != ENDED:
-                    stream.push(i)
-            if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
-                break
-    for stream in streams:
-        stream.finish()
-    return [stream.generated for stream in streams]
+    def _sampler(self, wanted: Continuation) -> Sampler:
+        run, specials = self._requests.run, self._requests.tokenizer.specials
+        key = wanted.sampling, wanted.repetition_penalty
+        if key not in self._samplers:
+            cached = CachedModel(
+                run.model,
+                run.params,
+                mesh=run.mesh,
+                positions=self._requests.longest,
+                forbidden=list(specials.values()),
+                size=self._requests.tokenizer.size,
+                end=specials.get("end"),
+                repetition_penalty=wanted.repetition_penalty,
+            )
+            self._samplers[key] = Sampler(cached, wanted.sampling, seed=self._seed)
+        return self._samplers[key]

@@ -11,7 +11,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.models.family import Inputs
-from jaxlm.zero_shot.harness_generation import continuation, generate_until
+from jaxlm.zero_shot.harness_generation import GenerationRequests, continuation
 from jaxlm.zero_shot.harness_requests import HarnessRequests, rolling_windows
 
 LONG = "and the bird sang in the tree of the hill"
@@ -34,6 +34,11 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def requests(run):
     return HarnessRequests(run, batch_size=3)
+
+
+@pytest.fixture(scope="module")
+def generate(requests):
+    return GenerationRequests(requests, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +128,11 @@ def test_beyond_length_uses_all_positions_on_any_mesh(run, scores, tmp_path):
     assert found == pytest.approx(expected(scores, ids, len(run.tokenizer.encode(LONG)))[0], rel=1e-5)
 
 
-def test_generation_is_greedy_after_the_end_of_its_context(requests, run, scores):
+def test_generation_is_greedy_after_the_end_of_its_context(generate, run, scores):
     # Fails when the beginning of a context is kept, when groups or sorting mix the answers, or at a wrong length.
     allowed = np.ones(run.tokenizer.size, bool)
     length, contexts = 6, ["The cat", LONG, "", "the dog lay on the rug"]
-    found = generate_until(requests, [(text, {"max_gen_toks": length + (k % 2)}) for k, text in enumerate(contexts)])
+    found = generate([(text, {"max_gen_toks": length + (k % 2)}) for k, text in enumerate(contexts)])
     for k, (text, answer) in enumerate(zip(contexts, found, strict=True)):
         number = length + k % 2
         ids = (run.tokenizer.encode(text) or [run.tokenizer.specials["end"]])[-(toy_gpt2.LENGTH - number) :]
@@ -137,24 +142,24 @@ def test_generation_is_greedy_after_the_end_of_its_context(requests, run, scores
         assert answer == run.tokenizer.decode([*ids, *made])[len(run.tokenizer.decode(ids)) :]
 
 
-def test_an_answer_ends_before_its_first_stop_string(requests):
+def test_an_answer_ends_before_its_first_stop_string(generate):
     # Fails when the stop string stays, or when an answer depends on the stop strings of its neighbours.
-    (whole,) = generate_until(requests, [("The cat", {"max_gen_toks": 9})])
+    (whole,) = generate([("The cat", {"max_gen_toks": 9})])
     assert len(whole) > 4
     stop = whole[3:5]
     settings = [{"max_gen_toks": 9, "until": [stop, "\0"]}, {"max_gen_toks": 9, "until": whole[2]}, {"max_gen_toks": 9}]
-    found = generate_until(requests, [("The cat", one) for one in settings])
+    found = generate([("The cat", one) for one in settings])
     assert found == [whole[: whole.index(stop)], whole[: whole.index(whole[2])], whole]
 
 
-def test_samples_depend_on_seed_and_index_only(requests):
+def test_samples_depend_on_seed_and_index_only(requests, generate):
     # Fails when sorting by length or a batch changes the seed of a prompt.
     asked = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 8}
     prompts = [(text, asked) for text in ("The cat", "a", LONG, "a")]
-    found = generate_until(requests, prompts, seed=1)
-    assert found[1] != found[3] and found == generate_until(requests, prompts, seed=1)
-    assert generate_until(requests, [("the longest prompt of all", asked), *prompts[1:]], seed=1)[1:] == found[1:]
-    assert generate_until(requests, prompts, seed=2) != found
+    found = generate(prompts)
+    assert found[1] != found[3] and found == generate(prompts)
+    assert generate([("the longest prompt of all", asked), *prompts[1:]])[1:] == found[1:]
+    assert GenerationRequests(requests, seed=2)(prompts) != found
 
 
 def test_arguments_of_generation():
@@ -171,13 +176,13 @@ def test_arguments_of_generation():
         continuation({"num_beams": 4})
 
 
-def test_bad_requests_are_one_line(requests, run, tmp_path):
+def test_bad_requests_are_one_line(requests, generate):
     with pytest.raises(InputError, match="must have tokens of its own after its context, got 'nd' after 'a'"):
         requests.log_likelihoods([("a", "nd")])
     with pytest.raises(InputError, match=r"at most 16 tokens, got \d+; leave the row out, or give --beyond-length"):
         requests.log_likelihoods([("a", LONG)])
     with pytest.raises(InputError, match="max_gen_toks must be from 1 to 15, .* got 256; .*--beyond-length"):
-        generate_until(requests, [("a", {})])
+        generate([("a", {})])
 
 
 def test_without_a_prefix_the_first_token_is_not_scored(run, scores):
