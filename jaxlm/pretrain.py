@@ -8,6 +8,7 @@ from jaxlm.distributed.devices import prepare_process
 from jaxlm.distributed.processes import StopSignal, start_processes
 from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
+from jaxlm.evaluation.zero_shot import during_pretraining
 from jaxlm.progress import STANDARD
 from jaxlm.runs.observer import Observer
 from jaxlm.runs.text_log import copied_output
@@ -21,6 +22,7 @@ def main() -> None:
     """Run the command."""
     arguments, given = command_line(PretrainArguments, PretrainConfig, program="pretrain", description=__doc__)
     start_processes(arguments.distributed)
+    evaluations = during_pretraining(arguments.zero_shot, arguments.zero_shot_every)
     with watching():
         prepare_process()
         run_pretraining(
@@ -32,6 +34,7 @@ def main() -> None:
             verify_stores=arguments.verify_stores,
             given=given,
             observer=Observer(signals=StopSignal(), output=STANDARD),
+            evaluations=evaluations,
         )
 
 

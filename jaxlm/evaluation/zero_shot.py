@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,9 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
 from jaxlm.text import Tokenizer
+from jaxlm.training.loop import ScheduledEvaluation
+from jaxlm.training.pretraining_run import Trainee
+from jaxlm.training.step import TrainState
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.registry import parse_tasks
 from jaxlm.zero_shot.task import ZeroShotTask
@@ -109,6 +112,52 @@ def measured_lines(
         value = {key: found for key, found in measured._asdict().items() if key != "how"}
         how = {"left_context": model.begins(measured.protocol in task.begins)} | dict(measured.how)
         yield of_value | value | how | ({"options": changed} if changed else {})
+
+
+def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Trainee], ScheduledEvaluation]]:
+    """Return the evaluation of zero-shot tasks, each NAME:PATH, every so many steps of pretraining; none without tasks.
+
+    Values go to RUN/zero_shot.jsonl and to TensorBoard. Those of a step that is reached again are not computed again.
+    """
+    tasks, options = parse_tasks(specs, "--zero-shot"), ZeroShotOptions()
+    if every < 0:
+        raise InputError(f"--zero-shot-every must be at least 0, got {every}; give 0 for the end only")
+    if every and not tasks:
+        raise InputError(f"--zero-shot-every must be given with --zero-shot NAME:PATH, got {every} alone; add one")
+
+    def begin(trainee: Trainee) -> ScheduledEvaluation:
+        results = Results(trainee.run.path / RESULTS, keep=True)
+        model = ZeroShotModel(
+            trainee.model,
+            trainee.tokenizer,
+            mesh=trainee.mesh,
+            batch_size=trainee.batch_size,
+            positions=trainee.length,
+            show_progress=False,
+        )
+
+        def evaluate(step: int, state: TrainState) -> None:
+            name = f"{trainee.run.name}@{step}"
+            model.params = state.weights
+            for task, path in tasks:
+                if not results.hold(name, task, path, options):
+                    lines = list(measured_lines(model, name, task, path, options))
+                    results.add(lines)
+                    show(lines)
+                    trainee.log.to_tensorboard(step, _scalars(lines))
+
+        return ScheduledEvaluation(evaluate, every, first=True)
+
+    return [begin] if tasks else []
+
+
+def _scalars(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the finite values of whole tasks by their names in TensorBoard."""
+    return {
+        f"zero_shot/{line['task']}_{line['protocol']}_{line['metric']}": line["value"]
+        for line in lines
+        if "field" not in line and math.isfinite(line["value"])
+    }
 
 
 class Results:

@@ -41,7 +41,7 @@ from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
-from jaxlm.training.loop import Session, run_training
+from jaxlm.training.loop import ScheduledEvaluation, Session, run_training
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
 from jaxlm.training.step import Settings, TrainState, from_saved, saved_part
 from jaxlm.training.task_model import TaskLearner, make_task_learner
@@ -256,15 +256,16 @@ def _train(trial: _TrialRun, title: str) -> Best:
     programs.train.on_compile = functools.partial(recorder.meter.pause, "compilation")
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
         recorder.note(note)
+    every = config.eval_every or trial.data.steps_per_epoch
+    evaluation = ScheduledEvaluation(functools.partial(trial.evaluate, recorder), every)
     session = Session(
         recorder,
         trial.checkpoints,
         context.observer,
         num_steps=trial.best.patience.stopped_at or context.num_steps,
-        evaluate_every=config.eval_every or trial.data.steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
         save=trial.save,
-        evaluate=functools.partial(trial.evaluate, recorder),
+        evaluations=(evaluation,),
         describe_batch=functools.partial(batch_rows, trial.data),
         began=None if resumed else _began(context),
     )

@@ -52,7 +52,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.tasks import TrainBatches
-from jaxlm.training.loop import Session, run_training
+from jaxlm.training.loop import ScheduledEvaluation, Session, run_training
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import Settings, TrainState, saved_part, state_of
 
@@ -337,10 +337,9 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
         checkpoints,
         context.observer,
         num_steps=context.num_steps if recorder.alive else first_step,
-        evaluate_every=config.eval_every or group.data[0].steps_per_epoch,
         checkpoint_every=config.checkpoint_every,
         save=save,
-        evaluate=evaluate,
+        evaluations=(ScheduledEvaluation(evaluate, config.eval_every or group.data[0].steps_per_epoch),),
         describe_batch=lambda number: "that of the last trial",
     )
     batches = (group.batch(number) for number in itertools.count(first_step))

@@ -80,6 +80,13 @@ class MetricsLog:
         if self._on_record is not None:
             self._on_record({"step": step} | self._scope | plain)
 
+    def to_tensorboard(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers to TensorBoard alone."""
+        if self._file is not None:
+            with _disk_errors(self.path):
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
+
     def sync(self) -> None:
         """Sync every line to disk; call this before the checkpoint of a step counts."""
         if self._file is not None:

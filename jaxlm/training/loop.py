@@ -2,10 +2,10 @@
 
 import errno
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,34 +20,43 @@ from jaxlm.training.step import TrainState
 log = logging.getLogger(__name__)
 
 
+class ScheduledEvaluation(NamedTuple):
+    """An evaluation during training, at the last step and at those in between that are due.
+
+    run(step, state): evaluates and records; if it returns True, training ends at this step. every: the number of steps
+    from one to the next; 0: none in between. first: whether to evaluate before the first update too.
+    """
+
+    run: Callable[[int, TrainState], bool | None]
+    every: int
+    first: bool = False
+
+
 @dataclass
 class Session:
     """One start of a training: its outputs, its intervals of evaluation and saving, and the caller who may stop it.
 
-    num_steps: the step at which training ends. evaluate_every: steps between evaluations, 0: at the end only.
-    evaluate(step, state): evaluates and records; if it returns True, training ends at this step. save(step, state):
-    starts a checkpoint. describe_batch(step): the rows of a batch, for an error. began: for people, `from scratch` or
-    `with the state of RUN@STEP`; None if a checkpoint of this run holds the first state.
+    num_steps: the step at which training ends. save(step, state): starts a checkpoint. describe_batch(step): the rows
+    of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None if a checkpoint of
+    this run holds the first state.
     """
 
     recorder: Recorder
     checkpoints: Checkpoints
     observer: Observer
     num_steps: int
-    evaluate_every: int
     checkpoint_every: int
     save: Callable[[int, TrainState], None]
-    evaluate: Callable[[int, TrainState], bool | None] | None = None
+    evaluations: tuple[ScheduledEvaluation, ...] = ()
     describe_batch: Callable[[int], str] = "batch {}".format
     began: str | None = None
     profile: "Profile | None" = None
-    evaluates_first: bool = False
-    """Evaluate before the first update too."""
 
-    def evaluates(self, step: int) -> bool:
-        """Return True if the parameters are evaluated after `step` updates."""
-        due = self.evaluate_every > 0 and step % self.evaluate_every == 0
-        return self.evaluate is not None and (due or step == self.num_steps)
+    def due(self, step: int) -> list[ScheduledEvaluation]:
+        """Return the evaluations after `step` updates."""
+        if step == 0:
+            return [one for one in self.evaluations if one.first]
+        return [one for one in self.evaluations if step == self.num_steps or (one.every > 0 and step % one.every == 0)]
 
     def saves(self, step: int) -> bool:
         """Return True if the state is saved after `step` updates."""
@@ -59,11 +68,10 @@ class Session:
         if "spike" in metrics:
             self.recorder.spike(step, metrics, self.describe_batch)
 
-    def run_evaluation(self, step: int, state: TrainState) -> None:
-        """Evaluate, and end training here if `evaluate` says so; the time does not count as training time."""
-        assert self.evaluate is not None
+    def evaluate(self, due: Sequence[ScheduledEvaluation], step: int, state: TrainState) -> None:
+        """Run evaluations, and end training here if one says so; the time does not count as training time."""
         with self.recorder.meter.pause("evaluation"):
-            if self.evaluate(step, state):
+            if any([one.run(step, state) for one in due]):
                 self.num_steps = step
 
     def run_save(self, step: int, state: TrainState) -> None:
@@ -95,19 +103,19 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
     """
     recorder, profile = session.recorder, session.profile
     first = done = saved = _steps(state)
-    if first == 0 and session.evaluate is not None and session.evaluates_first:
-        session.run_evaluation(0, state)
+    if first == 0 and (due := session.due(0)):
+        session.evaluate(due, 0, state)
     pending: tuple[int, dict] | None = None  # metrics of the last step, not fetched yet
     damage: DamagedStore | None = None
     try:
         while True:
             if done > first:
-                evaluates = session.evaluates(done)
-                if pending is not None and (evaluates or session.saves(done)):
+                due = session.due(done)
+                if pending is not None and (due or session.saves(done)):
                     session.record(*pending)
                     pending = None
-                if evaluates:
-                    session.run_evaluation(done, state)
+                if due:
+                    session.evaluate(due, done, state)
                 if session.saves(done):  # also the step at which an evaluation has ended training
                     session.run_save(done, state)
                     saved = done

@@ -46,6 +46,11 @@ class PretrainArguments:
     """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
     verify_stores: bool = False
     """Check the full hashes of the stores before training."""
+    zero_shot: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME:PATH, a zero-shot task to evaluate before the first step and during training, into zero_shot.jsonl. Can be
+    repeated. See python -m jaxlm.evaluate zero-shot --help."""
+    zero_shot_every: int = 0
+    """Steps between zero-shot evaluations. 0: at the end only."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 

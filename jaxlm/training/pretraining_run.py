@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import field_of_flag, listed, load_config, with_fields
@@ -20,12 +21,14 @@ from jaxlm.data.store import Store
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, Stopped, as_flags
+from jaxlm.models.family import Model
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
+from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
 from jaxlm.training.config import PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import (
@@ -35,7 +38,7 @@ from jaxlm.training.initialization import (
     resume,
     with_parameters,
 )
-from jaxlm.training.loop import Profile, Session, explain_failure, run_training
+from jaxlm.training.loop import Profile, ScheduledEvaluation, Session, explain_failure, run_training
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.pretraining_plan import (
@@ -118,6 +121,18 @@ def prepared(planned: Plan) -> _Prepared:
     return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size, entropy)
 
 
+class Trainee(NamedTuple):
+    """The training that a further evaluation belongs to. length: the tokens in the longest rows that are trained."""
+
+    run: RunDirectory
+    log: MetricsLog
+    model: Model
+    tokenizer: Tokenizer
+    mesh: Mesh
+    batch_size: int
+    length: int
+
+
 def run_pretraining(
     config: str | Path | PretrainConfig,
     *,
@@ -132,6 +147,7 @@ def run_pretraining(
     verify_stores: bool = False,
     given: Set[str] = frozenset(),
     observer: Observer | None = None,
+    evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]] = (),
 ) -> dict[str, Any]:
     """Pretrain a language model on token stores, or resume a run with the same arguments.
 
@@ -149,6 +165,7 @@ def run_pretraining(
       verify_stores: Check the full hashes of the stores first.
       given: Names of the config's fields that were set on purpose, as flags are, beside those in `changes`.
       observer: Replaces `callbacks` in a program that handles signals and prints, as the command does.
+      evaluations: Further evaluations during training, each a function of what is trained.
 
     Returns:
       A dictionary: `run`, its directory; `step`, the last step that is saved; `num_steps`; `complete`, False if a
@@ -184,12 +201,17 @@ def run_pretraining(
     )
     observer = observer or Observer(callbacks)
     try:
-        return _pretrain(arguments, {*given, *map(field_of_flag, changes)}, observer)
+        return _pretrain(arguments, {*given, *map(field_of_flag, changes)}, observer, evaluations)
     except Exception as error:
         raise explain_failure(error) from error
 
 
-def _pretrain(arguments: PretrainArguments, given: set[str], observer: Observer) -> dict[str, Any]:
+def _pretrain(
+    arguments: PretrainArguments,
+    given: set[str],
+    observer: Observer,
+    evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]],
+) -> dict[str, Any]:
     """Start or resume a run and train it until it is complete or stopped; return the result of `run_pretraining`."""
     profiled = profiled_steps(arguments)
     ready = prepared(plan(arguments, given))
@@ -214,7 +236,7 @@ def _pretrain(arguments: PretrainArguments, given: set[str], observer: Observer)
                 ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
             beginning = first_state(ready, checkpoints, arguments.start_with)
             try:
-                _train(ready, run, checkpoints, beginning, changed, observer, resolved, profiled)
+                _train(ready, run, checkpoints, beginning, changed, observer, resolved, profiled, evaluations)
             except Stopped:
                 if not observer.stopped:
                     raise
@@ -231,6 +253,7 @@ def _train(
     observer: Observer,
     resolved: dict[str, Any],
     profiled: tuple[int, int] | None,
+    evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]],
 ) -> None:
     """Train from the first state to the last step. beginning: as returned by `first_state`."""
     state, origin, notes = beginning
@@ -255,19 +278,22 @@ def _train(
     )
     ready.step.on_compile = partial(recorder.meter.pause, "compilation")
     _note_beginning(recorder, ready, state, origin, changed, notes)
+    length = max(phase.length for phase in planned.phases)
+    tokenizer = planned.stores[0].tokenizer()
+    trainee = Trainee(
+        run, recorder.metrics, ready.pretraining.model, tokenizer, ready.mesh, ready.eval_batch_size, length
+    )
     session = Session(
         recorder,
         checkpoints,
         observer,
         num_steps=num_steps,
-        evaluate_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
         save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
-        evaluate=_evaluation(recorder, ready),
+        evaluations=(*_evaluation(recorder, ready), *(begin(trainee) for begin in evaluations)),
         describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
         began=None if resumes else origin if source is None else f"with the {origin}",
         profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
-        evaluates_first=True,
     )
     step = ready.step
     run_training(state, lambda state, batch: step(state, batch, ready.settings), ready.batches(first_step), session)
@@ -317,15 +343,15 @@ def _note_beginning(
         recorder.warn(warning)
 
 
-def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, TrainState], None] | None:
-    """Return the evaluation on the validation stores, or None without any.
+def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluation]:
+    """Return the evaluation on the validation stores, or none without any.
 
     If there is an average of the parameters, the metrics are those of the average; `raw_validation_loss` is that of the
     parameters themselves.
     """
     planned = ready.plan
     if not planned.validation:
-        return None
+        return []
     validation = Validation(
         planned.validation,
         planned.config,
@@ -345,7 +371,7 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> Callable[[int, TrainSta
             metrics, said = metrics | {"raw_validation_loss": raw}, f"{said}; {raw:.4f} without averaging"
         recorder.validation(step, metrics, said)
 
-    return evaluate
+    return [ScheduledEvaluation(evaluate, planned.config.eval_every, first=True)]
 
 
 def _is_creatable(run: str) -> bool:

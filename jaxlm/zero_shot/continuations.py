@@ -110,9 +110,9 @@ def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
         product = np.sqrt(1.0 * (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
         correlation = np.nan_to_num((1.0 * tp * tn - 1.0 * fp * fn) / product)
     between = ordered[1:] > ordered[:-1]
-    if not between.any():
-        return -math.inf
     index = int(np.argmax(np.where(between, correlation, -np.inf)))
+    if not between.any() or correlation[index] < 0:
+        return math.inf  # no sentence is acceptable, which has no correlation
     low = ordered[index] if np.isfinite(ordered[index]) else ordered[index + 1] - 1.0
     return float((low + ordered[index + 1]) / 2)
 

@@ -1,5 +1,7 @@
 """All zero-shot tasks by name."""
 
+from collections.abc import Sequence
+
 from jaxlm.errors import InputError
 from jaxlm.zero_shot.continuations import CONTINUATIONS
 from jaxlm.zero_shot.last_words import LAMBADA
@@ -14,14 +16,14 @@ ZERO_SHOT_TASKS: dict[str, ZeroShotTask] = {
 }
 
 
-def parse_tasks(specs: tuple[str, ...]) -> list[tuple[ZeroShotTask, str]]:
+def parse_tasks(specs: Sequence[str], flag: str = "--task") -> list[tuple[ZeroShotTask, str]]:
     """Return the task and the path of each NAME:PATH. InputError for another form or an unknown name."""
     found = []
     for spec in specs:
         name, colon, path = spec.partition(":")
         if not colon or not path:
-            raise InputError(f"--task must be NAME:PATH, got {spec!r}; write for example lambada:lambada_test.jsonl")
+            raise InputError(f"{flag} must be NAME:PATH, got {spec!r}; write for example lambada:lambada_test.jsonl")
         if name not in ZERO_SHOT_TASKS:
-            raise InputError(f"--task must name one of {', '.join(ZERO_SHOT_TASKS)}, got {name!r}; give one of them")
+            raise InputError(f"{flag} must name one of {', '.join(ZERO_SHOT_TASKS)}, got {name!r}; give one of them")
         found.append((ZERO_SHOT_TASKS[name], path))
     return found

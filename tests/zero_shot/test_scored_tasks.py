@@ -6,6 +6,7 @@ gathered positions.
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import toy_run
 from sklearn.metrics import matthews_corrcoef
-from toy_runs import assert_one_line, run_here
+from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here
 
 from jaxlm.evaluation.zero_shot import read_results
 from jaxlm.inference.loaded_run import load_run
@@ -259,3 +260,29 @@ def test_bad_input_is_one_line(run, files, words, fragments):
     write(files / "word.jsonl", [{"text": "word"}])
     words = [word.replace("FILES", str(files)) for word in words]
     assert_one_line(run_here("evaluate", "zero-shot", "--run", run, *words), 2, *fragments)
+
+
+def test_pretraining_evaluates_on_the_way(files, tmp_path):
+    """Fails when values differ from those of the checkpoints, when a resumed run repeats or omits steps, or when the
+    run itself changes."""
+    stores = make_stores(tmp_path / "stores")
+    words = ["--num-steps", 6, "--checkpoint-every", 2, "--length", 32, "--keep-every", 2]
+    task = f"lambada:{files}/lambada.jsonl"
+    more = ["--zero-shot", task, "--zero-shot-every", 2]
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    assert run_here("pretrain", *pretrain_arguments(plain, stores, *words)).code == 0
+    assert run_here("pretrain", *pretrain_arguments(run, stores, *words, *more)).code == 0
+    lines = read_results(run / "zero_shot.jsonl")
+    assert [line["step"] for line in lines] == [step for step in (0, 2, 4, 6) for _ in range(4)]
+    assert checksums(run) == checksums(plain)
+    command = ["evaluate", "zero-shot", "--run", run, "--task", task, "--checkpoints", "all"]
+    assert run_here(*command, "--output", tmp_path / "after.jsonl").code == 0
+    after = {(line["step"], line["protocol"], line["metric"]): line for line in read_results(tmp_path / "after.jsonl")}
+    for line in lines[4:]:
+        found = after.pop((line["step"], line["protocol"], line["metric"]))
+        assert line["value"] == pytest.approx(found["value"], rel=1e-4)
+    assert not after
+    shutil.rmtree(run / "checkpoints" / "6")
+    (run / "zero_shot.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:12]))
+    assert run_here("pretrain", *pretrain_arguments(run, stores, *words, *more)).code == 0
+    assert read_results(run / "zero_shot.jsonl") == lines
