@@ -87,7 +87,7 @@ class Continuer:
         if room < 1:
             raise InputError(
                 f"{query.where}: a continuation of {self.length} tokens must fit in the {model.positions} positions of "
-                "the model that are used, after a prompt; give another run or task"
+                "the model that are used, after a prompt; give another run, or --beyond-length"
             )
         if len(ids) <= room:
             return [*left, *ids], False

@@ -204,6 +204,7 @@ def measure_pages(model, path: Path, *, length: int) -> Iterator[Measured]:
             if page > last:
                 done, last = done + sum(size for _, size in counts[last:page]), page
                 progress.update(done)
+        progress.update(_size(path))
     if not tokens:
         raise InputError(f"{path} must have pages with text, got none; give the task's file")
     words, in_bytes = Losses(), Losses()
