@@ -17,7 +17,6 @@ import tyro
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
-from jaxlm.inference.loaded_run import load_run
 
 # Flags of the harness that select a model or its devices.
 NOT_OURS = {
@@ -68,7 +67,8 @@ def evaluate_harness(arguments: Harness) -> dict[str, Any]:
         from jaxlm.evaluation.harness_model import HarnessModel
 
         model = HarnessModel(
-            load_run(arguments.run, mesh=make_mesh(arguments.mesh)),
+            arguments.run,
+            mesh=make_mesh(arguments.mesh),
             batch_size=arguments.batch_size,
             beyond_length=arguments.beyond_length,
             prefix_token_id=arguments.prefix_token_id,
@@ -99,7 +99,10 @@ def _check(options: Any) -> None:
     if jax.process_count() > 1 and options.use_cache:
         raise InputError(f"--use_cache must be left out with several processes, got {options.use_cache}; leave it out")
     try:
-        EvaluatorConfig.from_cli(options).process_tasks()
+        config = EvaluatorConfig.from_cli(options)
+        if not config.tasks:
+            raise InputError("--tasks must name a task, got none; lm_eval lists them with python -m lm_eval ls tasks")
+        config.process_tasks()
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"--tasks and the other flags of lm_eval must be valid, got: {error}; fix them") from error
 

@@ -59,6 +59,15 @@ class HarnessRequests:
         positions = run.positions(beyond=beyond_length)
         self.longest = DEFAULT_LENGTH if positions == UNLIMITED else positions
         self.prefix = list(prefix_of(self.tokenizer) if prefix is None else prefix)
+        if prefix is None and run.left and run.left != self.prefix:
+            given, trained = (self.tokenizer.pieces(ids)[0] for ids in (self.prefix, run.left))
+            log.info(
+                "note: %s is in front of a text without a context, as in the exported model; training separated "
+                "documents by %s: --prefix-token-id %d uses it",
+                given,
+                trained,
+                run.left[0],
+            )
         self.counts: Counter[str] = Counter()
         self._scorer = Scorer(model, mesh=run.mesh, batch_size=batch_size, positions=self.longest)
         self._show_progress = show_progress

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import toy_gpt2
 import toy_run
+from toy_processes import run_several
+from toy_runs import run_process
 
 from jaxlm import evaluate
 from jaxlm.convert import Export, export_run
@@ -36,7 +38,7 @@ metric_list: [{metric: acc}, {metric: acc_norm}]
     "toy_pairs": """
 output_type: multiple_choice
 doc_to_text: ""
-doc_to_choice: "{{[text + ' sat', text + ' sang']}}"
+doc_to_choice: "{{[animal + ' sat', animal + ' sang']}}"
 doc_to_target: 0
 target_delimiter: ""
 metric_list: [{metric: acc}]
@@ -208,11 +210,26 @@ def test_answers_are_kept_in_the_cache(run, tasks, tmp_path, monkeypatch, capsys
 
 
 @with_lm_eval
+@pytest.mark.slow
+def test_two_processes_answer_together_and_one_writes(run, tasks, tmp_path):
+    # Fails when a process gets a part of the requests, or when both write results.
+    flags = ["--run", run, "--include_path", tasks, "--tasks", "toy_choice,toy_answers", "-b", 8, "--log_samples"]
+    flags = ["harness", *flags, "--output_path"]
+    one = run_process("evaluate", *flags, tmp_path / "one", log=tmp_path / "log", devices=8)
+    two = run_several("evaluate", *flags, tmp_path / "two", log=tmp_path / "two_log")
+    assert [ended.code for ended in (one, *two)] == [0, 0, 0], [ended.errors for ended in (one, *two)]
+    (alone,), (together,) = ((tmp_path / name).glob("*/results_*.json") for name in ("one", "two"))
+    found, expected = (json.loads(file.read_text())["results"] for file in (together, alone))
+    for name, metrics in expected.items():
+        assert {key: found[name][key] for key in metrics} == metrics
+
+
+@with_lm_eval
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--tasks", "no_such_task"], "Tasks not found: no_such_task"),
-        ([], "Need to specify task"),
+        ([], "--tasks must name a task, got none"),
         (["--tasks", "toy_choice", "--model", "hf"], "--model must be left out, got hf; use --run"),
         (["--tasks", "toy_choice", "--device", "cuda"], "--device must be left out, got cuda"),
         (["--tasks", "toy_choice", "--log_samples"], "--output_path"),
