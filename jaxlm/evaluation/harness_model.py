@@ -16,7 +16,7 @@ from lm_eval.api.registry import register_model
 
 from jaxlm.distributed.mesh import MeshConfig, check_batch, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.zero_shot.harness_generation import GenerationRequests
 from jaxlm.zero_shot.harness_requests import Answered, HarnessRequests
@@ -53,7 +53,7 @@ class HarnessModel(TemplateLM):
             if value is not None:
                 raise InputError(f"--{name} must be left out for a model of jaxlm, got {value}; leave it out")
         if not isinstance(run, LoadedRun):
-            run = load_run(run, mesh=make_mesh(MeshConfig()) if mesh is None else mesh)
+            run = load_model(run, mesh=make_mesh(MeshConfig()) if mesh is None else mesh)
         size = run.tokenizer.size
         if prefix_token_id is not None and not 0 <= prefix_token_id < size:
             raise InputError(f"--prefix-token-id must be from 0 to {size - 1}, got {prefix_token_id}; give another")

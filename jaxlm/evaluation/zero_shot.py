@@ -16,7 +16,7 @@ from jaxlm.atomic_write import atomic_output, check_output
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, Evaluation, figures_json, say
-from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.runs.checkpoints import Checkpoints
@@ -89,24 +89,25 @@ def evaluate_zero_shot(arguments: ZeroShot) -> None:
     mesh = make_mesh(arguments.mesh)
     model: ZeroShotModel | None = None
     for spec in specs:
-        missing = [(task, path) for task, path in tasks if not results.hold(spec, task, path, arguments.options)]
+        step = split_start(spec)[1]
+        missing = [(task, path) for task, path in tasks if not results.hold(step, task, path, arguments.options)]
         if not missing:
             continue
-        run = load_run(spec, mesh=mesh)
+        run = load_model(spec, mesh=mesh)
         model = model or zero_shot_model(run, arguments, mesh, [task for task, _ in tasks])
         model.params = run.params
         for task, path in missing:
-            lines = list(measured_lines(model, run.name, task, path, arguments.options))
+            lines = list(measured_lines(model, (str(run.path), run.step), task, path, arguments.options))
             results.add(lines)
             show(lines)
 
 
 def measured_lines(
-    model: ZeroShotModel, name: str, task: ZeroShotTask, path: str, options: ZeroShotOptions
+    model: ZeroShotModel, source: tuple[str, int | None], task: ZeroShotTask, path: str, options: ZeroShotOptions
 ) -> Iterator[dict[str, Any]]:
-    """Yield a JSON object per value of a task. name: RUN@STEP."""
-    run, _, step = name.rpartition("@")
-    of_value = {"run": run, "step": int(step), "task": task.name, "path": path}
+    """Yield a JSON object per value of a task. source: the run and the step, None for published weights."""
+    run, step = source
+    of_value = {"run": run, "step": step, "task": task.name, "path": path}
     changed = changed_options(options)
     for measured in task.measure(model, Path(path), protocols_of(task, options.protocol), options):
         value = {key: found for key, found in measured._asdict().items() if key != "how"}
@@ -137,11 +138,10 @@ def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Train
         )
 
         def evaluate(step: int, state: TrainState) -> None:
-            name = f"{trainee.run.name}@{step}"
             model.params = state.weights
             for task, path in tasks:
-                if not results.hold(name, task, path, options):
-                    lines = list(measured_lines(model, name, task, path, options))
+                if not results.hold(step, task, path, options):
+                    lines = list(measured_lines(model, (trainee.run.name, step), task, path, options))
                     results.add(lines)
                     show(lines)
                     trainee.log.to_tensorboard(step, _scalars(lines))
@@ -174,9 +174,9 @@ class Results:
             if keep and path.exists():
                 self.lines = read_results(path)
 
-    def hold(self, spec: str, task: ZeroShotTask, path: str, options: ZeroShotOptions) -> bool:
-        """Return True if the values of a task at RUN@STEP are there."""
-        wanted = {"step": split_start(spec)[1], "task": task.name, "path": path}
+    def hold(self, step: int | None, task: ZeroShotTask, path: str, options: ZeroShotOptions) -> bool:
+        """Return True if the values of a task at a step are there."""
+        wanted = {"step": step, "task": task.name, "path": path}
         found = [line for line in self.lines if all(line.get(key) == value for key, value in wanted.items())]
         protocols = {line["protocol"] for line in found if line.get("options", {}) == changed_options(options)}
         return protocols >= set(protocols_of(task, options.protocol))
@@ -287,8 +287,6 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
             name = " ".join(filter(None, (line["task"], line.get("field"))))
             error = "" if math.isnan(line["stderr"]) else f" ± {line['stderr']:.4f}"
             scored = f"{line['scored']:,} of {line['examples']:,} examples"
-            print(
-                f"step {line['step']}  {name:<24} {line['protocol']:<8} {line['metric']:<18} {line['value']:.4f}{error}"
-                f"  {scored}",
-                file=sys.stderr,
-            )
+            step = "" if line["step"] is None else f"step {line['step']}  "
+            value = f"{line['protocol']:<8} {line['metric']:<18} {line['value']:.4f}{error}  {scored}"
+            print(f"{step}{name:<24} {value}", file=sys.stderr)

@@ -73,7 +73,12 @@ def curves_of(run: str, known: dict[str, Scale]) -> dict[str, list[Point]]:
     without_ceiling = set()
     for line in read_results(file):
         scale = known.get(line["task"])
-        if scale is None or "field" in line or (line["protocol"], line["metric"]) != (scale.protocol, scale.metric):
+        if (
+            line["step"] is None
+            or scale is None
+            or "field" in line
+            or (line["protocol"], line["metric"]) != (scale.protocol, scale.metric)
+        ):
             continue
         if scale.ceiling is None:
             without_ceiling.add(line["task"])

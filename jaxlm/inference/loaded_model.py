@@ -16,14 +16,13 @@ from jaxlm.config import with_fields
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.generation import GenerationSettings, Generator
-from jaxlm.inference.loaded_run import LoadedRun, load_published, load_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size, in_chunks
 from jaxlm.inference.predictor import Predictor
 from jaxlm.inference.sampling import Sampling
 from jaxlm.inference.text_rows import check_texts, token_rows
 from jaxlm.inference.text_scorer import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import Step, TokenRow, logits_step, states_step, token_outputs
-from jaxlm.interop.sources import KINDS
 from jaxlm.tasks import CustomConfig, rows_of_records
 
 log = logging.getLogger(__name__)
@@ -67,12 +66,7 @@ def load(
         raise InputError(f"batch_size must be positive, got {batch_size}; give at least 1")
     devices = make_mesh(with_fields(MeshConfig(), mesh or {}, "mesh"))
     columns = with_fields(CustomConfig(), custom or {}, "custom")
-    if str(source).startswith(KINDS):
-        run = load_published(str(source), mesh=devices, custom=columns)
-    elif columns != CustomConfig():
-        raise InputError(f"custom must be left out for {source}, a run, which has its own columns; leave it out")
-    else:
-        run = load_run(source, mesh=devices)
+    run = load_model(source, mesh=devices, custom=columns)
     positions = run.positions(beyond=beyond_length)
     return LoadedModel(run, batch_size=default_batch_size(batch_size, devices), positions=positions)
 

@@ -20,7 +20,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
 from jaxlm.interop.published import Published
-from jaxlm.interop.sources import read_published
+from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
 from jaxlm.models.family import Model
 from jaxlm.nn.execution import Execution
@@ -163,6 +163,19 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
         task,
         versions,
     )
+
+
+def load_model(source: str | Path, *, mesh: Mesh, custom: CustomConfig | None = None) -> LoadedRun:
+    """Open a run, RUN or RUN@STEP, or published weights: hf:DIR, openai:DIR or google:DIR.
+
+    custom: see `load_published`. Raises as `load_run` and `load_published` do.
+    """
+    columns = custom or CustomConfig()
+    if str(source).startswith(KINDS):
+        return load_published(str(source), mesh=mesh, custom=columns)
+    if columns != CustomConfig():
+        raise InputError(f"custom must be left out for {source}, a run, which has its own columns; leave it out")
+    return load_run(source, mesh=mesh)
 
 
 def load_published(spec: str, *, mesh: Mesh, custom: CustomConfig) -> LoadedRun:
