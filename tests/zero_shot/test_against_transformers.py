@@ -1,0 +1,115 @@
+"""Zero-shot tasks of a random GPT-2 against transformers and PyTorch, on rows of the real data sets."""
+
+import json
+import math
+import shutil
+
+import pytest
+from toy_runs import run_here
+
+pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory, data_directory):
+    """(directory, (text, first token scored, ids in front) -> (log-probabilities of the tokens, greedy or not))."""
+    torch = pytest.importorskip("torch", reason="needs the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="needs the extra [parity]")
+    directory = tmp_path_factory.mktemp("gpt2")
+    vocabulary = data_directory / "vocab" / "gpt2"
+    shutil.copy(vocabulary / "encoder.json", directory / "vocab.json")
+    shutil.copy(vocabulary / "vocab.bpe", directory / "merges.txt")
+    torch.manual_seed(0)
+    sizes = {"n_layer": 3, "n_embd": 60, "n_head": 5, "n_positions": 300, "initializer_range": 0.2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    model.save_pretrained(directory)
+    tokenizer = transformers.GPT2TokenizerFast(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    tokenizer.save_pretrained(directory)
+
+    def scores(ids):
+        with torch.no_grad():
+            table = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1].double(), -1)
+        right = torch.tensor(ids[1:])
+        return table.gather(-1, right[:, None])[:, 0], table.argmax(-1) == right
+
+    scores.encode = lambda text: tokenizer(text)["input_ids"]
+    scores.end = tokenizer.eos_token_id
+    return directory, scores
+
+
+def evaluate(directory, *tasks):
+    words = [word for task in tasks for word in ("--task", task)]
+    ended = run_here("evaluate", "zero-shot", "--run", f"hf:{directory}", *words)
+    assert ended.code == 0, ended.errors
+    return [json.loads(line) for line in ended.output.splitlines()]
+
+
+def value(lines, **fields):
+    (found,) = [line for line in lines if all(line.get(name) == wanted for name, wanted in fields.items())]
+    return found["value"]
+
+
+def test_lambada(peer, data_directory, tmp_path):
+    """Fails when either protocol scores other tokens than its reading by transformers."""
+    directory, scores = peer
+    rows = (data_directory / "zeroshot" / "lambada_test.jsonl").read_text().splitlines()[:60]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    lines = evaluate(directory, f"lambada:{tmp_path}/rows.jsonl")
+    words, right, last, last_right = [], [], [], []
+    for row in rows:
+        context, word = json.loads(row)["text"].rsplit(" ", 1)
+        before, ids = scores.encode(context), scores.encode(f"{context} {word}")
+        log_probs, greedy = scores(ids)
+        words.append(-float(log_probs[len(before) - 1 :].sum()))
+        right.append(bool(greedy[len(before) - 1 :].all()))
+        last.append(-float(log_probs[-1]))
+        last_right.append(bool(greedy[-1]))
+    for protocol, losses, hits in (("harness", words, right), ("paper", last, last_right)):
+        expected = math.exp(sum(losses) / len(losses))
+        assert value(lines, protocol=protocol, metric="perplexity") == pytest.approx(expected, rel=1e-4)
+        assert value(lines, protocol=protocol, metric="accuracy") == pytest.approx(sum(hits) / len(hits))
+
+
+def test_minimal_pairs(peer, data_directory, tmp_path):
+    """Fails when the protocols differ from each other in more than the end-of-text token and the first token."""
+    directory, scores = peer
+    rows = (data_directory / "zeroshot" / "blimp" / "anaphor_number_agreement.jsonl").read_text().splitlines()[:60]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    lines = evaluate(directory, f"blimp:{tmp_path}/rows.jsonl")
+    for protocol, before in (("paper", []), ("harness", [scores.end])):
+        for metric in ("accuracy_sum", "accuracy_mean"):
+            right = []
+            for row in map(json.loads, rows):
+                texts = (row["sentence_good"], row["sentence_bad"])
+                found = [scores([*before, *scores.encode(text)])[0] for text in texts]
+                good, bad = (float(one.sum() if metric == "accuracy_sum" else one.mean()) for one in found)
+                right.append(good > bad)
+            paradigm = "anaphor_number_agreement"
+            found = value(lines, protocol=protocol, metric=metric, paradigm=paradigm)
+            assert found == pytest.approx(sum(right) / len(right))
+
+
+def test_winograd(peer, data_directory, tmp_path):
+    """Fails when the substituted candidate is scored in partial scoring, or blanks around it differ."""
+    directory, scores = peer
+    text = (data_directory / "zeroshot" / "winograd" / "wsc273.txt").read_text()
+    blocks = [block.splitlines() for block in text.strip().split("\n\n")][:40]
+    (tmp_path / "wsc.txt").write_text("\n\n".join("\n".join(block) for block in blocks) + "\n")
+    lines = evaluate(directory, f"wsc273:{tmp_path}/wsc.txt")
+    right = {"accuracy_full": 0, "accuracy_partial": 0}
+    for sentence, _, candidates, answer in blocks:
+        before, after = (" ".join(part.split()) for part in sentence.split("[MASK]"))
+        totals = {"accuracy_full": [], "accuracy_partial": []}
+        names = [name.strip() for name in candidates.split(",")]
+        for name in names:
+            first, _, rest = name.partition(" ")
+            inside = first.lower() + " " + rest if rest and first in ("The", "A", "An", "His", "Her") else name
+            start = f"{before} {inside if before and before[-1] not in '.!?' else name}".strip()
+            whole = start + ("" if after[0] in ".,;:!?'" else " ") + after
+            log_probs, _ = scores(scores.encode(whole))
+            totals["accuracy_full"].append(float(log_probs.sum()))
+            totals["accuracy_partial"].append(float(log_probs[len(scores.encode(start)) - 1 :].sum()))
+        for metric, found in totals.items():
+            right[metric] += names[found.index(max(found))] == answer.strip()
+    for metric, count in right.items():
+        assert value(lines, protocol="paper", metric=metric) == pytest.approx(count / len(blocks))
