@@ -1,4 +1,4 @@
-"""`evaluate harness`: EleutherAI's lm-evaluation-harness over a run.
+"""`evaluate harness`: EleutherAI's lm-evaluation-harness over a run or published weights.
 
 The command line is that of the harness (`python -m lm_eval run --help`) without the flags that select a model, and with
 those of `Harness`. Tasks, metrics, tables and the files under --output_path are the harness's own.
@@ -33,7 +33,7 @@ class Harness:
     """Tasks of EleutherAI's lm-evaluation-harness. All other flags are those of lm_eval, for example --tasks."""
 
     run: str
-    """A run, RUN or RUN@STEP, of a model that predicts the next token."""
+    """A run, RUN or RUN@STEP, or published weights, hf:DIR, of a model that predicts the next token."""
     batch_size: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=("-b",))] = "auto"
     """Sequences in a batch; the results do not depend on it. auto: those of the run's evaluation."""
     beyond_length: bool = False

@@ -28,10 +28,10 @@ DEFAULT_BATCH_SIZE = 32
 class HarnessModel(TemplateLM):
     """A run that answers the harness's requests: batched, sorted by length, and on all devices.
 
-    run: RUN, RUN@STEP, or a run that is open; then `mesh` is its own. batch_size: sequences per batch; "auto": that of
-    the run. beyond_length: use positions that were never trained. prefix_token_id: the id in front of a text without a
-    context; default: `start`, else `end`. seed: of sampling. max_batch_size, device: arguments that the harness gives
-    to every model; they must be None.
+    run: RUN, RUN@STEP, published weights (hf:DIR), or a run that is open; then `mesh` is its own. batch_size: sequences
+    per batch; "auto": that of the run. beyond_length: use positions that were never trained. prefix_token_id: the id in
+    front of a text without a context; default: `start`, else `end`. seed: of sampling. max_batch_size, device:
+    arguments that the harness gives to every model; they must be None.
     With several processes each must evaluate the same tasks; the harness reports and writes on process 0.
     """
 

@@ -117,16 +117,17 @@ def simple(model, tasks, names=tuple(TASKS)):
 
 
 @compared
-@pytest.mark.parametrize("beyond", [False, True])
-def test_results_equal_those_over_hugging_face(run, exported, tasks, beyond):
+@pytest.mark.parametrize("of", ["run", "run beyond its length", "published"])
+def test_results_equal_those_over_hugging_face(run, exported, tasks, of):
     # Fails when a context, a truncation, a window, a stop string or greedy differs between the two backends.
     from lm_eval.models.huggingface import HFLM
 
     from jaxlm.evaluation.harness_model import HarnessModel
 
-    length = toy_gpt2.POSITIONS if beyond else toy_gpt2.LENGTH
+    length = toy_gpt2.LENGTH if of == "run" else toy_gpt2.POSITIONS
     theirs = HFLM(pretrained=str(exported), device="cpu", dtype="float32", batch_size=4, max_length=length)
-    ours = HarnessModel(str(run), batch_size=8, beyond_length=beyond)
+    source = f"hf:{exported}" if of == "published" else str(run)
+    ours = HarnessModel(source, batch_size=8, beyond_length=of == "run beyond its length")
     assert (ours.max_length, ours.prefix_token_id) == (theirs.max_length, theirs.prefix_token_id)
     found, expected = simple(ours, tasks), simple(theirs, tasks)
     for name, metrics in expected["results"].items():
