@@ -136,8 +136,9 @@ class HarnessRequests:
         windows = [list(rolling_windows([*self.prefix, *ids], self.longest)) for ids in encoded]
         found = iter(self._answers("loglikelihood_rolling", [one for some in windows for one in some], None))
         totals = [sum((next(found)[0] for _ in some), 0.0) for some in windows]
-        for index, total in enumerate(totals if answered is not None else ()):
-            answered(index, total)
+        if answered is not None:
+            for index, total in enumerate(totals):
+                answered(index, total)
         return totals
 
     def _answers(self, kind: str, sequences: Sequence[Scored], answered: Answered | None) -> list[tuple[float, bool]]:
