@@ -193,7 +193,9 @@ def test_thresholds_against_all_of_them():
         scores[0] = math.nan
         found = best_threshold(scores, labels)
         above = lambda threshold: np.nan_to_num(scores, nan=-math.inf) > threshold  # noqa: B023, E731
-        best = max(matthews_corrcoef(labels, above(threshold)) for threshold in np.arange(-1, 5) / 2 + 0.25)
+        best = max(
+            matthews_corrcoef(labels, above(threshold)) for threshold in (*np.arange(-1, 5) / 2 + 0.25, math.inf)
+        )
         assert matthews_corrcoef(labels, above(found)) == pytest.approx(best)
 
 
