@@ -127,8 +127,8 @@ def _check(config: DistributedConfig) -> None:
         )
     if not 0 <= (config.process_id or 0) < (config.num_processes or 0):
         raise InputError(
-            f"distributed.process_id must be from 0 to num_processes - 1, got {config.process_id} of "
-            f"{config.num_processes}"
+            f"distributed.process_id must be from 0 to {(config.num_processes or 1) - 1} for {config.num_processes} "
+            f"processes, got {config.process_id}; give each process a number of its own"
         )
 
 

@@ -185,7 +185,7 @@ class Results:
         """Append lines. Each process must call this."""
         self.lines += map(dict, lines)
         if self.path is None:
-            say(*map(figures_json, lines))
+            say(*(figures_json(dict(line)) for line in lines))
         elif jax.process_index() == 0:
             with atomic_output(self.path) as file:
                 file.writelines(figures_json(line) + "\n" for line in self.lines)
@@ -230,8 +230,8 @@ def checkpoint_specs(run: str, checkpoints: Sequence[str]) -> list[str]:
     """Return RUN@STEP for each checkpoint to evaluate, in order; the run itself if none are chosen."""
     if not checkpoints:
         return [run]
-    path, step = split_run(run)
-    if step is not None:
+    path, given = split_run(run)
+    if given is not None:
         raise InputError(f"--run must be a run without a step with --checkpoints, got {run}; give {path}")
     kept = Checkpoints(RunDirectory(path).checkpoints, read_only=True).steps()
     if tuple(checkpoints) == ("all",):

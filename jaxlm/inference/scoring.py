@@ -252,7 +252,8 @@ def _scores_by_chunk(chunks: Sequence[_Chunk], rows: _Rows, outputs: Any) -> dic
 
 
 def _joined(found: dict[tuple[int, int], TokenScores], sequence: int) -> TokenScores:
-    parts = list(itertools.takewhile(bool, (found.get((sequence, part)) for part in itertools.count())))
+    places = ((sequence, part) for part in itertools.count())
+    parts = [found[place] for place in itertools.takewhile(found.__contains__, places)]
     if len(parts) == 1:
         return parts[0]
     empty = TokenScores(np.zeros(0, np.float32), np.zeros(0, np.bool_))

@@ -53,4 +53,5 @@ def conversation_scores(text: str, answers: Sequence[str]) -> tuple[float, float
         return exact_match(text, answers[0]), token_f1(text, answers[0], no_answer=True)
     exact = np.array([exact_match(text, answer) for answer in answers])
     f1 = np.array([token_f1(text, answer, no_answer=True) for answer in answers])
-    return tuple(float(np.mean([np.delete(one, left).max() for left in range(len(answers))])) for one in (exact, f1))
+    left_out = [[np.delete(one, left).max() for left in range(len(answers))] for one in (exact, f1)]
+    return float(np.mean(left_out[0])), float(np.mean(left_out[1]))

@@ -44,8 +44,11 @@ class ZeroShotModel:
         self.samplers: dict[Any, Any] = {}  # those of `generated`, which keep their compiled programs
         self.begin_all, self.within_word, self.show_progress = begin_all, within_word, show_progress
         self.begin = left_context(tokenizer) if model.is_causal else []
-        sizes = {"mesh": mesh, "batch_size": batch_size, "positions": self.positions}
-        self.scorer = Scorer(model, not_greedy=not_greedy, **sizes) if model.is_causal else None
+        self.scorer: Any = None
+        if model.is_causal:
+            self.scorer = Scorer(
+                model, mesh=mesh, batch_size=batch_size, positions=self.positions, not_greedy=not_greedy
+            )
 
     def begins(self, begin: bool) -> str:
         """Return the token in front of a text in words, for `left_context` of a result."""

@@ -78,8 +78,8 @@ class ZeroShotTask:
     """The protocols that put the end-of-text token in front of a text without a context."""
 
 
-def accuracy(right: Sequence[bool]) -> tuple[float, float]:
-    """Return the mean and its standard error, from the variance of the sample."""
+def accuracy(right: Any) -> tuple[float, float]:
+    """Return the mean of (n,) booleans and its standard error, from the variance of the sample."""
     return mean_and_stderr(np.asarray(right, np.float64))
 
 

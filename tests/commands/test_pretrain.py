@@ -64,7 +64,7 @@ def base(tmp_path_factory, stores):
 
 def test_a_run_directory_holds_what_the_contract_says(base, stores):
     assert {path.name for path in base.iterdir()} == {
-        "config.json", "starts.jsonl", "metrics.jsonl", "tensorboard", "checkpoints", "tokenizer", "lock",
+        "config.json", "starts.jsonl", "metrics.jsonl", "log.txt", "tensorboard", "checkpoints", "tokenizer", "lock",
     }  # fmt: skip
     config = json.loads((base / "config.json").read_text())
     store = open_store(stores[0])

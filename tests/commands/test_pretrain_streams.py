@@ -64,9 +64,9 @@ def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "fragments"),
     [
-        ("--data.weights 1", ["data.weights must be left out with data.layout streams, got 1.0"]),
-        ("--batch-size 512", ["batch_size must be at most ", "for streams of ", " in rows of 32, got 512"]),
-        ("--data.short-length 16", ["data.short_length must be given with data.layout pairs, got streams"]),
+        ("--data.weights 1", ["--data.weights must be left out with --data.layout streams, got 1.0"]),
+        ("--batch-size 512", ["--batch-size must be at most ", "for streams of ", " in rows of 32, got 512"]),
+        ("--data.short-length 16", ["--data.short-length must be given with --data.layout pairs, got streams"]),
     ],
 )
 def test_what_streams_refuse(store, tmp_path, flags, fragments):

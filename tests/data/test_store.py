@@ -115,7 +115,7 @@ def test_an_exchanged_tokenizer_is_found(store):
 
 
 def test_what_is_not_a_store_says_so(tokenizer, tmp_path):
-    with pytest.raises(InputError, match="not a token store; make one with python -m jaxlm.prepare"):
+    with pytest.raises(InputError, match="no such token store; make one with python -m jaxlm.prepare"):
         open_store(tmp_path / "nothing")
     StoreWriter(partial_path(tmp_path / "half"), tokenizer)
     with pytest.raises(InputError, match="not finished; run the same jaxlm.prepare command again"):

@@ -265,7 +265,7 @@ def test_an_error_of_one_process_reaches_both(one, stores, tmp_path):
         (
             "localhost:1",
             ("--distributed.num-processes", 2, "--distributed.process-id", 2),
-            "process_id must be from 0 to num_processes - 1, got 2",
+            "--distributed.process-id must be from 0 to 1 for 2 processes, got 2",
         ),
     ],
 )

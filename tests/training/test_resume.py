@@ -230,7 +230,7 @@ def test_another_store_is_refused_and_the_same_one_elsewhere_is_not(base, stores
     shutil.copytree(stores[0], tmp_path / "moved")
     moved = again(base, (tmp_path / "moved", stores[1]))
     assert moved.code == 0 and "is complete" in moved.output
-    assert_one_line(again(base, (stores[1], stores[1])), 2, "fingerprints.stores")
+    assert_one_line(again(base, (stores[1], stores[1])), 2, "the token stores hold another text")
 
 
 def test_a_run_without_decay_goes_on_longer_in_place(stores, tmp_path):
