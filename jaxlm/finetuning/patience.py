@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxlm.tasks import Task
 from jaxlm.tasks.metrics.selection import is_better
+from jaxlm.wording import counted
 
 
 @dataclasses.dataclass
@@ -33,8 +34,8 @@ class Patience:
     def note(self, task: Task) -> str:
         """Return a line about the end of training."""
         return (
-            f"step {self.stopped_at}: training ends early, as {task.selects} {task.metric} was not better than "
-            f"{self.best:.4f} in {self.waited} evaluations in a row"
+            f"step {self.stopped_at}: training ends early, after {counted(self.waited, 'evaluation')} without a "
+            f"{task.selects} {task.metric} better than {self.best:.4f}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -350,7 +350,7 @@ def test_a_run_that_does_not_learn_ends_early_and_the_other_is_selected_by_its_l
     assert (still["step"], still["stopped_at"]) == (1, 3) and max(metrics(tune.directory / "run", peak_lr=1e-30)) == 3
     assert found["metric"] == "loss" and found["runs"][0]["dev"]["loss"] < still["dev"]["loss"]
     assert found["learning_rate"] == found["best"]["learning_rate"] == 3e-2
-    assert "training ends early" in ended.errors and "in 2 evaluations in a row" in ended.errors
+    assert "training ends early" in ended.errors and "after 2 evaluations without a dev loss better" in ended.errors
     rows = [line for line in ended.output.splitlines() if line.startswith(("  0.03 ", "  1e-30 "))]
     assert [row.endswith("(selected)") for row in rows] == [True, False] and "±" not in ended.output
     refused = tune("run", *more[:-1], 3, *SHAPES[shape])
