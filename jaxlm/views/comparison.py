@@ -122,11 +122,12 @@ def _at(curve: Curve | None, index: int | None) -> str:
 
 
 def _result(results: Mapping[str, Any], split: str, metric: str) -> str:
-    """Return a mean of results.json, with the standard deviation of several runs."""
+    """Return a mean of results.json, with the standard deviation of several seeds at the selected learning rate."""
     value = results.get(split, {}).get(metric)
     if value is None:
         return "-"
-    several = len([run for run in results["runs"] if "failed" not in run]) > 1
+    rate = results.get("learning_rate")
+    several = sum("failed" not in run and run["learning_rate"] == rate for run in results["runs"]) > 1
     return f"{value['mean']:.4f}" + (f" ± {value['std']:.4f}" if several else "")
 
 

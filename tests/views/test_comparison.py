@@ -11,7 +11,7 @@ from jaxlm import show
 from jaxlm.errors import InputError
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
-from jaxlm.views.comparison import labels, summary_of
+from jaxlm.views.comparison import _result, labels, summary_of
 from jaxlm.views.curves import BARS, Curve, curves_of, text_curve
 
 
@@ -159,3 +159,12 @@ def test_bad_input(runs, words, rule, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=rule):
         shown(monkeypatch, capsys, *(runs[0] if word == "RUN" else word for word in words))
+
+
+def test_only_seeds_of_the_selected_rate_make_a_deviation():
+    """Fails when one seed at each of two learning rates is shown with a deviation of 0."""
+    runs = [{"seed": 0, "learning_rate": 1e-3}, {"seed": 0, "learning_rate": 3e-3}]
+    results = {"learning_rate": 3e-3, "runs": runs, "dev": {"accuracy": {"mean": 0.5, "std": 0.0}}}
+    assert _result(results, "dev", "accuracy") == "0.5000"
+    second = {"seed": 1, "learning_rate": 3e-3}
+    assert _result(results | {"runs": [*runs, second]}, "dev", "accuracy") == "0.5000 ± 0.0000"
