@@ -7,7 +7,7 @@ The text printed begins with the decoded prompt. On a terminal a single sample a
 With --prompts FILE --output FILE a killed command continues: prompts that are answered in the output are left out, and
 the result is the same. --output has a line for each sample: {"prompt": "It was", "sample": 0, "text": "It was cold.",
 "generated": " cold.", "tokens": [310, 12], "ended": true}; with "stop", the stop string that ended the text, and
-"score", of a beam search, where there is one.
+"score", of a beam search, where there is one; and with --log-probabilities "log_probabilities", one per token.
 """
 
 import contextlib
@@ -133,6 +133,8 @@ def check(arguments: Arguments) -> None:
         raise InputError(
             f"--stream must be given without --beams, got --beams {arguments.settings.beams}; leave out one"
         )
+    if arguments.settings.log_probabilities and arguments.output is None:
+        raise InputError("--log-probabilities must be given with --output, got none; add --output FILE.jsonl")
     arguments.settings.check()
 
 

@@ -51,9 +51,9 @@ class BeamSearch:
         for prompt in prompts:
             self.cached.check(prompt)
         params = self.cached.params
-        ids_BP, lengths_B, room = self.cached.padded(prompts)
+        padded, room = self.cached.padded(prompts)
         searches = [_Search(self, number, prompt.length, stopped) for number, prompt in enumerate(prompts)]
-        extensions, rows = self._first(params, ids_BP, lengths_B, room=room)
+        extensions, rows = self._first(params, padded, room=room)
         made = 0
         while True:
             scores_BC, ids_BC = map(np.asarray, extensions)
@@ -68,10 +68,10 @@ class BeamSearch:
             extensions, rows = self._next(params, rows, parents_R, ids_R, scores_BK, made)
             made += 1
 
-    def _first_extensions(self, params, ids_BP, lengths_B, *, room: int):
-        logits_RV, rows = self.cached.prefill(params, ids_BP, lengths_B, room=room, copies=self.beams)
+    def _first_extensions(self, params, padded, *, room: int):
+        logits_RV, rows = self.cached.prefill(params, padded, room=room, copies=self.beams)
         scores_K = jnp.where(jnp.arange(self.beams) == 0, 0.0, _NEVER)  # all beams are equal, so the first one counts
-        return self._best(logits_RV, rows, jnp.broadcast_to(scores_K, (len(lengths_B), self.beams)), 0), rows
+        return self._best(logits_RV, rows, jnp.broadcast_to(scores_K, (len(padded.lengths_B), self.beams)), 0), rows
 
     def _next_extensions(self, params, rows, parents_R, ids_R, scores_BK, made):
         """Add `ids_R` to the rows `parents_R`, which have `made` new tokens."""

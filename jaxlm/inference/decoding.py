@@ -36,11 +36,22 @@ class Prompt(NamedTuple):
     number: int = 0
 
 
+class Padded(NamedTuple):
+    """Prompts of several rows. ids_BP: int32, padded. lengths_B: int32, their lengths. seen_BV: True for the ids of a
+    prompt, with what its window leaves out; None without a repetition penalty.
+    """
+
+    ids_BP: Any
+    lengths_B: Any
+    seen_BV: Any
+
+
 class Rows(NamedTuple):
     """Rows that are decoded together.
 
-    carry: of the model, leaves (layers, B, …). lengths_B: the number of tokens of each row's prompt. seen_BV: True for
-    the ids in a row, prompt included; None without a repetition penalty.
+    carry: of the model, leaves (layers, B, …). lengths_B: the number of tokens of each row's prompt in its window, or
+    less than 0 after the window has left the prompt. seen_BV: True for the ids in a row, prompt included; None without
+    a repetition penalty.
     """
 
     carry: Any
@@ -52,7 +63,8 @@ class CachedModel:
     """A causal model that is given one token of each row at a time, and rules for the scores of the next.
 
     params: {"backbone": …}, on any devices. mesh: theirs, if they are several. positions: the number of positions to
-    use; default: all. forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table
+    use; default: all. sliding: continue texts of more positions, given a window of their last tokens: `window_starts`.
+    forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table
     are padding and never generated. end: the id that ends a text.
     repetition_penalty: a score of an id that the row has, prompt included, is divided by it if positive, and multiplied
     by it if negative (Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019, section 4.1, with transformers' rule
@@ -66,6 +78,7 @@ class CachedModel:
         *,
         mesh: Mesh | None = None,
         positions: int | None = None,
+        sliding: bool = False,
         forbidden: Ids = (),
         size: int | None = None,
         end: int | None = None,
@@ -74,7 +87,7 @@ class CachedModel:
     ) -> None:
         self.model, self.mesh, self.end = model, mesh, end
         self.repetition_penalty, self.min_length = repetition_penalty, min_length
-        self.positions = positions or model.max_length
+        self.positions, self.sliding = positions or model.max_length, sliding
         self.params = for_inference(params, model.execution.compute_dtype())
         allowed_V = np.ones(model.config.vocab_size, bool)
         allowed_V[list(forbidden)] = False
@@ -101,7 +114,7 @@ class CachedModel:
             raise ValueError("prompt must have at least one token")
         if length < 1:
             raise InputError(f"length must be above 0, got {length}")
-        if len(ids) + length > self.positions:
+        if len(ids) + length > self.positions and not self.sliding:
             table = self.model.max_length
             were = "was trained on" if self.positions < table else "has"
             more = ", or give --beyond-length" if self.positions < table else ""
@@ -111,19 +124,33 @@ class CachedModel:
                 f"{counted(max(self.room(ids), 0), 'new token')}{more}"
             )
 
-    def padded(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the ids (B, P) of prompts, their lengths (B,), and the positions of a cache for them."""
-        lengths_B = np.array([len(prompt.ids) for prompt in prompts], np.int32)
+    def starts(self, lengths: Sequence[int]) -> np.ndarray:
+        """Return the index of the first token that each text of these lengths is continued from, int64 (B,)."""
+        return window_starts(lengths, self.positions) if self.sliding else np.zeros(len(lengths), np.int64)
+
+    def padded(self, prompts: Sequence[Prompt]) -> tuple[Padded, int]:
+        """Return prompts, each the last part of its text if windows slide, and the positions of a cache for them."""
+        starts = self.starts([len(prompt.ids) for prompt in prompts])
+        windows = [prompt.ids[start:] for prompt, start in zip(prompts, starts, strict=True)]
+        lengths_B = np.array([len(ids) for ids in windows], np.int32)
         ids_BP = np.zeros((len(prompts), self._bucket(lengths_B.max())), np.int32)
-        for row, prompt in enumerate(prompts):
-            ids_BP[row, : len(prompt.ids)] = prompt.ids
-        return ids_BP, lengths_B, self._bucket(max(len(prompt.ids) + prompt.length for prompt in prompts))
+        seen_BV = None if self.repetition_penalty == 1 else np.zeros((len(prompts), self.vocabulary), np.bool_)
+        for row, ids in enumerate(windows):
+            ids_BP[row, : len(ids)] = ids
+            if seen_BV is not None:
+                seen_BV[row, list(prompts[row].ids)] = True
+        most = max(len(ids) + prompt.length for ids, prompt in zip(windows, prompts, strict=True))
+        return Padded(ids_BP, lengths_B, seen_BV), self._bucket(most)
 
     def prefill(
-        self, params: Any, ids_BP: jax.Array, lengths_B: jax.Array, *, room: int, copies: int
+        self, params: Any, padded: Padded, made: jax.Array | int = 0, *, room: int, copies: int
     ) -> tuple[jax.Array, Rows]:
-        """Return the scores (B x copies, V) of the ids after each prompt, and the rows: `copies` of each prompt."""
+        """Return the scores (B x copies, V) of the ids after each prompt, and the rows: `copies` of each prompt.
+
+        made: the number of tokens at the end of each prompt that are new.
+        """
         model, dtype = self.model, self.model.execution.compute_dtype()
+        ids_BP, lengths_B, seen_BV = padded
         batch, length = ids_BP.shape
         positions_BP = jnp.broadcast_to(jnp.arange(length), ids_BP.shape)
         real_BP = positions_BP < lengths_B[:, None]
@@ -131,13 +158,10 @@ class CachedModel:
         outputs = model(params, Inputs(ids_BP, positions_BP, real_BP.astype(jnp.int32)), carry)
         last_BD = jnp.take_along_axis(outputs.states, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
         logits_BV = self._logits(params, last_BD, outputs.output)
-        seen_BV = None
-        if self.repetition_penalty != 1:
-            rows_B1 = jnp.arange(batch)[:, None]
-            seen_BV = jnp.zeros((batch, self.vocabulary), bool).at[rows_B1, ids_BP].max(real_BP)
+        if seen_BV is not None:
             seen_BV = jnp.repeat(seen_BV, copies, axis=0)
         carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=1), outputs.carry)
-        return jnp.repeat(logits_BV, copies, axis=0), Rows(carry, jnp.repeat(lengths_B, copies), seen_BV)
+        return jnp.repeat(logits_BV, copies, axis=0), Rows(carry, jnp.repeat(lengths_B - made, copies), seen_BV)
 
     def step(self, params: Any, rows: Rows, ids_B: jax.Array, made: jax.Array) -> tuple[jax.Array, Rows]:
         """Add `ids_B` to rows that have `made` new tokens; return the scores (B, V) of the ids that follow, and rows.
@@ -184,6 +208,18 @@ def length_bucket(length: int, longest: int, *, smallest: int) -> int:
     while bucket < length:
         bucket *= 2
     return min(bucket, longest)
+
+
+def window_starts(lengths: Sequence[int], longest: int) -> np.ndarray:
+    """Return the index of the first token that predicts the one after texts of these lengths, int64 (B,).
+
+    A text of up to `longest` tokens is read as a whole. The window of a longer one has moved by half its length as
+    often as needed: each token is predicted from at least half of `longest` tokens, and the window does not depend on
+    where the prompt ends.
+    """
+    stride = longest - longest // 2
+    over = np.maximum(np.asarray(lengths, np.int64) - longest, 0)
+    return -(-over // stride) * stride
 
 
 def for_inference(params: Any, dtype: jnp.dtype) -> Any:

@@ -5,6 +5,7 @@ batch nor the number of samples changes a sample beyond rounding. A `Generator` 
 prompts.
 """
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.text_stream import TextStream
 from jaxlm.training.config import check_seed
 
@@ -50,7 +52,10 @@ class GenerationSettings:
     seed: int = 0
     """Seed of the sampling. The same seed, prompt and settings give the same text."""
     beyond_length: bool = False
-    """Use positions of the position table that were never trained."""
+    """Continue texts beyond the trained length: a decoder reads their last tokens, at least half of that length. An
+    encoder uses positions that were never trained."""
+    log_probabilities: bool = False
+    """Write the log-probability of each new token to --output, in nats, as `evaluate score` computes it."""
     batch_size: int = 8
     """Prompts per batch. Memory is proportional to it, times --num-samples or --beams."""
 
@@ -84,6 +89,8 @@ class GenerationSettings:
         return {name.replace("_", "-"): fields[name] for name in fields if name not in ("sampling", "batch_size")}
 
     def _check_beams(self) -> None:
+        if self.beams > 1 and self.beyond_length:
+            raise InputError(f"--beams must be 1 with --beyond-length, got {self.beams}; leave out one")
         if self.beams == 1 and self.length_penalty != 1:
             raise InputError(f"--length-penalty must be given with --beams, got {self.length_penalty} without; add it")
         if self.beams > 1 and self.num_samples > self.beams:
@@ -100,7 +107,7 @@ class Sample:
 
     sample: its index among those of the prompt. text: the decoded prompt and the output. generated: the output alone.
     tokens: the ids generated, those of the end and of a stop string included. ended: the last id ends a text. stop: the
-    stop string that ended it, if any. score: of a beam search.
+    stop string that ended it, if any. score: of a beam search. log_probabilities: of the tokens, in nats, if asked for.
     """
 
     prompt: str
@@ -111,6 +118,7 @@ class Sample:
     ended: bool
     stop: str | None
     score: float | None
+    log_probabilities: list[float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that apply."""
@@ -136,7 +144,8 @@ class Generator:
             run.decoder("generate", "use fill for an encoder"),
             run.params,
             mesh=run.mesh,
-            positions=run.positions(beyond=settings.beyond_length),
+            positions=run.trained_length,
+            sliding=settings.beyond_length,
             forbidden=list(specials.values()),
             size=self.tokenizer.size,
             end=specials.get("end"),
@@ -145,6 +154,12 @@ class Generator:
         )
         self._sampler = Sampler(self._cached, settings.sampling, seed=settings.seed)
         self._search = BeamSearch(self._cached, settings.beams, length_penalty=settings.length_penalty)
+        self._scorer = Scorer(
+            run.model,
+            mesh=run.mesh,
+            batch_size=default_batch_size(settings.num_samples, run.mesh),
+            positions=run.trained_length,
+        )
         self._noted = False
 
     def __call__(
@@ -174,7 +189,8 @@ class Generator:
                 found = (self._sampled if self.settings.beams == 1 else self._searched)(batch, filled, say)
             for index in range(max(first, done), first + len(batch)):
                 samples = enumerate(found[index - first])
-                yield [self._sample(prompts[index], inputs[index], k, *one) for k, one in samples]
+                made = [self._sample(prompts[index], inputs[index], k, *one) for k, one in samples]
+                yield self._scored(inputs[index], made) if self.settings.log_probabilities else made
 
     def _inputs(self, prompts: Sequence[str], number: int) -> list[Prompt]:
         """Return the prompts as ids, each with the maximum length of its continuation."""
@@ -195,6 +211,8 @@ class Generator:
     def _length(self, ids: Sequence[int]) -> int:
         if self.settings.length is not None:
             return self.settings.length
+        if self.settings.beyond_length:
+            return DEFAULT_LENGTH
         length = max(1, min(DEFAULT_LENGTH, self._cached.room(ids)))
         if not self._noted and self._cached.positions < min(len(ids) + DEFAULT_LENGTH, self.run.model.max_length):
             log.info("note: at most %d new tokens: %s", length, self.run.limit)
@@ -245,6 +263,13 @@ class Generator:
         if say is not None:
             say(results[0][0][0].given)
         return results
+
+    def _scored(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples of a prompt with the log-probabilities of their tokens."""
+        sequences = [Scored([*prompt.ids, *sample.tokens], len(prompt.ids)) for sample in samples]
+        found = self._scorer.tokens(self.run.params, sequences)
+        pairs = zip(samples, found, strict=True)
+        return [dataclasses.replace(sample, log_probabilities=one.log_probs.tolist()) for sample, one in pairs]
 
     def _stream(self, prompt: Prompt) -> TextStream:
         return TextStream(self.tokenizer, prompt.ids, self.settings.stop)

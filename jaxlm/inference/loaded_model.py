@@ -45,7 +45,8 @@ def load(
     Args:
       source: A run, RUN or RUN@STEP, or the files of a published model: hf:DIR, openai:DIR or google:DIR.
       batch_size: Sequences per batch. Results do not depend on it beyond rounding.
-      beyond_length: Use positions of the position table that were never trained.
+      beyond_length: Use positions of the position table that were never trained; `generate` continues texts beyond the
+        trained length, given their last tokens.
       mesh: Devices along each axis, as the flags of --mesh: `{"fsdp": 2}`. Default: all devices hold the whole model
         and share the rows of a batch.
       custom: Columns of the rows of a published model with a head, as for `run_finetuning`. Default: `text` or
@@ -67,8 +68,7 @@ def load(
     devices = make_mesh(with_fields(MeshConfig(), mesh or {}, "mesh"))
     columns = with_fields(CustomConfig(), custom or {}, "custom")
     run = load_model(source, mesh=devices, custom=columns)
-    positions = run.positions(beyond=beyond_length)
-    return LoadedModel(run, batch_size=default_batch_size(batch_size, devices), positions=positions)
+    return LoadedModel(run, batch_size=default_batch_size(batch_size, devices), beyond_length=beyond_length)
 
 
 class LoadedModel:
@@ -82,9 +82,9 @@ class LoadedModel:
       ('masked language model', 32)
     """
 
-    def __init__(self, run: LoadedRun, *, batch_size: int, positions: int) -> None:
-        self.run, self.name, self.length = run, run.name, positions
-        self._batch_size = batch_size
+    def __init__(self, run: LoadedRun, *, batch_size: int, beyond_length: bool) -> None:
+        self.run, self.name, self.length = run, run.name, run.positions(beyond=beyond_length)
+        self._batch_size, self._beyond_length = batch_size, beyond_length
 
     def __repr__(self) -> str:
         return f"<jaxlm.LoadedModel {self.name}: {self.kind}>"
@@ -286,7 +286,7 @@ class LoadedModel:
             beams=beams,
             length_penalty=length_penalty,
             seed=seed,
-            beyond_length=self.length > self.run.trained_length,
+            beyond_length=self._beyond_length,
             batch_size=self._batch_size,
         )
         return [sample.generated for samples in self._generator(settings)(prompts) for sample in samples]

@@ -93,18 +93,26 @@ class Sampler:
             self.cached.check(prompt)
         return self._tokens(prompts, samples)
 
-    def _tokens(self, prompts: Sequence[Prompt], samples: int) -> Iterator[np.ndarray]:
-        params, end = self.cached.params, self.cached.end
-        ids_BP, lengths_B, room = self.cached.padded(prompts)
-        numbers_B = np.array([prompt.number for prompt in prompts], np.uint32)
-        keys_R = _keys(self.seed, numbers_B, samples)
-        ids_R, rows = self._first(params, ids_BP, lengths_B, keys_R, room=room, samples=samples)
+    def _tokens(self, prompts, samples):
+        cached, end = self.cached, self.cached.end
         most_R = np.repeat([prompt.length for prompt in prompts], samples)
-        alive_R = np.ones(len(most_R), bool)
+        lengths_R = np.repeat([len(prompt.ids) for prompt in prompts], samples).astype(np.int32)
+        numbers_B = np.array([prompt.number for prompt in prompts], np.uint32)
+        seeds = _keys(self.seed, numbers_B, samples), lengths_R
+        alive_R, starts_R = np.ones(len(most_R), bool), cached.starts(lengths_R)
+        ids_R, rows = self._begun(prompts, 0, seeds, samples)
+        past: list[np.ndarray] = []  # the ids of earlier steps, for windows that slide
         for made in range(1, most_R.max() + 1):
             now_R = ids_R
             if made < most_R.max():  # dispatch the next step before fetching the ids of this one
-                ids_R, rows = self._next(params, rows, ids_R, made - 1, keys_R)
+                now_starts_R = cached.starts(lengths_R + made)
+                if np.any(alive_R & (now_starts_R != starts_R)):
+                    texts, starts_R = _texts(prompts, samples, [*past, np.asarray(now_R)]), now_starts_R
+                    ids_R, rows = self._begun(texts, made, seeds, 1)
+                else:
+                    ids_R, rows = self._next(cached.params, rows, ids_R, made - 1, seeds)
+            if cached.sliding:
+                past.append(np.asarray(now_R))
             new_R = np.where(alive_R, np.asarray(now_R), ENDED)
             yield new_R.reshape(len(prompts), samples)
             alive_R &= made < most_R
@@ -113,18 +121,33 @@ class Sampler:
             if not alive_R.any():
                 return
 
-    def _first_ids(self, params, ids_BP, lengths_B, keys_R, *, room: int, samples: int):
-        logits_RV, rows = self.cached.prefill(params, ids_BP, lengths_B, room=room, copies=samples)
-        return self._sample(logits_RV, rows, 0, keys_R), rows
+    def _begun(self, prompts: Sequence[Prompt], made: int, seeds, samples: int):
+        """Return the ids that follow prompts, whose last `made` tokens are new, and the rows, `samples` of each."""
+        padded, room = self.cached.padded(prompts)
+        return self._first(self.cached.params, padded, made, seeds, room=room, samples=samples)
 
-    def _next_ids(self, params, rows, ids_R, made, keys_R):
+    def _first_ids(self, params, padded, made, seeds, *, room: int, samples: int):
+        logits_RV, rows = self.cached.prefill(params, padded, made, room=room, copies=samples)
+        return self._sample(logits_RV, rows, made, seeds), rows
+
+    def _next_ids(self, params, rows, ids_R, made, seeds):
         """Add `ids_R` to rows with `made` new tokens, and sample the ids that follow."""
         logits_RV, rows = self.cached.step(params, rows, ids_R, made)
-        return self._sample(logits_RV, rows, made + 1, keys_R), rows
+        return self._sample(logits_RV, rows, made + 1, seeds), rows
 
-    def _sample(self, logits_RV, rows, made, keys_R) -> jax.Array:
-        keys_R = jax.vmap(jax.random.fold_in)(keys_R, rows.lengths_B + made)
+    def _sample(self, logits_RV, rows, made, seeds) -> jax.Array:
+        keys_R, lengths_R = seeds
+        keys_R = jax.vmap(jax.random.fold_in)(keys_R, lengths_R + made)
         return self.cached.replicated(sample_ids(self.cached.adjusted(logits_RV, rows, made), keys_R, self.sampling))
+
+
+def _texts(prompts: Sequence[Prompt], samples: int, past: Sequence[np.ndarray]) -> list[Prompt]:
+    """Return each sample's text so far as a prompt of its own. past: the new ids (prompts x samples,) of each step."""
+    new = np.stack(past, axis=1).tolist()
+    rows = [prompt for prompt in prompts for _ in range(samples)]
+    return [
+        Prompt([*row.ids, *ids], max(row.length - len(ids), 1), row.number) for row, ids in zip(rows, new, strict=True)
+    ]
 
 
 def _keys(seed: int, numbers_B: np.ndarray, samples: int) -> jax.Array:

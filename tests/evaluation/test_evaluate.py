@@ -397,11 +397,30 @@ def test_generate_reads_lines_and_begins_texts(run, tmp_path, monkeypatch, capsy
     assert len(sample["tokens"]) == 15 or sample["ended"]  # what the trained length leaves beside the first token
 
 
+def test_generate_continues_beyond_the_positions(run, tmp_path, monkeypatch, capsys):
+    """Fails when a prompt of more tokens than the model has positions is refused with --beyond-length, or the
+    log-probabilities are not those of `evaluate score`."""
+    out, text = tmp_path / "out.jsonl", "The cat sat on the mat. The dog lay on the rug. " * 4
+    words = ["--run", run, "--prompt", text, "--length", 20, "--output", out, "--log-probabilities"]
+    with pytest.raises(InputError, match=r"positions, and the model was trained on 16: .*, or give --beyond-length"):
+        command(generate.main, monkeypatch, capsys, *words)
+    command(generate.main, monkeypatch, capsys, *words, "--beyond-length", "--min-length", 20)
+    (sample,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    loaded = load_run(run)
+    ids = loaded.begun(loaded.tokenizer.encode(text))
+    assert len(ids) > 48 and len(sample["tokens"]) == 20
+    sequence = Scored([*ids, *sample["tokens"]], len(ids))
+    sizes = {"mesh": loaded.mesh, "batch_size": 8, "positions": 16}
+    (score,) = sequence_log_probs(loaded.model, loaded.params, [sequence], **sizes)
+    assert sum(sample["log_probabilities"]) == pytest.approx(score.log_probability, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
         (["--length", 14], r"of 3 tokens and 14 new ones are 17 positions, .* was trained on 16: .* --beyond-length"),
-        (["--length", 46, "--beyond-length"], r"of 3 tokens and 46 new ones are 49 positions, and the model has 48"),
+        (["--beyond-length", "--beams", 2], "--beams must be 1 with --beyond-length, got 2"),
+        (["--log-probabilities"], "--log-probabilities must be given with --output, got none"),
         (["--length", 0], "--length must be positive, got 0"),
         (["--samples", 0], "--num-samples must be positive, got 0"),
         (["--top-p", 2], "--top-p must be above 0"),

@@ -60,6 +60,71 @@ def test_a_prompt_gives_the_same_alone_and_in_a_batch(run):
     assert list(rest) == together[4:]
 
 
+@pytest.mark.parametrize(("window", "penalty"), [(12, 1.0), (13, 1.3)])
+def test_windows_slide(gpt_run, window, penalty):
+    """The most likely tokens against full passes over each window. Fails when a window begins elsewhere, a cache stays
+    after a slide, a position is not that of the window, or the penalty forgets what has left it."""
+    config = dataclasses.replace(FAMILIES["gpt2"], vocab_size=gpt_run.tokenizer.size)
+    model, params = build(config, Execution(dtype="float32")), toy.random_params(config)
+    positions = np.arange(window)[None]
+    run = dataclasses.replace(gpt_run, model=model, params=params, trained_length=window)
+    settings = GenerationSettings(
+        length=40, min_length=40, sampling=Sampling(0), repetition_penalty=penalty, beyond_length=True, batch_size=4
+    )
+    forbidden = sorted({*run.tokenizer.specials.values()})
+
+    @jax.jit
+    def full_pass(ids):
+        outputs = model(params, Inputs(ids, positions))
+        return outputs.states[0] @ outputs.output.T
+
+    lengths = []
+    for prompt, (sample,) in zip(PROMPTS, generate(run, PROMPTS, settings), strict=True):
+        ids = run.begun(run.tokenizer.encode(prompt))
+        lengths.append(len(ids))
+        for token in sample.tokens:
+            start = 0
+            while len(ids) - start > window:  # at least the later half of a full window is kept
+                start += window - window // 2
+            padded = np.zeros((1, window), np.int32)
+            padded[0, : len(ids) - start] = ids[start:]
+            logits = np.array(full_pass(padded)[len(ids) - start - 1])
+            seen = sorted(set(ids))
+            logits[seen] = np.where(logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty)
+            logits[forbidden] = -np.inf
+            ids = [*ids, int(np.argmax(logits))]
+            assert ids[-1] == token
+    assert min(lengths) < window < max(lengths) and len(sample.tokens) == 40
+
+
+def test_a_window_does_not_depend_on_the_other_prompts(gpt_run):
+    """Fails when a slide of another row, or of another sample, changes a sample that is drawn."""
+    config = dataclasses.replace(FAMILIES["gpt2"], vocab_size=gpt_run.tokenizer.size)
+    model = build(config, Execution(dtype="float32"))
+    run = dataclasses.replace(gpt_run, model=model, params=toy.random_params(config), trained_length=10)
+    settings = GenerationSettings(length=30, num_samples=2, seed=4, batch_size=3, beyond_length=True)
+    alone = Generator(run, dataclasses.replace(settings, num_samples=1, batch_size=1))
+    for number, (prompt, samples) in enumerate(zip(PROMPTS, generate(run, PROMPTS, settings), strict=True)):
+        ((first,),) = alone([prompt], number=number)
+        assert first == samples[0] and samples[1].tokens != first.tokens
+
+
+def test_log_probabilities_are_those_of_a_full_pass(run):
+    """Fails when they are those after the temperature, leave out a token, or belong to another sample."""
+    settings = GenerationSettings(
+        length=12, num_samples=3, sampling=Sampling(0.7, top_k=9), seed=1, log_probabilities=True
+    )
+    for prompt, samples in zip(PROMPTS[:2], generate(run, PROMPTS[:2], settings), strict=True):
+        begun = run.begun(run.tokenizer.encode(prompt))
+        for sample in samples:
+            ids = np.array([[*begun, *sample.tokens]])
+            outputs = run.model(run.params, Inputs(ids, np.arange(ids.shape[1])[None]))
+            log_probs = jax.nn.log_softmax(run.model.logits(run.params, outputs.states[0], outputs.output))
+            new = np.arange(len(begun), ids.shape[1])
+            np.testing.assert_allclose(sample.log_probabilities, log_probs[new - 1, ids[0, new]], rtol=1e-5, atol=1e-5)
+    assert "log_probabilities" not in next(iter(generate(run, ["The cat"], GenerationSettings(length=1))))[0].to_json()
+
+
 def test_beams_give_the_same_alone_and_in_a_batch(run):
     """Fails when the cache of a beam is taken from another prompt's, or a shorter search ends a longer one."""
     settings = GenerationSettings(length=9, beams=3, num_samples=3, batch_size=5)
