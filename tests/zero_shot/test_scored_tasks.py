@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import toy_run
 from sklearn.metrics import matthews_corrcoef
-from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here
+from toy_processes import run_several
+from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here, run_process
 
 from jaxlm.evaluation.zero_shot import read_results
 from jaxlm.inference.loaded_run import load_run
@@ -288,3 +289,20 @@ def test_pretraining_evaluates_on_the_way(files, tmp_path):
     (run / "zero_shot.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:12]))
     assert run_here("pretrain", *pretrain_arguments(run, stores, *words, *more)).code == 0
     assert read_results(run / "zero_shot.jsonl") == lines
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_together(files, tmp_path):
+    """Fails when a process scores a part of the rows, waits for the other one forever, or both write the file."""
+    stores = make_stores(tmp_path / "stores")
+    words = ["--num-steps", 4, "--checkpoint-every", 2, "--length", 32, "--zero-shot-every", 2]
+    words += ["--zero-shot", f"lambada:{files}/lambada.jsonl", "--zero-shot", f"blimp:{files}/blimp"]
+    runs = tmp_path / "one", tmp_path / "two"
+    one = run_process("pretrain", *pretrain_arguments(runs[0], stores, *words), log=tmp_path / "log", devices=8)
+    two = run_several("pretrain", *pretrain_arguments(runs[1], stores, *words), log=tmp_path / "log_2")
+    assert [ended.code for ended in (one, *two)] == [0, 0, 0], [ended.errors for ended in (one, *two)]
+    expected, found = (read_results(run / "zero_shot.jsonl") for run in runs)
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    for line, other in zip(found, expected, strict=True):
+        assert line["metric"] == other["metric"]
+        assert line["value"] == pytest.approx(other["value"], rel=1e-5)
