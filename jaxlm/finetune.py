@@ -15,9 +15,11 @@ from jaxlm.finetuning.run import run_finetuning
 from jaxlm.progress import STANDARD
 from jaxlm.runs.observer import Observer
 from jaxlm.runs.text_log import copied_output
+from jaxlm.runs.trackers import tracking
 from jaxlm.training.config import FinetuneConfig
 
-OWN = ("config", "settings", "distributed")  # fields of the command alone; all others are arguments of run_finetuning
+# Fields of the command alone; all others are arguments of run_finetuning.
+OWN = ("config", "settings", "distributed", "tracker")
 
 
 @copied_output()
@@ -25,14 +27,14 @@ def main() -> None:
     """Run the command."""
     arguments, given = command_line(FinetuneArguments, FinetuneConfig, program="finetune", description=__doc__)
     start_processes(arguments.distributed)
-    with watching():
+    with tracking(arguments.tracker, arguments.run) as listeners, watching():
         prepare_process()
         names = [field.name for field in dataclasses.fields(arguments) if field.name not in OWN]
         run_finetuning(
             arguments.settings,
             **{name: getattr(arguments, name) for name in names},
             given=given,
-            observer=Observer(signals=StopSignal(), output=STANDARD),
+            observer=Observer(signals=StopSignal(), output=STANDARD, listeners=listeners),
         )
 
 

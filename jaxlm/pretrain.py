@@ -12,6 +12,7 @@ from jaxlm.evaluation.zero_shot import during_pretraining
 from jaxlm.progress import STANDARD
 from jaxlm.runs.observer import Observer
 from jaxlm.runs.text_log import copied_output
+from jaxlm.runs.trackers import tracking
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining_plan import PretrainArguments
 from jaxlm.training.pretraining_run import run_pretraining
@@ -23,7 +24,7 @@ def main() -> None:
     arguments, given = command_line(PretrainArguments, PretrainConfig, program="pretrain", description=__doc__)
     start_processes(arguments.distributed)
     evaluations = during_pretraining(arguments.zero_shot, arguments.zero_shot_every)
-    with watching():
+    with tracking(arguments.tracker, arguments.run) as listeners, watching():
         prepare_process()
         run_pretraining(
             arguments.settings,
@@ -33,7 +34,7 @@ def main() -> None:
             profile=arguments.profile,
             verify_stores=arguments.verify_stores,
             given=given,
-            observer=Observer(signals=StopSignal(), output=STANDARD),
+            observer=Observer(signals=StopSignal(), output=STANDARD, listeners=listeners),
             evaluations=evaluations,
         )
 

@@ -18,7 +18,8 @@ saved; any other value lets it continue."""
 class Observer:
     """The caller of a training. Every process needs one; callbacks and messages are those of process 0.
 
-    signals: the signals that stop the run; None: no signal does. output: destination of the messages.
+    signals: the signals that stop the run; None: no signal does. output: destination of the messages. listeners: called
+    with each record on process 0, like callbacks, but without a say in the run.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class Observer:
         *,
         signals: StopSignal | None = None,
         output: Output = LOGGED,
+        listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
     ) -> None:
+        self.listeners = tuple(listeners)
         self.callbacks, self.signals, self.output = tuple(callbacks), signals, output
         self.stopped = False
         """True after a callback asked the run to stop."""
@@ -38,7 +41,10 @@ class Observer:
             self.output.say(text)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Call every callback with a copy of a record. Each process must call this with the same records."""
+        """Call every listener and callback with a copy of a record. Each process must call this with the same ones."""
+        if jax.process_index() == 0:
+            for listener in self.listeners:
+                listener(dict(record))
         if self.callbacks:
             self.stopped = first_process_decides(lambda: self._asked(record)) or self.stopped
 

@@ -16,6 +16,7 @@ from jaxlm.interop.sources import KINDS
 from jaxlm.models import build
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.runs.directory import saved_config
+from jaxlm.runs.trackers import Kind
 from jaxlm.training.config import PretrainConfig, one_duration, resolved_json
 from jaxlm.training.initialization import (
     Source,
@@ -51,6 +52,8 @@ class PretrainArguments:
     repeated. See python -m jaxlm.evaluate zero-shot --help."""
     zero_shot_every: int = 0
     """Steps between zero-shot evaluations. 0: at the end only."""
+    tracker: Kind | None = None
+    """Send the records of metrics.jsonl to Weights & Biases, MLflow or trackio too. The package must be installed."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
