@@ -17,9 +17,10 @@ import tyro
 from jaxlm.atomic_write import write_json
 from jaxlm.config import command_line, to_json
 from jaxlm.errors import InputError, run_command
+from jaxlm.hub import check_push, model_directory, push
 from jaxlm.inference.activations import IdRows, activations
 from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
-from jaxlm.interop.cards import model_card
+from jaxlm.interop.cards import About, model_card
 from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
@@ -38,7 +39,7 @@ class Import:
     """Create a run directory from a published model."""
 
     source: tyro.conf.Positional[str]
-    """Directory of the model's files: hf:PATH, openai:PATH or google:PATH."""
+    """Directory of the model's files, hf:PATH, openai:PATH or google:PATH; or hf:NAME, from the Hugging Face Hub."""
     run: str
     """Run directory to create, local or gs://BUCKET/RUN."""
     verify: bool = False
@@ -62,6 +63,16 @@ class Export:
     """hf:PATH, a directory that does not exist yet."""
     verify: bool = False
     """Compare each layer's output with transformers' own."""
+    push: str | None = None
+    """Upload the directory to the Hugging Face Hub as NAME or OWNER/NAME, after hf auth login."""
+    private: bool = False
+    """Create the model of --push as a private one."""
+    license: str | None = None
+    """Licence for the model card, as the Hub spells it: mit, apache-2.0, …. Default: not stated."""
+    language: tuple[str, ...] = ()
+    """Languages of the text, for the model card: en, de, …."""
+    datasets: tuple[str, ...] = ()
+    """Data sets that the model was trained on, for the model card, by their names on the Hub."""
 
 
 Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
@@ -78,7 +89,8 @@ def import_model(arguments: Import) -> None:
         published = replace(published, task=replace(published.task, no_answer=True))
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")
-        directory = Path(arguments.source.partition(":")[2]).expanduser()
+        location = arguments.source.partition(":")[2]
+        directory = model_directory(location) if of_hf else Path(location).expanduser()
         _verify(published, directory, published.architecture if of_hf else "", published.tokenizer)
     resolved = _resolved(published, arguments.custom)
     count = sum(leaf.size for leaf in published.leaves.values())
@@ -143,6 +155,10 @@ def export_run(arguments: Export) -> None:
     kind, _, location = arguments.to.partition(":")
     if kind != "hf" or not location:
         raise InputError(f"--to must be hf:PATH, a directory for Hugging Face's files, got {arguments.to}")
+    if arguments.push is not None:
+        check_push(arguments.push)
+    elif arguments.private:
+        raise InputError("--private must be given with --push, got it alone; add --push NAME")
     if arguments.verify and not transformers_installed():
         raise InputError(
             "--verify needs transformers and PyTorch, and nothing was exported; install them "
@@ -172,6 +188,7 @@ def export_run(arguments: Export) -> None:
             task=run.task,
             tokenizer=run.given_tokenizer,
             longest=longest,
+            about=About(arguments.license, arguments.language, arguments.datasets),
         ),
     )
     print(f"{target}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
@@ -179,6 +196,8 @@ def export_run(arguments: Export) -> None:
         print(f"  {note}")
     if arguments.verify:
         _verify(run, target, export.architecture, run.given_tokenizer)
+    if arguments.push is not None:
+        print(f"uploaded: {push(target, arguments.push, private=arguments.private)}")
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ FLOORS = (
     "api",
     "commands",
 )
-LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress"}
+LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor"}
 
@@ -65,6 +65,10 @@ OWNERS = {
     "etils": ["jaxlm.runs.checkpoints", "jaxlm.runs.remote", "jaxlm.runs.directory"],
     "fsspec": ["jaxlm.runs.remote"],
     "transformers": ["jaxlm.interop"],
+    "huggingface_hub": ["jaxlm.hub"],
+    "wandb": ["jaxlm.runs.trackers"],
+    "mlflow": ["jaxlm.runs.trackers"],
+    "trackio": ["jaxlm.runs.trackers"],
     "torch": ["jaxlm.interop"],
     "lm_eval": ["jaxlm.evaluation"],
     "pickle": [],

@@ -1,8 +1,9 @@
 """The model card of an export: its input, its use, its training data and its metrics."""
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxlm.bounded_read import parse_json, read_regular, read_signed
 from jaxlm.errors import InputError
@@ -33,6 +34,17 @@ _EXAMPLES = {
 }
 
 
+class About(NamedTuple):
+    """What a card states and no run knows. license: as the Hub spells it. datasets: by their names on the Hub."""
+
+    license: str | None = None
+    languages: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+
+
+UNKNOWN = About()
+
+
 def model_card(
     export: Export,
     *,
@@ -43,6 +55,7 @@ def model_card(
     task: Task | None = None,
     tokenizer: Tokenizer | None = None,
     longest: int | None = None,
+    about: About = UNKNOWN,
 ) -> str:
     """Return Markdown: the input, a snippet, the run's config, the metrics of its results.json or its metrics.jsonl.
 
@@ -50,14 +63,8 @@ def model_card(
     """
     model = config["model"]
     tag = next(tag for end, tag in _TAGS.items() if export.architecture.endswith(end))
-    lines = [
-        "---",
-        "library_name: transformers",
-        *([f"pipeline_tag: {tag}"] if tag else []),
-        "tags: [jaxlm]",
-        "---",
-        "",
-    ]
+    results = _read_results(directory / "results.json")
+    lines = [*_front_matter(about, tag, name, results), ""]
     layers, heads = _counted(model["num_layers"], "layer"), _counted(model["num_heads"], "head")
     lines += [
         f"# {export.architecture} from jaxlm",
@@ -71,7 +78,7 @@ def model_card(
     if tokenizer is not None:
         lines += [*_input(export, tokenizer, task, longest or model["num_positions"]), ""]
         lines += _usage(export, tag, name, task)
-    figures = _results(directory / "results.json") or _last_metrics(directory / "metrics.jsonl")
+    figures = _results(results) or _last_metrics(directory / "metrics.jsonl")
     if figures:
         lines += ["## What was measured", "", *figures, ""]
     return "\n".join([*lines, "## The run's config", "", "```json", json.dumps(config, indent=2), "```", ""])
@@ -130,20 +137,54 @@ def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
     return lines
 
 
-def _results(file: Path) -> list[str]:
+def _front_matter(about: About, tag: str, name: str, results: dict[str, Any]) -> list[str]:
+    """Return the metadata of the card: YAML, of which JSON values are a part."""
+    fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": tag, "tags": ["jaxlm"]}
+    fields |= {"license": about.license, "language": list(about.languages), "datasets": list(about.datasets)}
+    if results:
+        fields["model-index"] = [{"name": name, "results": _index(results, tag)}]
+    return ["---", *(f"{field}: {json.dumps(value)}" for field, value in fields.items() if value), "---"]
+
+
+def _index(results: dict[str, Any], tag: str) -> list[dict[str, Any]]:
+    """Return the evaluation of a fine-tuned model in the form of a model-index: the mean of each metric by split."""
+    task = results["task"]
+    return [
+        {
+            "task": {"type": tag or "other"},
+            "dataset": {"name": task, "type": task, "split": split},
+            "metrics": [
+                {"type": metric, "name": metric, "value": value["mean"]}
+                for metric, value in figures.items()
+                if math.isfinite(float(value["mean"]))
+            ],
+        }
+        for split, figures in _splits(results)
+    ]
+
+
+def _splits(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the splits with their metrics: dev and test, or those that a task names otherwise, such as dev_matched."""
+    return [(name, value) for name, value in results.items() if isinstance(value, dict) and name != "best"]
+
+
+def _read_results(file: Path) -> dict[str, Any]:
     if not file.exists():
-        return []
+        return {}
     try:
-        results = read_signed(file)
+        return read_signed(file)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+
+
+def _results(results: dict[str, Any]) -> list[str]:
+    if not results:
+        return []
     rate = results.get("learning_rate")
     count = sum("failed" not in run and run.get("learning_rate") == rate for run in results["runs"])
     runs = "1 run" if count == 1 else f"{count} runs, mean ± deviation"
     lines = [f"Task {results['task']}, {runs}:", "", "| part | figure | |", "|---|---|---|"]
-    for part, figures in results.items():  # dev and test, or those that a task calls otherwise, such as dev_matched
-        if not isinstance(figures, dict) or part == "best":
-            continue
+    for part, figures in _splits(results):
         for name, value in figures.items():
             spread = f" ± {value['std']:.4f}" if count > 1 else ""
             lines.append(f"| {part} | {name} | {value['mean']:.4f}{spread} |")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
+from jaxlm.hub import model_directory
 from jaxlm.interop import google, huggingface, openai
 from jaxlm.interop.published import Published
 from jaxlm.text import Case
@@ -24,15 +25,17 @@ def tokenizer_spec(start: str, model: Any) -> str:
 
 
 def read_published(spec: str, case: Case = "auto") -> Published:
-    """Return the model that `spec`, one of KINDS and a directory, names. InputError, one line, if it is unreadable.
+    """Return the model that `spec` names: one of KINDS and a directory, or hf: and the name of a model on the Hub.
+
+    InputError, one line, if it is unreadable.
 
     case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it.
     """
     kind, colon, location = spec.partition(":")
-    directory = Path(location).expanduser()
+    directory = model_directory(location) if kind == "hf" else Path(location).expanduser()
     if kind + colon not in _READERS or not location or not directory.is_dir():
         raise InputError(
-            f"{spec}: {directory} is not a directory, and nothing is downloaded; give one of {', '.join(KINDS)} and "
-            f"the directory of a model's files, for example after hf download {location} --local-dir {location}"
+            f"{spec}: {directory} is not a directory; give one of {', '.join(KINDS)} and the directory of a model's "
+            "files"
         )
     return _READERS[kind + colon](directory, spec, case)

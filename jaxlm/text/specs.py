@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from jaxlm.errors import InputError
+from jaxlm.hub import model_directory
 from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json
 from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.saved import load_tokenizer
@@ -23,9 +24,9 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     kind, colon, location = spec.partition(":")
     if not colon or not location:
         raise _unknown(spec, trains)
-    path = Path(location).expanduser()
+    path = model_directory(location, weights=False) if kind == "hf" else Path(location).expanduser()
     if kind in ("hf", "gpt1", "gpt2", "store") and not path.exists():
-        raise InputError(_missing(kind, location))
+        raise InputError(f"tokenizer {spec}: no such directory; give the one that has the tokenizer's files")
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer.from_file(path)
     if kind == "wordpiece":
@@ -64,13 +65,3 @@ def _unknown(spec: str, trains: bool) -> InputError:
         else did_you_mean(spec.partition(":")[0], kinds, "choose one of them")
     )
     return InputError(f"tokenizer must be one of {', '.join(forms)}, got {spec!r}; {hint}")
-
-
-def _missing(kind: str, location: str) -> str:
-    """Return the message for files that are not on this machine."""
-    if kind != "hf":
-        return f"tokenizer {kind}:{location}: no such directory; give the one that has the tokenizer's files"
-    return (
-        f"tokenizer hf:{location}: no such directory, and nothing is downloaded; run hf download {location} "
-        f"--local-dir {location} first"
-    )

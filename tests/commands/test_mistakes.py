@@ -50,7 +50,10 @@ def preparing(tokenizer):
         (pretraining("--data.store", "runs/one"), ["runs/one is a run or a model, not a token store"]),
         (pretraining("--start", "runs/onne"), ["runs/onne: no such run directory; did you mean runs/one?"]),
         (pretraining("--start", "runs/one@7"), ["runs/one has no checkpoint of step 7; choose one of 2"]),
-        (pretraining("--start", "hf:bert-base-uncased"), ["nothing is downloaded", "hf download bert-base-uncased"]),
+        (
+            pretraining("--start", "hf:bert-base-uncased"),
+            ["or a model that the Hugging Face Hub has", "outgoing traffic"],
+        ),
         (pretraining("--run", "text/a.txt"), ["--run must be a directory, got the file text/a.txt"]),
         (pretraining("--run", "text"), ["text must be empty or a run directory, got other files (a.txt)"]),
         (pretraining("--data.layout", "window"), ["--data.layout must be one of windows", "did you mean windows?"]),
@@ -69,7 +72,10 @@ def preparing(tokenizer):
         (fine_tuning("--custom.metric", "F-1"), ["--custom.metric must be one of accuracy, f1", "did you mean f1?"]),
         (fine_tuning("--length", "4096"), ["--length must be", "got 4096"]),
         (preparing("bert-base-uncased"), ["train-wordpiece:SIZE, sentencepiece:FILE", "got 'bert-base-uncased'"]),
-        (preparing("hf:bert-base-uncased"), ["nothing is downloaded; run hf download bert-base-uncased"]),
+        (
+            preparing("hf:bert-base-uncased"),
+            ["hf:bert-base-uncased must be a directory, or a model that"],
+        ),
         (preparing("hf:gpt2"), ["gpt2 has no tokenizer of Hugging Face; use gpt2:gpt2"]),
         (("show", "stores/trian"), ["stores/trian must be a token store", "did you mean stores/train?"]),
         (("show", "nothere"), ["nothere must be a token store, a run directory or a config", "check the path"]),
