@@ -124,7 +124,7 @@ class CachedModel:
                 f"{counted(max(self.room(ids), 0), 'new token')}{more}"
             )
 
-    def starts(self, lengths: Sequence[int]) -> np.ndarray:
+    def starts(self, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the index of the first token that each text of these lengths is continued from, int64 (B,)."""
         return window_starts(lengths, self.positions) if self.sliding else np.zeros(len(lengths), np.int64)
 
@@ -210,7 +210,7 @@ def length_bucket(length: int, longest: int, *, smallest: int) -> int:
     return min(bucket, longest)
 
 
-def window_starts(lengths: Sequence[int], longest: int) -> np.ndarray:
+def window_starts(lengths: Sequence[int] | np.ndarray, longest: int) -> np.ndarray:
     """Return the index of the first token that predicts the one after texts of these lengths, int64 (B,).
 
     A text of up to `longest` tokens is read as a whole. The window of a longer one has moved by half its length as
