@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import length_bucket
-from jaxlm.inference.scoring import BATCHES_SORTED, SMALLEST_BUCKET, Score, TokenScores
+from jaxlm.inference.scoring import BATCHES_SORTED, Score, TokenScores, batch_length
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 
@@ -130,7 +129,7 @@ def masked_lm_scores(
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             masked = [_masked(*places[k], tokenizer, longest, continues) for k in some]
-            bucket = length_bucket(len(masked[0][0]), longest, smallest=min(SMALLEST_BUCKET, longest))
+            bucket = batch_length(len(masked[0][0]), longest)
             batch = _padded(masked, batch_size, bucket)
             with use_mesh(mesh):
                 batch = to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)

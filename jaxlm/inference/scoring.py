@@ -19,7 +19,6 @@ from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
 
-SMALLEST_BUCKET = 8
 SCORED = (8, 32, 128, 512)  # numbers of scored positions per row; each is a program
 BATCHES_SORTED = 64  # batches of sequences that are sorted by length together
 _STEPS = 64  # compiled functions that are kept for further calls
@@ -165,14 +164,17 @@ def sequence_log_probs(
     return Scorer(model, mesh=mesh, batch_size=batch_size, positions=positions)(params, sequences)
 
 
-def score_bucket(length: int, longest: int) -> int:
-    """Return the smallest of 8, 12, 16, 24, 32, 48, 64, … and `longest` that is at least `length`."""
-    power = SMALLEST_BUCKET
-    while power < length:
-        if length <= power * 3 // 2:
-            return min(power * 3 // 2, longest)
-        power *= 2
-    return min(power, longest)
+def batch_length(length: int, longest: int) -> int:
+    """Return the length that a batch is padded to: the smallest of 4, 6, 8, …, 16, 20, …, 32, 40, …, 64, 80, … and
+    `longest` that is at least the length of its longest row.
+
+    A power of two from 8 on is followed by three steps of a quarter: short sentences, as those of BLiMP, are padded by
+    about 6 % when batches are sorted by length.
+    """
+    step = 2
+    while length > 8 * step:
+        step *= 2
+    return min(max(-(-length // step) * step, 2 * step), longest)
 
 
 @functools.lru_cache(_STEPS)
@@ -228,7 +230,7 @@ def _chunks(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]
 
 def _padded(chunks: Sequence[_Chunk], batch_size: int, longest: int) -> _Rows:
     """Return a batch of chunks, the longest first, padded to a bucket of lengths and one of scored positions."""
-    length = score_bucket(len(chunks[0].ids) - 1, longest)
+    length = batch_length(len(chunks[0].ids) - 1, longest)
     most = max(len(chunk.ids) - chunk.first for chunk in chunks)
     scored = next((size for size in SCORED if most <= size < length), length)
     ids, targets = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, scored), np.int32)

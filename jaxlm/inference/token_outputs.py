@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.scoring import SMALLEST_BUCKET
 from jaxlm.models.family import Inputs, Model
 
+SMALLEST_BUCKET = 8
 _VALUES = 1 << 26  # values of a batch's outputs in memory at a time
 _STEPS = 64  # compiled functions that are kept
 
