@@ -45,8 +45,8 @@ def _over_seeds(runs: Numbered, *, selecting: bool) -> Table:
         row = [Cell(name), Cell(str(results["task"])), _rate(results, rate), whole(len(trials))]
         rows.append(row + [_mean(splits.get(split, {}).get(metric), len(trials)) for split, metric in columns])
     names = [f"{split} {metric}" for split, metric in columns]
-    caption = "Mean over seeds, ± the standard deviation of several; * the selected learning rate"
-    which = "results" if selecting else "all-results"
+    which, of_which = ("results", "the metric that selects") if selecting else ("all-results", "all metrics")
+    caption = f"Mean over seeds of {of_which}, ± the standard deviation of several; * the selected learning rate"
     return Table(caption, ("run", "task", "learning rate", "seeds", *names), rows, which)
 
 
