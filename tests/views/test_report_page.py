@@ -7,8 +7,8 @@ import re
 import shutil
 
 import pytest
+from report_page import Page, html_of
 from report_runs import START, finetuned, pretrained, write_lines, zero_shot
-from test_report import Page, html_of
 
 from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError
@@ -141,7 +141,8 @@ def test_a_run_that_has_logged_nothing(tmp_path, monkeypatch):
 
 def test_markdown():
     """Fails when a construct of the subset is not rendered, or one outside of it is not shown as its text."""
-    text = "# One\nsome *thin* **bold** `a<b`\nmore\n\n- x\n  y\n- z\n\n1. p\n2. q\n> said\n\n```\n# <raw>\n```\n<hr> [a](b) 2*3*4"
+    text = "# One\nsome *thin* **bold** `a<b`\nmore\n\n- x\n  y\n- z\n\n1. p\n2. q\n"
+    text += "> said\n\n```\n# <raw>\n```\n<hr> [a](b) 2*3*4"
     assert markdown_html(text).splitlines() == [
         "<h3>One</h3>",
         "<p>some <em>thin</em> <strong>bold</strong> <code>a&lt;b</code> more</p>",
