@@ -16,10 +16,15 @@ from report_runs import finetuned, pretrained, zero_shot
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Runs after the page's own scripts: uses the settings and the tables as a reader does, and notes what came of it.
 PROBE = """
+(async () => {
 const found = {};
+const painted = () => new Promise((done) => setTimeout(done, 20)); // charts are painted after the event
 const inked = (figure) => {
-  const canvas = figure.querySelector("canvas");
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const canvas = figure.querySelector("canvas"), copy = document.createElement("canvas");
+  Object.assign(copy, { width: canvas.width, height: canvas.height });
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
   const colors = new Set();
   for (let k = 0; k < pixels.length; k += 4) if (pixels[k + 3] > 200) colors.add(pixels.slice(k, k + 3).join());
   return [...colors];
@@ -30,27 +35,32 @@ const set = (name, value) => {
   const field = form.elements[name];
   if (field.type === "checkbox") field.checked = value; else field.value = value;
   field.dispatchEvent(new Event("input", { bubbles: true }));
+  return painted();
 };
 const text = (figure) => inked(figure).length;
 try {
+  await painted();
   found.colors = shown().map((figure) => [figure.querySelector("h3").textContent, text(figure)]);
   const stroke = getComputedStyle(document.querySelector(".swatch.color0 line")).stroke.match(/\\d+/g).join();
   found.first = inked(shown()[0]).includes(stroke);
   document.querySelector("input[name=entry]").click();
+  await painted();
   found.hidden = inked(shown()[0]).includes(stroke);
   document.querySelector("input[name=entry]").click();
+  await painted();
   const image = () => shown()[0].querySelector("canvas").toDataURL();
   const before = image();
   found.changed = {};
   for (const [name, value, back] of [["logx", true, false], ["logy", true, false], ["smoothing", 0.9, 0],
       ["axis", "tokens", "step"], ["axis", "hours", "step"], ["marks", false, true]]) {
-    set(name, value);
+    await set(name, value);
     found.changed[name + value] = image() !== before;
-    set(name, back);
+    await set(name, back);
     found.changed[name + back] = image() === before;
   }
-  found.notice = (set("axis", "hours"), document.getElementById("notice").textContent);
-  set("axis", "step");
+  await set("axis", "hours");
+  found.notice = document.getElementById("notice").textContent;
+  await set("axis", "step");
   const plot = shown()[0].querySelector(".plot");
   const press = (key) => plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   press("ArrowRight");
@@ -71,6 +81,7 @@ try {
   found.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
 } catch (error) { found.error = String(error.stack); }
 document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent: JSON.stringify(found) }));
+})();
 """
 
 

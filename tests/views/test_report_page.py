@@ -110,9 +110,10 @@ DAMAGES = {
 def test_a_damaged_run_is_a_sentence_on_the_page(name, tmp_path, runs, monkeypatch):
     """Fails when a damaged file ends in a traceback, hides another run, or is not named."""
     file, content, said = DAMAGES[name]
+    shutil.copytree(runs[0], tmp_path / "one")
     shutil.copytree(runs[1], tmp_path / "tuned")
     (tmp_path / "tuned" / file).write_text(content)
-    html = html_of(monkeypatch, tmp_path / "r.html", runs[0], tmp_path / "tuned")
+    html = html_of(monkeypatch, tmp_path / "r.html", tmp_path / "one", tmp_path / "tuned")
     page = Page(html)
     assert ("Problems" in page.titles) == (said is not None)
     assert said is None or said in page.text

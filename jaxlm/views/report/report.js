@@ -116,7 +116,7 @@
   // --- charts ----------------------------------------------------------------------------------------------------
 
   function axis(label, more) {
-    return { label, labelSize: 22, labelFont: "12px system-ui", font: "12px system-ui", stroke: cssColor("--quiet"),
+    return { ...(label ? { label, labelSize: 22, labelFont: "12px system-ui" } : {}), font: "12px system-ui", stroke: cssColor("--quiet"),
       grid: { stroke: cssColor("--grid"), width: 1 }, ticks: { stroke: cssColor("--rule"), width: 1 },
       values: (_, found) => found.map((value) => (value === null ? "" : short(value))), ...more };
   }
@@ -138,9 +138,9 @@
     const plot = new uPlot({
       ...sizeOf(place),
       legend: { show: false }, series: [{}, ...(series.length ? series : [{}])],
-      axes: [axis(options.xlabel, { space: 70 }), axis(options.ylabel, { size: 62 })],
+      axes: [axis(options.xlabel, { space: 70, size: 34 }), axis(options.ylabel, { size: 62 })],
       scales: options.scales,
-      cursor: { sync: options.linked ? { key: "x" } : undefined, drag: { x: options.linked, y: false }, points: { show: false } },
+      cursor: { ...(options.linked ? { sync: { key: "x" } } : {}), drag: { x: options.linked, y: false }, points: { show: false } },
       hooks: { draw: [options.marks], setCursor: [(u) => showValues(u, lines)] },
     }, aligned, place);
     const box = element("div", { className: "values", hidden: true });
