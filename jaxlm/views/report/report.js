@@ -39,7 +39,7 @@
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
     if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("e+", "e");
-    return size >= 1e4 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(5)));
+    return Number(value.toPrecision(size >= 1e4 ? 6 : 5)).toLocaleString("en", { maximumSignificantDigits: 6 });
   }
 
   // --- settings and points ---------------------------------------------------------------------------------------
@@ -131,15 +131,25 @@
     return { width: Math.max(place.clientWidth, 200), height: Math.max(place.clientHeight, 150) };
   }
 
+  function logSplits(_, __, low, high) { // round numbers, fewer over several decades
+    const digits = high / low > 1000 ? [1] : high / low > 30 ? [1, 3] : high / low > 8 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1)
+      for (const digit of digits) found.push(Number(`${digit}e${power}`));
+    return found.filter((value) => value >= low && value <= high);
+  }
+
   function draw(place, lines, options) {
     const aligned = lines.length ? uPlot.join(lines.map((line) => line.points)) : [[], []];
     const series = lines.map(({ stroke, dash, width, alpha, points: [xs] }) =>
       ({ stroke, dash, width, alpha: alpha || 1, spanGaps: true, points: { show: xs.length < 60, size: 4, stroke, fill: stroke } }));
+    const { scales } = options;
+    const logTicks = (scale) => (scale.distr === 3 ? { splits: logSplits, filter: (_, values) => values } : {});
     const plot = new uPlot({
       ...sizeOf(place),
       legend: { show: false }, series: [{}, ...(series.length ? series : [{}])],
-      axes: [axis(options.xlabel, { space: 70, size: 34 }), axis(options.ylabel, { size: 62 })],
-      scales: options.scales,
+      axes: [axis(options.xlabel, { space: 70, size: 34, ...logTicks(scales.x) }), axis(options.ylabel, { size: 62, ...logTicks(scales.y) })],
+      scales,
       cursor: { ...(options.linked ? { sync: { key: "x" } } : {}), drag: { x: options.linked, y: false }, points: { show: false } },
       hooks: { draw: [options.marks], setCursor: [(u) => showValues(u, lines)] },
     }, aligned, place);
@@ -156,8 +166,10 @@
     return plot;
   }
 
-  function valuesAt(lines, x) {
-    return lines.filter((line) => line.label !== null).map((line) => {
+  function valuesAt(plot, lines, x) { // the nearest points of the lines that reach x
+    const margin = (plot.scales.x.max - plot.scales.x.min) / 100;
+    const reach = ({ label, points: [xs] }) => label !== null && x >= xs[0] - margin && x <= xs[xs.length - 1] + margin;
+    return lines.filter(reach).map((line) => {
       const [xs, ys] = line.points;
       let k = Math.max(last(xs, x), 0);
       if (k + 1 < xs.length && xs[k + 1] - x < x - xs[k]) k += 1;
@@ -169,9 +181,11 @@
     const { box } = plot;
     if (!box) return;
     const left = plot.cursor.left;
-    box.hidden = !plot.entered || left < 0 || !lines.length;
+    box.hidden = !plot.entered || left < 0;
     if (box.hidden) return;
-    const x = plot.posToVal(left, "x"), found = valuesAt(lines, x);
+    const found = valuesAt(plot, lines, plot.posToVal(left, "x"));
+    box.hidden = !found.length;
+    if (box.hidden) return;
     box.replaceChildren(element("p", {}, element("span", { textContent: `${plot.axes[0].label} ${short(found[0].x)}` })));
     for (const { line, y } of found.slice(0, SHOWN)) {
       const label = element("span", { textContent: line.label });
@@ -199,7 +213,7 @@
       const left = Math.min(Math.max(at + (event.key === "ArrowLeft" ? -PAN : PAN) * width, 0), width);
       plot.entered = true;
       plot.setCursor({ left, top: plot.over.clientHeight / 2 });
-      const found = valuesAt(lines, plot.posToVal(left, "x"));
+      const found = valuesAt(plot, lines, plot.posToVal(left, "x"));
       const said = found.slice(0, SHOWN).map(({ line, y }) => `${line.label} ${short(y)}`).join("; ");
       if (found.length) spoken.textContent = `${plot.axes[0].label} ${short(found[0].x)}: ${said}`;
     } else if (event.key === "+" || event.key === "-") {
