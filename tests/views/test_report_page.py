@@ -134,7 +134,7 @@ def test_a_run_that_has_logged_nothing(tmp_path, monkeypatch):
     for file in ("metrics.jsonl", "starts.jsonl"):
         (run / file).unlink()
     page = Page(html_of(monkeypatch, tmp_path / "r.html", run))
-    assert page.titles == ["Runs"] and page.table("The runs")[1][5] == "no logged steps"
+    assert page.titles == ["Runs"] and page.table("The runs")[1][4] == "no logged steps"
     write_json(run / "results.json", {"task": "x", "metric": "accuracy", "runs": []}, signed=True)
     zero_shot(run)
     assert "Zero-shot tasks" in Page(html_of(monkeypatch, tmp_path / "r.html", run)).titles

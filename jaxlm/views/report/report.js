@@ -100,7 +100,7 @@
       if (!wanted.entries.has(line.entry) || (line.kind !== "single" && line.kind !== wanted.seeds)) continue;
       const raw = points(line.entry, line.x, float32(line.y), wanted);
       if (!raw) continue;
-      const style = styleOf(line.entry);
+      const style = { ...styleOf(line.entry), entry: line.entry };
       if (!wanted.smoothing) {
         found.push({ ...style, label: line.label, points: raw, width: line.kind === "trial" ? 1 : 1.8 });
         continue;
@@ -225,11 +225,11 @@
     event.preventDefault();
   }
 
-  function drawMarks(wanted) {
+  function drawMarks(wanted, entries) {
     return (plot) => {
       if (!wanted.marks) return;
       const { ctx, bbox } = plot;
-      for (const entry of wanted.entries) {
+      for (const entry of entries) {
         const { stroke } = styleOf(entry);
         for (const x of onAxis(entry, wanted.axis, data.entries[entry].marks) || []) {
           if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
@@ -265,10 +265,10 @@
       figure.hidden = !wanted.charts.has(number);
       place.replaceChildren();
       if (figure.hidden) continue;
-      const lines = linesOf(data.charts[number], wanted);
+      const lines = linesOf(data.charts[number], wanted), entries = new Set(lines.map((line) => line.entry));
       const x = wanted.logx ? { time: false, distr: 3, range: logRange } : { time: false };
       const y = wanted.logy ? { distr: 3, range: logRange } : {};
-      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel: "", scales: { x, y }, linked: true, marks: drawMarks(wanted) });
+      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel: "", scales: { x, y }, linked: true, marks: drawMarks(wanted, entries) });
       drawn.set(number, { plot, place });
     }
     const left = [...wanted.entries].filter((entry) => wanted.axis !== "step" && !clocks[entry]);

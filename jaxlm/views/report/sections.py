@@ -41,8 +41,9 @@ def runs_section(records: Sequence[Record], names: Sequence[str]) -> Section:
         model = f"{config.get('model.num_layers')} × {config.get('model.width')}"
         last = number(None if loss is None else float(loss.values[-1]))
         starts = whole(len(record.starts))
-        rows.append([name, record.name, record.kind, model, whole(record.last_step), _progress(record), last, starts])
-    columns = ("run", "directory", "kind", "layers × width", "step", "progress", "loss, last", "starts")
+        steps = whole(record.last_step)
+        rows.append([name, record.kind, model, steps, _progress(record), last, starts, record.name])
+    columns = ("run", "kind", "layers × width", "step", "progress", "loss, last", "starts", "directory")
     return Section("runs", "Runs", table_html(Table("The runs and their progress", columns, rows, "runs")))
 
 
