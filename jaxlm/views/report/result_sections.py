@@ -123,7 +123,7 @@ def reports_of(record: Record) -> list[Mapping[str, Any]]:
 
 def errors_section(runs: Numbered) -> Section | None:
     """Return the confusion matrices and the calibration of the best seed of each run."""
-    matrices, bins = [], []
+    matrices, bins = list[str](), list[str]()
     for name, record in runs:
         for report in reports_of(record):
             title = f"{name}, {report.get('split')}"
@@ -197,7 +197,7 @@ def _calibration_sentence(split: str, lines: Sequence[Mapping[str, Any]]) -> str
 
 def predictions_section(runs: Numbered) -> Section | None:
     """Return examples of predictions, wrong ones where the labels are known."""
-    parts = []
+    parts = list[str]()
     for name, record in runs:
         examples = record.examples
         if examples is None:

@@ -4,6 +4,7 @@ A run that is being trained has no results yet and may have an incomplete last l
 is complete.
 """
 
+import functools
 import itertools
 import json
 import logging
@@ -102,13 +103,13 @@ def read_targets(targets: Sequence[str], count: int) -> tuple[list[Record], list
     records, figures, problems = list[Record](), list[Figures](), list[str]()
     for target in dict.fromkeys(targets):
         if target.endswith(".json") and Path(target).is_file():
-            values = _attempt(problems, f"{target} cannot be read", None, lambda file=target: read_object(Path(file)))
+            values = _attempt(problems, f"{target} cannot be read", functools.partial(read_object, Path(target)))
             figures += [] if values is None else [Figures(target, values)]
             continue
         run = RunDirectory(split_run(target)[0])
         if not (run.path / "config.json").exists():
             _ = run.config  # raises the InputError of a directory that is not a run
-        record = _attempt(problems, f"{run.name} cannot be shown", None, lambda run=run: read_record(run, count))
+        record = _attempt(problems, f"{run.name} cannot be shown", functools.partial(read_record, run, count))
         records += [] if record is None else [record]
     problems += [problem for record in records for problem in record.problems]
     if not records and not figures:
@@ -122,25 +123,24 @@ def read_record(run: RunDirectory, count: int) -> Record:
     """Return a run as far as it can be read. Raises InputError if its config.json is damaged."""
     config, problems = run_config(run), list[str]()
 
-    def part(file: str, default: T, read: Callable[[], T]) -> T:
-        return _attempt(problems, f"{run.name}: {file} is left out", default, read) if _there(run, file) else default
+    def part(file: str, read: Callable[[], T]) -> T | None:
+        return _attempt(problems, f"{run.name}: {file} is left out", read) if (run.path / file).exists() else None
 
-    lines = part("metrics.jsonl", [], lambda: list(read_metrics(run.path / "metrics.jsonl")))
-    task: Task | None = part("task.json", None, lambda: saved_task(run))
-    results = part("results.json", {}, lambda: _checked_results(from_file(run.path / "results.json")))
+    lines = part("metrics.jsonl", lambda: list(read_metrics(run.path / "metrics.jsonl"))) or []
+    task = part("task.json", lambda: saved_task(run))
+    results = part("results.json", lambda: _checked_results(from_file(run.path / "results.json"))) or {}
     main = main_metrics(run) if task is not None else ["loss", "validation_loss"]
-    curves = part("metrics.jsonl", {}, lambda: curves_by_trial(lines))
+    curves = part("metrics.jsonl", lambda: curves_by_trial(lines)) or {}
     of_main = {name: mean_curve(list(curves[name].values())) for name in main if name in curves}
-    starts = part("starts.jsonl", [], run.starts)
-    starts = [start for start in starts if isinstance(start, dict)]
-    examples = part("predictions.jsonl", None, lambda: _examples(run, task, results, count))
+    starts = [start for start in part("starts.jsonl", run.starts) or [] if isinstance(start, dict)]
+    examples = part("predictions.jsonl", lambda: _examples(run, task, results, count))
     clock = None
     if isinstance(config, PretrainConfig) and lines:
-        clock = _attempt(
-            problems, f"{run.name}: its tokens and hours are left out", None, lambda: _clock(config, lines)
-        )
-    zero_shot = part(RESULTS, [], lambda: _checked_zero_shot(run.path / RESULTS))
-    samples = [text for file in SAMPLES for text in part(file, [], lambda file=file: _samples(run.path / file, count))]
+        clock = _attempt(problems, f"{run.name}: its tokens and hours are left out", lambda: _clock(config, lines))
+    zero_shot = part(RESULTS, lambda: _checked_zero_shot(run.path / RESULTS)) or []
+    samples = list[str]()
+    for file in SAMPLES:
+        samples += part(file, functools.partial(_samples, run.path / file, count)) or []
     return Record(
         Summary(run.name, full_config(run), of_main, results),
         _kind(run, config),
@@ -156,18 +156,14 @@ def read_record(run: RunDirectory, count: int) -> Record:
     )
 
 
-def _attempt(problems: list[str], what: str, default: T, read: Callable[[], T]) -> T:
-    """Return what `read` returns; after an error of damaged content, note it and return the default."""
+def _attempt(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
+    """Return what `read` returns; after an error of damaged content, note it and return None."""
     try:
         return read()
     except DAMAGE as error:
         reason = str(error) if isinstance(error, InputError) else f"it is damaged ({type(error).__name__}: {error})"
         problems.append(one_line(f"{what}: {reason}"))
-        return default
-
-
-def _there(run: RunDirectory, file: str) -> bool:
-    return (run.path / file).exists()
+        return None
 
 
 def _kind(run: RunDirectory, config: Any) -> str:

@@ -1,7 +1,7 @@
 """Tables of a report as HTML; every text is escaped."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,7 +114,7 @@ def _class(name: str) -> str:
     return f' class="{name}"' if name else ""
 
 
-def _is_numeric(cells: "Sequence[Cell | str] | object") -> bool:
+def _is_numeric(cells: Iterable[Cell | str]) -> bool:
     """Return True if a column has numbers and otherwise only absent values."""
-    found = [cell for cell in cells if cell != ABSENT]  # type: ignore[attr-defined]
+    found = [cell for cell in cells if cell != ABSENT]
     return bool(found) and all(isinstance(cell, Cell) and cell.value is not None for cell in found)
