@@ -38,7 +38,7 @@
   function short(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("e+", "e");
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
     return Number(value.toPrecision(size >= 1e4 ? 6 : 5)).toLocaleString("en", { maximumSignificantDigits: 6 });
   }
 

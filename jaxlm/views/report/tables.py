@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 
+LONG = 60  # characters of a text that gets a wide column
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell. value: its number at full precision, for sorting and for CSV. std: the deviation of a mean.
@@ -106,7 +109,13 @@ def _cell(cell: Cell | str, heads: bool, is_numeric: bool) -> str:
     attributes += "" if found.std is None else f' data-std="{found.std!r}"'
     if found.share is not None:
         attributes += f' style="--share:{found.share:.3f}"'
-    attributes += _class(" ".join(filter(None, ["number" * is_numeric, "shaded" * (found.share is not None)])))
+    attributes += _class(
+        " ".join(
+            filter(
+                None, ["number" * is_numeric, "shaded" * (found.share is not None), "long" * (len(found.text) > LONG)]
+            )
+        )
+    )
     return f'<th scope="row"{attributes}>{content}</th>' if heads else f"<td{attributes}>{content}</td>"
 
 
