@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
 LONG = 60  # characters of a text that gets a wide column
 
 
@@ -109,13 +108,8 @@ def _cell(cell: Cell | str, heads: bool, is_numeric: bool) -> str:
     attributes += "" if found.std is None else f' data-std="{found.std!r}"'
     if found.share is not None:
         attributes += f' style="--share:{found.share:.3f}"'
-    attributes += _class(
-        " ".join(
-            filter(
-                None, ["number" * is_numeric, "shaded" * (found.share is not None), "long" * (len(found.text) > LONG)]
-            )
-        )
-    )
+    names = {"number": is_numeric, "shaded": found.share is not None, "long": len(found.text) > LONG}
+    attributes += _class(" ".join(name for name, holds in names.items() if holds))
     return f'<th scope="row"{attributes}>{content}</th>' if heads else f"<td{attributes}>{content}</td>"
 
 
