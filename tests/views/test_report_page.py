@@ -32,7 +32,7 @@ def test_texts_of_files_are_escaped(tmp_path, monkeypatch):
     lines = (one / "metrics.jsonl").read_text()
     (one / "metrics.jsonl").write_text(lines + json.dumps({"step": 40, "<script>x_loss": 1.0}) + "\n")
     (one / "samples.txt").write_text(EVIL)
-    tuned = finetuned(tmp_path / "tuned", text=EVIL)
+    tuned = finetuned(tmp_path / 'tuned" onfocus="x', text=EVIL)
     (tmp_path / "note.md").write_text(f"# {EVIL}\n\n- {EVIL}\n\n`{EVIL}`\n\n[x](javascript:alert(3))\n")
     (tmp_path / "figures.json").write_text(json.dumps({EVIL: EVIL}))
     targets = (one, tuned, tmp_path / "figures.json")
@@ -43,7 +43,8 @@ def test_texts_of_files_are_escaped(tmp_path, monkeypatch):
     assert page.text.count(EVIL) >= 5  # the note, the sample, the command, the figures
     assert name in [row[0] for row in page.table("The runs")]
     assert "<script>x loss" in [chart["title"] for chart in json.loads(page.payload)["charts"]]
-    assert EVIL in page.table("tuned, dev, seed")[1][1]
+    assert EVIL in page.table('tuned" onfocus="x, dev, seed')[1][1]
+    assert not [attribute for attribute in page.attributes if attribute.startswith("on")]
     assert 'href="javascript' not in html and "<a href" not in html.split("</nav>")[1]
 
 
