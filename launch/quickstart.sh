@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run all steps, small and offline, on the CPU: text, tokenizer, pretraining, fine-tuning, a table and a plot.
+# Run all steps, small and offline, on the CPU: text, tokenizer, pretraining, fine-tuning, a table, a report.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,7 +8,8 @@ usage() {
 usage: launch/quickstart.sh [DIRECTORY]
 
 Pretrains a small GPT on the documentation that is on this machine, fine-tunes it on a task of 1,000 labelled pairs,
-does the same without pretraining, and ends with a table, a plot and DIRECTORY/summary.json (default runs/quickstart).
+does the same without pretraining, and ends with a table, a plot, DIRECTORY/summary.json and DIRECTORY/report.html
+(default runs/quickstart).
 It takes about ten minutes on two cores, no network beyond the installation and no data set. Every command is printed
 before it runs. After a stop at any moment the same command continues; completed steps are not repeated.
 TEXT
@@ -56,8 +57,8 @@ printf '\nThe commands below run in %s after: . .venv/bin/activate; export JAX_P
 
 # Seconds of each step on the author's two cores. Their sum, scaled by the speed of this machine so far, estimates the
 # remaining time.
-names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long table)
-guesses=(25 1 3 6 1 255 3 6 60 50 70 3)
+names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long table report)
+guesses=(25 1 3 6 1 255 3 6 60 50 70 3 4)
 total=${#names[@]}
 number=0
 guessed=0 # expected seconds of the steps that were run, not found complete
@@ -161,3 +162,5 @@ run scratch-long python -m jaxlm.finetune configs/finetune/quickstart.py --run "
 # --- results ------------------------------------------------------------------------------------------------------------
 
 run table python launch/quickstart/table.py --directory "$out"
+run report python -m jaxlm.report "$out/pretrained" "$out/finetuned" "$out/scratch" "$out/scratch-long" \
+  --output "$out/report.html"

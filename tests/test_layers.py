@@ -32,12 +32,13 @@ FLOORS = (
     "jaxlm.finetuning",
     "jaxlm.evaluation",
     "jaxlm.views",
+    "jaxlm.views.report",
     "api",
     "commands",
 )
 LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
-COMMANDS |= {"doctor"}
+COMMANDS |= {"doctor", "report"}
 
 # Rooms that know nothing of their neighbours on the same floor or of some below.
 STRANGERS = {
@@ -123,8 +124,8 @@ def floor(module: str) -> int | None:
         return FLOORS.index("leaves")
     if len(parts) == 2 and parts[1] in COMMANDS:
         return FLOORS.index("commands")
-    room = ".".join(parts[:2])
-    return FLOORS.index(room) if room in FLOORS else None
+    rooms = [".".join(parts[:depth]) for depth in (3, 2)]  # a package within a package may have a floor of its own
+    return next((FLOORS.index(room) for room in rooms if room in FLOORS), None)
 
 
 def test_every_module_has_a_floor():
@@ -238,4 +239,5 @@ def test_map_catches_what_it_should():
     assert floor("jaxlm.errors") == 0 and floor("jaxlm") == len(FLOORS) - 2
     assert floor("jaxlm.bench") == len(FLOORS) - 1
     assert floor("jaxlm.runs") < floor("jaxlm.training.loop") < floor("jaxlm.inference.decoding")
+    assert floor("jaxlm.views.run") < floor("jaxlm.views.report.page") < floor("jaxlm.report")
     assert floor("jaxlm.unheard_of.thing") is None and floor("jaxlm.unheard_of") is None

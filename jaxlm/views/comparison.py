@@ -34,10 +34,8 @@ def comparison_lines(runs: Sequence[RunDirectory]) -> Iterator[str]:
     """Yield the runs by number, the fields that differ, the last and best metrics, and the training losses as bars."""
     summaries = [summary_of(run) for run in runs]
     yield from (f"{number}  {one.name}" for number, one in enumerate(summaries, 1))
-    fields = differing_fields(summaries)
-    values = {name: _values(summaries, name) for name in fields}
-    yield from _table("fields that differ", {name: row for name, row in values.items() if len(set(row)) > 1}, len(runs))
-    if not fields:
+    yield from _table("fields that differ", differing_values(summaries), len(runs))
+    if not differing_fields(summaries):
         yield "the configs are equal"
     yield from _table("metrics", _metrics(summaries), len(runs))
     curves = [(number, one.curves["loss"]) for number, one in enumerate(summaries, 1) if "loss" in one.curves]
@@ -58,9 +56,13 @@ def plot_runs(runs: Sequence[RunDirectory], path: Path) -> str:
 
 def summary_of(run: RunDirectory) -> Summary:
     """Read what is compared of a run. Raises InputError if it is not a run or is damaged."""
-    config = flat({**run.config, **to_json(run_config(run))})
     results = run.path / "results.json"
-    return Summary(run.name, config, curves_of(run), from_file(results) if results.exists() else {})
+    return Summary(run.name, full_config(run), curves_of(run), from_file(results) if results.exists() else {})
+
+
+def full_config(run: RunDirectory) -> dict[str, Any]:
+    """Return the config of a run by dotted names, with the fields that its version did not have."""
+    return flat({**run.config, **to_json(run_config(run))})
 
 
 def differing_fields(summaries: Sequence[Summary]) -> list[str]:
@@ -73,6 +75,12 @@ def differing_fields(summaries: Sequence[Summary]) -> list[str]:
     if len({(one.config.get("kind"), "published.architecture" in one.config) for one in summaries}) > 1:
         names = [name for name in names if all(name in one.config for one in summaries)]
     return [name for name in names if name not in DERIVED]
+
+
+def differing_values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+    """Return the fields in which the runs differ, with the value of each run as a text."""
+    values = {name: _values(summaries, name) for name in differing_fields(summaries)}
+    return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
 def labels(summaries: Sequence[Summary]) -> list[str]:

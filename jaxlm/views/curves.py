@@ -1,9 +1,9 @@
 """Curves of runs: the metrics of metrics.jsonl over the steps, as arrays, as a line of text and as a plot."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from jaxlm.runs.metrics_log import read_metrics
 
 BARS = "▁▂▃▄▅▆▇█"
 PLOTS = (".png", ".pdf", ".svg")
-LOWER_IS_BETTER = ("loss", "perplexity")  # ends of the names of such metrics; of all others the largest value is best
+OF_A_LINE = {"step", "seed", "peak_lr", "tokens"}  # numbers of a line that are not metrics
+# Ends of the names of metrics whose smallest value is best; of all others it is the largest.
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "calibration_error")
 
 
 class Curve(NamedTuple):
@@ -28,28 +30,64 @@ class Curve(NamedTuple):
         return int(np.argmin(self.values) if name.endswith(LOWER_IS_BETTER) else np.argmax(self.values))
 
 
+class Trial(NamedTuple):
+    """A seed and a learning rate of a fine-tuning run; None and None are those of a pretraining run."""
+
+    seed: int | None
+    rate: float | None
+
+
 def curves_of(run: RunDirectory) -> dict[str, Curve]:
     """Return the curves of a run: `loss` of training, and the loss and the selecting metric of its evaluations.
 
     A value of several seeds and learning rates is their mean at that step. Values that are not finite are left out. A
     run that has logged nothing has no curves.
     """
-    names = ["loss", "validation_loss"]
-    if (run.path / "task.json").exists():
-        task = saved_task(run)
-        names = ["loss", f"{task.selects}_loss", f"{task.selects}_{task.metric}"]
-    found: dict[str, dict[int, list[float]]] = {name: {} for name in names}
+    names = main_metrics(run)
     file = run.path / "metrics.jsonl"
-    for line in read_metrics(file) if file.exists() else ():
-        for name in names:
+    found = curves_by_trial(read_metrics(file) if file.exists() else (), names)
+    return {name: mean_curve(list(found[name].values())) for name in names if name in found}
+
+
+def main_metrics(run: RunDirectory) -> list[str]:
+    """Return the metrics that are shown of a run: the loss, and the loss and the selecting metric of evaluations."""
+    if not (run.path / "task.json").exists():
+        return ["loss", "validation_loss"]
+    task = saved_task(run)
+    return list(dict.fromkeys(["loss", f"{task.selects}_loss", f"{task.selects}_{task.metric}"]))
+
+
+def curves_by_trial(lines: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> dict[str, dict[Trial, Curve]]:
+    """Return metric -> trial -> curve of the lines of a metrics.jsonl.
+
+    names: the metrics; default, all that are numbers. Values that are not finite are left out, and several of a trial
+    at one step are averaged.
+    """
+    found: dict[str, dict[Trial, dict[int, list[float]]]] = {}
+    for line in lines:
+        trial = Trial(line.get("seed"), line.get("peak_lr"))
+        for name in names or line.keys() - OF_A_LINE:
             value = line.get(name)
-            if isinstance(value, int | float) and math.isfinite(value):
-                found[name].setdefault(line["step"], []).append(value)
-    return {
-        name: Curve(np.array(sorted(values)), np.array([np.mean(values[step]) for step in sorted(values)]))
-        for name, values in found.items()
-        if values
-    }
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                found.setdefault(name, {}).setdefault(trial, {}).setdefault(line["step"], []).append(value)
+    return {name: {trial: _curve(values) for trial, values in of_trials.items()} for name, of_trials in found.items()}
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Return the mean of curves at each step, over those that have a value there."""
+    if len(curves) == 1:
+        return curves[0]
+    values: dict[int, list[float]] = {}
+    for curve in curves:
+        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
+            values.setdefault(step, []).append(value)
+    return _curve(values)
+
+
+def _curve(values: Mapping[int, Sequence[float]]) -> Curve:
+    steps = sorted(values)
+    means = [np.mean(values[step]) if len(values[step]) > 1 else float(values[step][0]) for step in steps]
+    return Curve(np.array(steps), np.array(means))
 
 
 def text_curve(curve: Curve, last_step: int, bounds: tuple[float, float], width: int) -> str:

@@ -180,6 +180,9 @@ def test_wheel_carries_package_and_configs(tmp_path):
     expected |= {f"jaxlm/{path.relative_to(source)}" for path in (source / "configs").rglob("*.py")}
     expected.add("jaxlm/py.typed")
     expected |= {str(path.relative_to(source)) for path in (source / "jaxlm").rglob("prompts/*.txt")}
+    page = [path for path in (source / "jaxlm/views/report").rglob("*") if path.is_file()]
+    assert len(page) > 12
+    expected |= {str(path.relative_to(source)) for path in page}
     assert expected <= names, sorted(expected - names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "launch/", "configs/"))]

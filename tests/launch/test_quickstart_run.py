@@ -154,7 +154,9 @@ def test_the_script_prints_each_command_before_it_runs_and_stops_where_one_fails
     calls = (stage / "calls").read_text().splitlines()
     printed = [line[len("$ python ") :] for line in done.stdout.splitlines() if line.startswith("$ python ")]
     assert [line.split(" > ")[0].replace("'", "") for line in printed] == calls
-    assert f"[{len(calls)}/{len(calls)}] table" in done.stdout
+    assert f"[{len(calls)}/{len(calls)}] report" in done.stdout
+    trained = [words[words.index("--run") + 1] for words in map(str.split, calls) if "configs/" in words[2]]
+    assert calls[-1].split()[2:] == [*trained, "--output", "runs/quickstart/report.html"]
     assert "ready: cpu" in done.stdout
     steps = [json.loads(line) for line in (stage / "runs" / "quickstart" / "steps.jsonl").read_text().splitlines()]
     assert len(steps) == len(calls) and all(step["code"] == 0 for step in steps)

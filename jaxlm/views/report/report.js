@@ -1,0 +1,388 @@
+// Charts of a report, their settings, and the sorting and copying of its tables.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("payload").textContent);
+  const form = document.getElementById("settings");
+  const notice = document.getElementById("notice");
+  const spoken = document.getElementById("spoken");
+  const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
+  const SHOWN = 12; // lines of a box of values
+  const PAN = 0.02; // of the shown range, for an arrow key
+  const drawn = new Map(); // number of a chart -> { plot, place }
+
+  const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
+  const int32 = (text) => Array.from(new Int32Array(bytes(text)));
+  const float32 = (text) => Array.from(new Float32Array(bytes(text)));
+  const float64 = (text) => Array.from(new Float64Array(bytes(text)));
+  const clocks = data.entries.map(({ clock }) =>
+    clock && { steps: int32(clock.steps), tokens: float64(clock.tokens), hours: float64(clock.hours) });
+
+  function element(tag, properties, ...children) {
+    const made = Object.assign(document.createElement(tag), properties);
+    made.append(...children);
+    return made;
+  }
+
+  function cssColor(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  // The color and the dashes of an entry are those of its line in the legend.
+  function styleOf(entry) {
+    const line = document.querySelector(`.swatch.color${entry % 8}.dash${entry % 5} line`);
+    const style = getComputedStyle(line);
+    const dash = style.strokeDasharray === "none" ? [] : style.strokeDasharray.split(/[ ,]+/).map(parseFloat);
+    return { stroke: style.stroke, dash };
+  }
+
+  function short(value) {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
+    return Number(value.toPrecision(size >= 1e4 ? 6 : 5)).toLocaleString("en", { maximumSignificantDigits: 6 });
+  }
+
+  // --- settings and points ---------------------------------------------------------------------------------------
+
+  function settings() {
+    const field = form.elements;
+    const checked = (name) => [...document.querySelectorAll(`input[name=${name}]:checked`)].map((one) => +one.value);
+    return {
+      axis: field.axis.value, logx: field.logx.checked, logy: field.logy.checked, marks: field.marks.checked,
+      smoothing: Number(field.smoothing.value), seeds: field.seeds ? field.seeds.value : "mean",
+      entries: new Set(checked("entry")), charts: new Set(checked("chart")),
+    };
+  }
+
+  function last(xs, x) { // the index of the last of increasing numbers that is at most x, or -1
+    let low = -1, high = xs.length;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] <= x) low = middle; else high = middle;
+    }
+    return low;
+  }
+
+  // Steps as tokens or hours, between the logged steps of the run; null where the run has none.
+  function onAxis(entry, axis, steps) {
+    if (axis === "step") return steps;
+    const clock = clocks[entry];
+    if (!clock) return null;
+    const to = clock[axis], end = clock.steps.length - 1;
+    return steps.map((step) => {
+      const k = Math.max(0, Math.min(last(clock.steps, step), end - 1));
+      const width = clock.steps[k + 1] - clock.steps[k];
+      return step >= clock.steps[end] && axis === "hours" ? to[end]
+        : to[k] + ((to[k + 1] - to[k]) * (step - clock.steps[k])) / width;
+    });
+  }
+
+  // An exponential moving average, without the bias of its first values.
+  function smoothed(values, weight) {
+    let sum = 0, total = 0;
+    return values.map((value) => {
+      sum = weight * sum + (1 - weight) * value;
+      total = weight * total + (1 - weight);
+      return sum / total;
+    });
+  }
+
+  function points(entry, x, y, wanted) {
+    const xs = onAxis(entry, wanted.axis, int32(x));
+    if (!xs) return null;
+    const kept = xs.map((_, k) => k).filter((k) => (!wanted.logx || xs[k] > 0) && (!wanted.logy || y[k] > 0));
+    return kept.length ? [kept.map((k) => xs[k]), kept.map((k) => y[k])] : null;
+  }
+
+  function linesOf(chart, wanted) {
+    const found = [];
+    for (const line of chart.lines) {
+      if (!wanted.entries.has(line.entry) || (line.kind !== "single" && line.kind !== wanted.seeds)) continue;
+      const raw = points(line.entry, line.x, float32(line.y), wanted);
+      if (!raw) continue;
+      const style = { ...styleOf(line.entry), entry: line.entry };
+      if (!wanted.smoothing) {
+        found.push({ ...style, label: line.label, points: raw, width: line.kind === "trial" ? 1 : 1.8 });
+        continue;
+      }
+      found.push({ ...style, label: null, points: raw, width: 1, alpha: 0.25 });
+      const [x, y] = line.mx ? [line.mx, line.my] : [line.x, line.y];
+      const smooth = points(line.entry, x, smoothed(float32(y), wanted.smoothing), wanted);
+      if (smooth) found.push({ ...style, label: line.label, points: smooth, width: 1.8 });
+    }
+    return found;
+  }
+
+  // --- charts ----------------------------------------------------------------------------------------------------
+
+  function axis(label, more) {
+    return { ...(label ? { label, labelSize: 22, labelFont: "12px system-ui" } : {}), font: "12px system-ui", stroke: cssColor("--quiet"),
+      grid: { stroke: cssColor("--grid"), width: 1 }, ticks: { stroke: cssColor("--rule"), width: 1 },
+      values: (_, found) => found.map((value) => (value === null ? "" : short(value))), ...more };
+  }
+
+  function logRange(_, low, high) {
+    if (low === null) return [1, 10];
+    const margin = Math.max((high / low) ** 0.04, 1.02);
+    return [low / margin, high * margin];
+  }
+
+  function sizeOf(place) {
+    return { width: Math.max(place.clientWidth, 200), height: Math.max(place.clientHeight, 150) };
+  }
+
+  function logSplits(_, __, low, high) { // round numbers, fewer over several decades
+    const digits = high / low > 1000 ? [1] : high / low > 30 ? [1, 3] : high / low > 8 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1)
+      for (const digit of digits) found.push(Number(`${digit}e${power}`));
+    return found.filter((value) => value >= low && value <= high);
+  }
+
+  function draw(place, lines, options) {
+    const aligned = lines.length ? uPlot.join(lines.map((line) => line.points)) : [[], []];
+    const series = lines.map(({ stroke, dash, width, alpha, points: [xs] }) =>
+      ({ stroke, dash, width, alpha: alpha || 1, spanGaps: true, points: { show: xs.length < 60, size: 4, stroke, fill: stroke } }));
+    const { scales } = options;
+    const logTicks = (scale) => (scale.distr === 3 ? { splits: logSplits, filter: (_, values) => values } : {});
+    const plot = new uPlot({
+      ...sizeOf(place),
+      legend: { show: false }, series: [{}, ...(series.length ? series : [{}])],
+      axes: [axis(options.xlabel, { space: 70, size: 34, ...logTicks(scales.x) }), axis(options.ylabel, { size: 62, ...logTicks(scales.y) })],
+      scales,
+      cursor: { ...(options.linked ? { sync: { key: "x" } } : {}), drag: { x: options.linked, y: false }, points: { show: false } },
+      hooks: { draw: [options.marks], setCursor: [(u) => showValues(u, lines)] },
+    }, aligned, place);
+    const box = element("div", { className: "values", hidden: true });
+    place.append(box);
+    plot.box = box;
+    plot.over.addEventListener("mouseenter", () => { plot.entered = true; });
+    plot.over.addEventListener("mouseleave", () => { plot.entered = false; box.hidden = true; });
+    place.observer?.disconnect();
+    place.observer = new ResizeObserver(() => plot.setSize(sizeOf(place)));
+    place.observer.observe(place);
+    place.onkeydown = (event) => onKey(event, plot, lines);
+    place.onblur = () => { plot.entered = false; box.hidden = true; };
+    return plot;
+  }
+
+  function valuesAt(plot, lines, x) { // the nearest points of the lines that reach x
+    const margin = (plot.scales.x.max - plot.scales.x.min) / 100;
+    const reach = ({ label, points: [xs] }) => label !== null && x >= xs[0] - margin && x <= xs[xs.length - 1] + margin;
+    return lines.filter(reach).map((line) => {
+      const [xs, ys] = line.points;
+      let k = Math.max(last(xs, x), 0);
+      if (k + 1 < xs.length && xs[k + 1] - x < x - xs[k]) k += 1;
+      return { line, x: xs[k], y: ys[k] };
+    }).sort((one, other) => other.y - one.y);
+  }
+
+  function showValues(plot, lines) {
+    const { box } = plot;
+    if (!box) return;
+    const left = plot.cursor.left;
+    box.hidden = !plot.entered || left < 0;
+    if (box.hidden) return;
+    const found = valuesAt(plot, lines, plot.posToVal(left, "x"));
+    box.hidden = !found.length;
+    if (box.hidden) return;
+    box.replaceChildren(element("p", {}, element("span", { textContent: `${plot.axes[0].label} ${short(found[0].x)}` })));
+    for (const { line, y } of found.slice(0, SHOWN)) {
+      const label = element("span", { textContent: line.label });
+      label.style.color = line.stroke;
+      box.append(element("p", {}, label, element("b", { textContent: short(y) })));
+    }
+    if (found.length > SHOWN) box.append(element("p", { textContent: `and ${found.length - SHOWN} more` }));
+    const right = left > plot.over.clientWidth / 2;
+    const at = plot.over.offsetLeft + left + (right ? -box.offsetWidth - 12 : 12);
+    box.style.left = `${Math.max(0, at)}px`;
+    box.style.top = "8px";
+  }
+
+  function zoom(low, high) { // of all charts over steps; undefined: everything
+    for (const { plot } of drawn.values()) {
+      if (low === undefined) plot.setData(plot.data, true);
+      else plot.setScale("x", { min: low, max: high });
+    }
+  }
+
+  function onKey(event, plot, lines) {
+    const { min, max } = plot.scales.x, width = plot.over.clientWidth;
+    const at = plot.cursor.left >= 0 ? plot.cursor.left : width / 2;
+    if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+      const left = Math.min(Math.max(at + (event.key === "ArrowLeft" ? -PAN : PAN) * width, 0), width);
+      plot.entered = true;
+      plot.setCursor({ left, top: plot.over.clientHeight / 2 });
+      const found = valuesAt(plot, lines, plot.posToVal(left, "x"));
+      const said = found.slice(0, SHOWN).map(({ line, y }) => `${line.label} ${short(y)}`).join("; ");
+      if (found.length) spoken.textContent = `${plot.axes[0].label} ${short(found[0].x)}: ${said}`;
+    } else if (event.key === "+" || event.key === "-") {
+      const center = plot.posToVal(at, "x"), factor = event.key === "+" ? 0.5 : 2;
+      zoom(center - (center - min) * factor, center + (max - center) * factor);
+    } else if (event.key === "0") zoom();
+    else if (event.key === "Escape") plot.box.hidden = true;
+    else return;
+    event.preventDefault();
+  }
+
+  function drawMarks(wanted, entries) {
+    return (plot) => {
+      if (!wanted.marks) return;
+      const { ctx, bbox } = plot;
+      for (const entry of entries) {
+        const { stroke } = styleOf(entry);
+        for (const x of onAxis(entry, wanted.axis, data.entries[entry].marks) || []) {
+          if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
+          const left = Math.round(plot.valToPos(x, "x", true));
+          ctx.save();
+          ctx.strokeStyle = ctx.fillStyle = stroke;
+          ctx.setLineDash([2, 4]);
+          ctx.beginPath();
+          ctx.moveTo(left, bbox.top);
+          ctx.lineTo(left, bbox.top + bbox.height);
+          ctx.stroke();
+          ctx.beginPath();
+          ctx.moveTo(left - 5, bbox.top);
+          ctx.lineTo(left + 5, bbox.top);
+          ctx.lineTo(left, bbox.top + 8);
+          ctx.fill();
+          ctx.restore();
+        }
+      }
+    };
+  }
+
+  function redraw() {
+    const wanted = settings();
+    form.elements.amount.value = wanted.smoothing ? wanted.smoothing.toFixed(2) : "off";
+    for (const { plot, place } of drawn.values()) {
+      place.observer.disconnect();
+      plot.destroy();
+    }
+    drawn.clear();
+    for (const figure of document.querySelectorAll("figure[data-chart]")) {
+      const number = Number(figure.dataset.chart), place = figure.querySelector(".plot");
+      figure.hidden = !wanted.charts.has(number);
+      place.replaceChildren();
+      if (figure.hidden) continue;
+      const lines = linesOf(data.charts[number], wanted), entries = new Set(lines.map((line) => line.entry));
+      const x = wanted.logx ? { time: false, distr: 3, range: logRange } : { time: false };
+      const y = wanted.logy ? { distr: 3, range: logRange } : {};
+      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel: "", scales: { x, y }, linked: true, marks: drawMarks(wanted, entries) });
+      drawn.set(number, { plot, place });
+    }
+    const left = [...wanted.entries].filter((entry) => wanted.axis !== "step" && !clocks[entry]);
+    notice.textContent = left.length
+      ? `Without ${AXES[wanted.axis]}: ${left.map((entry) => data.entries[entry].label).join("; ")}` : "";
+  }
+
+  function drawCalibration() {
+    for (const figure of document.querySelectorAll("figure[data-split]")) {
+      const place = figure.querySelector(".plot");
+      const found = data.calibration[figure.dataset.split].map((one) =>
+        ({ ...styleOf(one.entry), label: one.label, points: [one.x, one.y], width: 1.8 }));
+      const diagonal = { stroke: cssColor("--quiet"), dash: [2, 4], label: null, points: [[0, 1], [0, 1]], width: 1 };
+      place.replaceChildren();
+      draw(place, [...found, diagonal], { xlabel: "probability", ylabel: "accuracy", linked: false, marks: () => {},
+        scales: { x: { time: false, range: [0, 1] }, y: { range: [0, 1] } } });
+    }
+  }
+
+  // --- tables ----------------------------------------------------------------------------------------------------
+
+  function sortable(table) {
+    table.querySelectorAll("thead th").forEach((head, column) => {
+      const button = element("button", { type: "button", textContent: head.textContent });
+      head.replaceChildren(button);
+      button.onclick = () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        table.querySelectorAll("th[aria-sort]").forEach((one) => one.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const rows = [...table.tBodies[0].rows].sort((one, other) => compare(one.cells[column], other.cells[column], down));
+        table.tBodies[0].append(...rows);
+      };
+    });
+  }
+
+  function compare(one, other, down) { // absent values come last
+    const absent = [one, other].map((cell) => cell.textContent === "–");
+    if (absent[0] || absent[1]) return absent[0] - absent[1];
+    const [a, b] = [one, other].map((cell) => cell.dataset.value);
+    const order = a !== undefined && b !== undefined ? a - b : one.textContent.localeCompare(other.textContent, "en", { numeric: true });
+    return down ? -order : order;
+  }
+
+  function headsOf(table) {
+    return [...table.tHead.rows[0].cells].map((cell) => (cell.querySelector("button") || cell).textContent);
+  }
+
+  // Numbers at full precision; a mean with a deviation takes two columns.
+  function csvOf(table) {
+    const rows = [...table.tBodies[0].rows].map((row) => [...row.cells]);
+    const wide = headsOf(table).map((_, k) => rows.some((row) => row[k].dataset.std !== undefined));
+    const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    const lines = [headsOf(table).flatMap((name, k) => (wide[k] ? [name, `${name} std`] : [name]))];
+    for (const row of rows) {
+      lines.push(row.flatMap((cell, k) => {
+        const value = cell.textContent === "–" ? "" : cell.dataset.value ?? cell.textContent;
+        return wide[k] ? [value, cell.dataset.std ?? ""] : [value];
+      }));
+    }
+    return lines.map((line) => line.map(quoted).join(",")).join("\n") + "\n";
+  }
+
+  function latexOf(table) {
+    const signs = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "×": "$\\times$", "…": "\\ldots{}", "–": "--" };
+    const safe = (text) => text.replace(/[\\~^±×…–]|[&%$#_{}]/g, (sign) => signs[sign] ?? `\\${sign}`);
+    const columns = [...table.tHead.rows[0].cells].map((cell) => (cell.classList.contains("number") ? "r" : "l")).join("");
+    const lines = [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => safe(cell.textContent)).join(" & ") + " \\\\");
+    return `\\begin{tabular}{${columns}}\n\\hline\n${headsOf(table).map(safe).join(" & ")} \\\\\n\\hline\n${lines.join("\n")}\n\\hline\n\\end{tabular}\n`;
+  }
+
+  function tools(table) {
+    const said = element("span", { role: "status" });
+    said.setAttribute("aria-live", "polite");
+    const place = element("div", { className: "tools" });
+    const copy = async (text, name) => {
+      place.querySelector("textarea")?.remove();
+      try {
+        await navigator.clipboard.writeText(text);
+        said.textContent = `${name} copied`;
+      } catch { // without access to the clipboard, the text is shown to be copied by hand
+        const area = element("textarea", { readOnly: true, value: text });
+        area.setAttribute("aria-label", name);
+        place.append(area);
+        area.select();
+        said.textContent = `${name}:`;
+      }
+    };
+    const save = () => {
+      const link = element("a", { download: `${table.dataset.name.replace(/[^\w.-]+/g, "-")}.csv` });
+      link.href = URL.createObjectURL(new Blob([csvOf(table)], { type: "text/csv" }));
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    };
+    const button = (text, onclick) => element("button", { type: "button", textContent: text, onclick });
+    place.append(button("copy CSV", () => copy(csvOf(table), "CSV")), button("copy LaTeX", () => copy(latexOf(table), "LaTeX")),
+      button("save CSV", save), said);
+    table.parentElement.after(place);
+  }
+
+  // --- start -----------------------------------------------------------------------------------------------------
+
+  document.querySelectorAll("table[data-sortable]").forEach(sortable);
+  document.querySelectorAll("table[data-name]").forEach(tools);
+  const all = () => { if (form) redraw(); drawCalibration(); };
+  if (form) {
+    document.getElementById("curves").addEventListener("input", redraw);
+    document.getElementById("reset").onclick = () => zoom();
+    for (const button of document.querySelectorAll("button[data-all]")) {
+      button.onclick = () => {
+        for (const box of button.closest("fieldset").querySelectorAll("input")) box.checked = Boolean(button.dataset.all);
+        redraw();
+      };
+    }
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  all();
+})();

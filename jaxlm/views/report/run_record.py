@@ -1,0 +1,240 @@
+"""The content of a run that a report shows, read from its directory, damaged parts as sentences.
+
+A run that is being trained has no results yet and may have an incomplete last line in a file; it is read as far as it
+is complete.
+"""
+
+import functools
+import itertools
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxlm.bounded_read import open_regular, parse_json, read_object, read_regular
+from jaxlm.data.phases import phases
+from jaxlm.errors import InputError, one_line
+from jaxlm.evaluation.zero_shot import RESULTS, read_results
+from jaxlm.inference.loaded_run import run_config, saved_task, split_run
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.metrics_log import read_metrics
+from jaxlm.tasks import Task
+from jaxlm.training.config import PretrainConfig
+from jaxlm.views.comparison import Summary, full_config
+from jaxlm.views.curves import Curve, Trial, curves_by_trial, main_metrics, mean_curve
+from jaxlm.views.report.examples import Examples, read_examples
+from jaxlm.views.run import from_file
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+DAMAGE = (InputError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError)
+SAMPLES = ("samples.jsonl", "samples.txt")  # of a run's directory: output of jaxlm.generate
+LONGEST_SAMPLES = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Tokens and hours of training at some steps. steps: int (n,), increasing. tokens, hours: float (n,).
+
+    Tokens count every position of the batches. Hours leave out evaluation and compilation, as the logged speed does.
+    """
+
+    steps: np.ndarray
+    tokens: np.ndarray
+    hours: np.ndarray
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run. summary: its name, config and results.json, and the means of its main curves.
+
+    kind: its kind, for people. main: names of the metrics that are shown first. curves: metric -> trial -> curve.
+    clock: None of a fine-tuning run, whose files do not tell its tokens. resumed: steps at which it was resumed.
+    zero_shot: lines of zero_shot.jsonl. problems: sentences about damaged parts.
+    """
+
+    summary: Summary
+    kind: str
+    main: Sequence[str] = ()
+    curves: Mapping[str, Mapping[Trial, Curve]] = field(default_factory=dict)
+    clock: Clock | None = None
+    starts: Sequence[Mapping[str, Any]] = ()
+    resumed: Sequence[int] = ()
+    samples: Sequence[str] = ()
+    examples: Examples | None = None
+    zero_shot: Sequence[Mapping[str, Any]] = ()
+    problems: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The directory or URL as given."""
+        return self.summary.name
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """Content of results.json, or an empty dictionary."""
+        return self.summary.results
+
+    @property
+    def last_step(self) -> int:
+        """The last step with a training loss, 0 without one."""
+        return max((int(curve.steps[-1]) for curve in self.curves.get("loss", {}).values()), default=0)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of an evaluation: a JSON object that jaxlm.evaluate wrote."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+def read_targets(targets: Sequence[str], count: int) -> tuple[list[Record], list[Figures], list[str]]:
+    """Return runs, figures of evaluations, and sentences about those that cannot be read.
+
+    targets: run directories, RUN@STEP, URLs of runs, or .json files of jaxlm.evaluate. count: examples and samples of
+    each run. InputError for a target that does not exist or is something else, and if none can be read.
+    """
+    records, figures, problems = list[Record](), list[Figures](), list[str]()
+    for target in dict.fromkeys(targets):
+        if target.endswith(".json") and Path(target).is_file():
+            values = _attempt(problems, f"{target} cannot be read", functools.partial(read_object, Path(target)))
+            figures += [] if values is None else [Figures(target, values)]
+            continue
+        run = RunDirectory(split_run(target)[0])
+        if not (run.path / "config.json").exists():
+            _ = run.config  # raises the InputError of a directory that is not a run
+        record = _attempt(problems, f"{run.name} cannot be shown", functools.partial(read_record, run, count))
+        records += [] if record is None else [record]
+    problems += [problem for record in records for problem in record.problems]
+    if not records and not figures:
+        raise InputError(problems[0])
+    for problem in problems:
+        log.warning("%s", problem)
+    return records, figures, problems
+
+
+def read_record(run: RunDirectory, count: int) -> Record:
+    """Return a run as far as it can be read. Raises InputError if its config.json is damaged."""
+    config, problems = run_config(run), list[str]()
+
+    def part(file: str, read: Callable[[], T]) -> T | None:
+        return _attempt(problems, f"{run.name}: {file} is left out", read) if (run.path / file).exists() else None
+
+    lines = part("metrics.jsonl", lambda: list(read_metrics(run.path / "metrics.jsonl"))) or []
+    task = part("task.json", lambda: saved_task(run))
+    results = part("results.json", lambda: _checked_results(from_file(run.path / "results.json"))) or {}
+    main = main_metrics(run) if task is not None else ["loss", "validation_loss"]
+    curves = part("metrics.jsonl", lambda: curves_by_trial(lines)) or {}
+    of_main = {name: mean_curve(list(curves[name].values())) for name in main if name in curves}
+    starts = [start for start in part("starts.jsonl", run.starts) or [] if isinstance(start, dict)]
+    examples = part("predictions.jsonl", lambda: _examples(run, task, results, count))
+    clock = None
+    if isinstance(config, PretrainConfig) and lines:
+        clock = _attempt(problems, f"{run.name}: its tokens and hours are left out", lambda: _clock(config, lines))
+    zero_shot = part(RESULTS, lambda: _checked_zero_shot(run.path / RESULTS)) or []
+    samples = list[str]()
+    for file in SAMPLES:
+        samples += part(file, functools.partial(_samples, run.path / file, count)) or []
+    return Record(
+        Summary(run.name, full_config(run), of_main, results),
+        _kind(run, config),
+        main,
+        curves,
+        clock,
+        starts,
+        [step for start in starts if (step := _resumed_at(start)) is not None],
+        samples[:count],
+        examples,
+        zero_shot,
+        list(dict.fromkeys(problems)),
+    )
+
+
+def _attempt(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
+    """Return what `read` returns; after an error of damaged content, note it and return None."""
+    try:
+        return read()
+    except DAMAGE as error:
+        reason = str(error) if isinstance(error, InputError) else f"it is damaged ({type(error).__name__}: {error})"
+        problems.append(one_line(f"{what}: {reason}"))
+        return None
+
+
+def _kind(run: RunDirectory, config: Any) -> str:
+    published = run.config.get("published")
+    if published is not None:
+        return f"{published.get('architecture')}, imported"
+    return "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {run.config.get('task')}"
+
+
+def _checked_results(results: Any) -> dict[str, Any]:
+    """Return results.json. Raises KeyError or TypeError if it lacks what the report reads."""
+    for trial in results["runs"]:
+        float(trial["learning_rate"]), int(trial["seed"])
+        for report in trial.get("reports", ()):
+            _check_report(report)
+    best = results.get("best", {"seed": 0, "learning_rate": 0.0})
+    str(results["task"]), str(results["metric"]), best["seed"], best["learning_rate"]
+    return dict(results)
+
+
+def _check_report(report: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError unless a split's report has what its tables show."""
+    for counts in report.get("confusion_matrix", ()):
+        sum(counts)
+    for figures in report.get("classes", {}).values():
+        [float(figures[name]) for name in ("precision", "recall", "f1")]
+    for one in report.get("calibration", ()):
+        if int(one["examples"]):
+            float(one["accuracy"]), float(one["probability"])
+
+
+def _checked_zero_shot(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of whole tasks in zero_shot.jsonl with numbers. Raises if they are damaged."""
+    lines = [line for line in read_results(path) if line["step"] is not None and "paradigm" not in line]
+    return [
+        line | {"step": int(line["step"]), "value": float(line["value"]), "stderr": float(line["stderr"])}
+        for line in lines
+        if "field" not in line
+    ]
+
+
+def _resumed_at(start: Mapping[str, Any]) -> int | None:
+    before, _, step = str(start.get("started_from")).rpartition("resumed at step ")
+    return int(step) if not before and step.isdecimal() else None
+
+
+def _clock(config: PretrainConfig, lines: Iterable[Mapping[str, Any]]) -> Clock | None:
+    """Return the tokens and hours of a pretraining run at its logged steps, or None without a logged speed."""
+    speeds = {line["step"]: line["tokens_per_second"] for line in lines if line.get("tokens_per_second")}
+    speeds = {step: speed for step, speed in sorted(speeds.items()) if np.isfinite(speed) and speed > 0}
+    if not speeds:
+        return None
+    steps = np.array([0, *speeds])
+    parts = phases(config.data, length=config.length, num_steps=max(config.num_steps or 0, int(steps[-1])))
+    ends = np.array([0, *(part.end_step for part in parts)])
+    sizes = [(part.end_step - part.first_step) * part.length * config.batch_size for part in parts]
+    tokens = np.interp(steps, ends, np.cumsum([0, *sizes]))
+    hours = np.cumsum([0.0, *(np.diff(tokens) / np.array(list(speeds.values())) / 3600)])
+    return Clock(steps, tokens, hours)
+
+
+def _examples(run: RunDirectory, task: Task | None, results: Mapping[str, Any], count: int) -> Examples | None:
+    with open_regular(run.path / "predictions.jsonl") as file:
+        complete = (line for line in file if line.endswith(b"\n"))
+        return read_examples(map(parse_json, complete), task, results.get("best"), count)
+
+
+def _samples(path: Path, count: int) -> list[str]:
+    """Return the texts of a file of samples: JSONL as jaxlm.generate writes it, or its standard output as one text."""
+    text = read_regular(path, LONGEST_SAMPLES).decode(errors="replace")
+    if path.suffix == ".txt":
+        return [text.strip()] if text.strip() else []
+    lines = itertools.islice((line for line in text.splitlines() if line.strip()), count)
+    return [str(json.loads(line)["text"]) for line in lines]
