@@ -1,0 +1,39 @@
+"""Configuration of the documentation: launch/docs.sh builds it. It is strict and needs no network."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from option_pages import write_pages  # noqa: E402
+
+import jaxlm  # noqa: E402
+
+write_pages(HERE / "generated")
+
+project = "jaxlm"
+author = "the jaxlm authors"
+copyright = "the jaxlm authors, Apache-2.0"
+release = version = jaxlm.__version__
+
+# Without sphinx.ext.napoleon: the docstrings are prose, in which "text:GLOB" is not a name with a type.
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 4
+smartquotes = False
+exclude_patterns = ["_build"]
+nitpicky = True
+# Outside packages, whose inventories would need a network, and names that are described in prose.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(pathlib|collections|typing|numpy|np|jax|logging|Path|Callable|Sequence|Mapping|Iterable|Iterator).*"),
+    (r"py:.*", r"jaxlm\.(config|runs|tasks|inference|training|data|progress|errors)\..*"),
+    (r"py:class", r"optional"),
+]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+
+html_theme = "sphinx_book_theme"
+html_title = "jaxlm"
+html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False}
+html_static_path = ["images"]
