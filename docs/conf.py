@@ -36,4 +36,3 @@ autodoc_typehints = "none"
 html_theme = "sphinx_book_theme"
 html_title = "jaxlm"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False}
-html_static_path = ["images"]

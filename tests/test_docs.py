@@ -3,6 +3,7 @@
 Blocks marked `bash run` are run, page by page, and the site is built where Sphinx is installed.
 """
 
+import ast
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 from documents import blocks, commands, documents, of_jaxlm, parse, without_blocks
+from test_language import text_of
 
 from jaxlm.config import known_configs
 from jaxlm.flags import fields_of
@@ -50,7 +52,17 @@ BEGINNINGS = (
 )
 # Flags of scripts of launch/, which the tests in tests/launch run, of lm_eval, and of other programs.
 OTHERS = {"--help", "--dry-run", "--spot", "--reserved", "--slices", "--retries", "--name", "--zone", "--project"}
-OTHERS |= {"--type", "--keep", "--image", "--tasks", "--model", "--model_args", "--device", "--max_batch_size", "--seed"}
+OTHERS |= {
+    "--type",
+    "--keep",
+    "--image",
+    "--tasks",
+    "--model",
+    "--model_args",
+    "--device",
+    "--max_batch_size",
+    "--seed",
+}
 OTHERS |= {"--use_cache", "--output_path", "--xla_gpu_deterministic_ops=true", "--update-golden", "--campaign"}
 GROUPS = {"--mesh", "--data", "--model", "--optimizer", "--execution", "--objective", "--options", "--custom"}
 FENCED = {"bash", "python", "text", "json", "toml", "{toctree}", "{include}", "{eval-rst}", "{image}"}
@@ -167,6 +179,16 @@ def test_every_page_is_in_the_table_of_contents():
     assert pages <= listed, pages - listed
 
 
+def test_every_message_on_the_page_exists():
+    """Fails when a message that docs/messages.md explains is reworded in the program."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "jaxlm").rglob("*.py"))
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    said = [re.sub(r"…+", "…", text_of(node.args[0])) for node in calls]
+    shown = re.findall(r"^\| `([^`]+)` \|", TEXTS["docs/messages.md"], flags=re.MULTILINE)
+    assert len(shown) > 40
+    assert not [message for message in shown if not any(message in text for text in said)]
+
+
 def test_option_pages_have_every_flag():
     """Fails when a field of a command has no entry in the generated pages, or an entry has no text."""
     sys.path.insert(0, str(REPOSITORY / "docs"))
@@ -189,7 +211,7 @@ def test_option_pages_have_every_flag():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_marked_blocks_run(name, tmp_path):
-    """Fails when a block marked `run` ends with another code than 0. Blocks of a page run in order, in one directory."""
+    """Fails when a block marked `run` ends with another code than 0; those of a page run in order, in one directory."""
     script = "set -euo pipefail\n" + "\n".join(block.text for block in SHELL[name] if "run" in block.marks)
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

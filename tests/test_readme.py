@@ -40,7 +40,9 @@ def test_it_shows_the_main_commands():
 
 def test_every_system_has_configs_that_exist():
     """Fails when a config of the table of systems is renamed."""
-    found = {system: re.findall(r"`((?:pretrain|finetune)/\w+)`", " ".join(row)) for system, *row in rows(section("Systems"))}
+    found = {
+        system: re.findall(r"`((?:pretrain|finetune)/\w+)`", " ".join(row)) for system, *row in rows(section("Systems"))
+    }
     assert len(found) == 4 and all(found.values())
     assert {name for names in found.values() for name in names} <= set(known_configs())
 
@@ -50,11 +52,11 @@ def test_every_measured_figure_has_its_command():
     figures = rows(section("Measured"))
     assert len(figures) >= 5
     for figure, command, *_ in figures:
-        named = re.findall(r"`([^`]+)`", command)
-        assert named and any(re.match(r"jaxlm\.|python -m jaxlm\.|launch/|pytest|tests/", name) for name in named), figure
+        named = [name for name in re.findall(r"`([^`]+)`", command) if re.match(r"python -m jaxlm\.|launch/", name)]
+        assert named, figure
 
 
 def test_it_links_to_the_pages():
     """Fails when the entry pages of the documentation are not linked."""
-    linked = set(re.findall(r"\]\((docs/\w+\.md)\)", without_blocks(README)))
-    assert {"docs/quickstart.md", "docs/pretrain.md", "docs/tpu_pod.md", "docs/fine_tuning.md", "docs/gpt1.md"} <= linked
+    linked = set(re.findall(r"\]\(docs/(\w+)\.md\)", without_blocks(README)))
+    assert {"quickstart", "pretrain", "tpu_pod", "fine_tuning", "own_files", "gpt1", "python", "adding"} <= linked
