@@ -286,7 +286,8 @@ def index_page() -> str:
     names = ["configs", *COMMANDS, *COMPONENTS]
     intro = (
         "These pages are generated from the dataclasses that the commands parse. `python -m jaxlm.COMMAND --help`\n"
-        "prints the same texts; for `pretrain` and `finetune` give a config first, whose values become the defaults."
+        "prints the same texts; for `pretrain` and `finetune` give a config first, whose values become the defaults.\n"
+        "A switch `--name` is turned off by `--no-name`."
     )
     return "\n".join(["# Options", "", intro, "", "```{toctree}", ":maxdepth: 1", "", *names, "```", ""])
 

@@ -4,6 +4,7 @@ Blocks marked `bash run` are run, page by page, and the site is built where Sphi
 """
 
 import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -50,20 +51,10 @@ BEGINNINGS = (
     ("bench", "--model gpt1"),
     ("doctor", "debug/gpt"),
 )
-# Flags of scripts of launch/, which the tests in tests/launch run, of lm_eval, and of other programs.
+# Flags of scripts of launch/, which the tests in tests/launch run, of lm_eval, of pytest, and of XLA.
 OTHERS = {"--help", "--dry-run", "--spot", "--reserved", "--slices", "--retries", "--name", "--zone", "--project"}
-OTHERS |= {
-    "--type",
-    "--keep",
-    "--image",
-    "--tasks",
-    "--model",
-    "--model_args",
-    "--device",
-    "--max_batch_size",
-    "--seed",
-}
-OTHERS |= {"--use_cache", "--output_path", "--xla_gpu_deterministic_ops=true", "--update-golden", "--campaign"}
+OTHERS |= {"--type", "--image", "--tasks", "--model", "--model_args", "--device", "--max_batch_size", "--use_cache"}
+OTHERS |= {"--output_path", "--prefix-token-id", "--update-golden", "--xla_gpu_deterministic_ops=true"}
 GROUPS = {"--mesh", "--data", "--model", "--optimizer", "--execution", "--objective", "--options", "--custom"}
 FENCED = {"bash", "python", "text", "json", "toml", "{toctree}", "{include}", "{eval-rst}", "{image}"}
 TEXTS = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in documents()}
@@ -71,14 +62,12 @@ SHELL = {name: [block for block in blocks(text) if block.language == "bash"] for
 RUN = [name for name, found in SHELL.items() if any("run" in block.marks for block in found)]
 
 
-def generated_pages() -> set[str]:
-    sys.path.insert(0, str(REPOSITORY / "docs"))
-    try:
-        import option_pages
-
-        return {f"docs/generated/{name}" for name in option_pages.pages()}
-    finally:
-        sys.path.remove(str(REPOSITORY / "docs"))
+@pytest.fixture(scope="session")
+def option_pages():
+    """The module that writes the generated pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(REPOSITORY / "docs")
+        return importlib.import_module("option_pages")
 
 
 def test_every_block_names_its_language():
@@ -120,14 +109,21 @@ def printed_flags() -> dict[str, str]:
     return found
 
 
-def test_every_flag_in_the_text_is_one_of_some_command(monkeypatch):
-    """Fails on a flag that was renamed, or that is shown with a value that the parser refuses."""
+def beginnings_of(name: str, fields: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """The beginnings of the commands that have a field of this name, or all of them for a short spelling."""
+    field = name.removeprefix("--").partition("=")[0].replace("-", "_")
+    fitting = [one for one in BEGINNINGS if {field, field.replace("no_", "", 1)} & fields[one[0]]]
+    return fitting or list(BEGINNINGS)
 
-    def known(flag: str, command: str, beginning: str) -> bool:
-        try:
-            name, *values = shlex.split(flag)
-        except ValueError:
-            name, *values = flag.split()
+
+def test_every_flag_in_the_text_is_one_of_some_command(monkeypatch, option_pages):
+    """Fails on a flag that was renamed, or that is shown with a value that the parser refuses."""
+    fields = {
+        command: {name for kind in kinds.values() for name, _ in fields_of(kind)}
+        for command, kinds in option_pages.COMMANDS.items()
+    }
+
+    def known(name: str, values: list[str], command: str, beginning: str) -> bool:
         placeholder = all(value.isupper() or value in ("n", "gs://") for value in values)  # `--data.masks`, `--run RUN`
         why = parse(command, [*beginning.split(), name, *([] if placeholder else values)], monkeypatch)
         return not why or (placeholder and "Unrecognized" not in why)
@@ -135,9 +131,13 @@ def test_every_flag_in_the_text_is_one_of_some_command(monkeypatch):
     flags = printed_flags()
     assert len(flags) > 100
     wrong = {}
-    for flag, name in flags.items():
-        if not any(known(flag, *beginning) for beginning in BEGINNINGS):
-            wrong[flag] = name
+    for flag, page in flags.items():
+        try:
+            name, *values = shlex.split(flag)
+        except ValueError:  # an apostrophe
+            name, *values = flag.split()
+        if not any(known(name, values, *beginning) for beginning in beginnings_of(name, fields)):
+            wrong[flag] = page
     assert not wrong
 
 
@@ -157,9 +157,9 @@ def test_every_config_in_the_text_exists():
         assert printed <= known, name
 
 
-def test_links_between_pages_lead_somewhere():
+def test_links_between_pages_lead_somewhere(option_pages):
     """Fails on a link to a file that is not there; generated pages count as there."""
-    there = generated_pages()
+    there = {f"docs/generated/{name}" for name in option_pages.pages()}
     missing = []
     for name, text in TEXTS.items():
         for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(text)):
@@ -189,22 +189,16 @@ def test_every_message_on_the_page_exists():
     assert not [message for message in shown if not any(message in text for text in said)]
 
 
-def test_option_pages_have_every_flag():
+def test_option_pages_have_every_flag(option_pages):
     """Fails when a field of a command has no entry in the generated pages, or an entry has no text."""
-    sys.path.insert(0, str(REPOSITORY / "docs"))
-    try:
-        import option_pages
-    finally:
-        sys.path.remove(str(REPOSITORY / "docs"))
     text = "\n".join(option_pages.pages().values())
-    entries = set(re.findall(r"^`(--[\w.-]+)", text, flags=re.MULTILINE))
+    entries = set(re.findall(r"^`(-*[\w.-]+)", text, flags=re.MULTILINE))
+    missing = set()
     for kinds in option_pages.COMMANDS.values():
-        for kind in kinds.values():
-            suppressed = {"model.kind", "of_lm_eval"}
-            names = {name for name, _ in fields_of(kind)} - suppressed
-            flags = {f"--{name}".replace("_", "-") for name in names}
-            positional = {flag for flag in flags if f"`{flag[2:].upper()}" in text}
-            assert flags - positional <= entries, flags - positional - entries
+        for name in {name for kind in kinds.values() for name, _ in fields_of(kind)} - {"model.kind", "of_lm_eval"}:
+            if not {f"--{name}".replace("_", "-"), name.upper()} & entries:
+                missing.add(name)
+    assert not missing
     assert not re.findall(r"^: *$", text, flags=re.MULTILINE)
 
 
