@@ -19,7 +19,7 @@ from conftest import REPOSITORY
 from documents import blocks, commands, documents, of_jaxlm, parse, without_blocks
 from test_language import text_of
 
-from jaxlm.config import known_configs
+from jaxlm.config import is_config, known_configs
 from jaxlm.flags import fields_of
 
 # Commands that flags in the text may belong to, with what each needs beside them.
@@ -89,7 +89,11 @@ def test_every_command_is_parsed(name, monkeypatch, tmp_path):
             line = " ".join(words)
             if words[0].startswith("launch/") and not (REPOSITORY / words[0]).is_file():
                 wrong[line] = "there is no such script"
-            if (command := of_jaxlm(words)) is not None and (why := parse(*command, monkeypatch)) is not None:
+            if (command := of_jaxlm(words)) is None:
+                continue
+            if command[0] == "show" and not command[1][0].startswith("-") and not is_config(command[1][0]):
+                Path(command[1][0]).mkdir(parents=True, exist_ok=True)  # show asks what a directory is before its flags
+            if (why := parse(*command, monkeypatch)) is not None:
                 wrong[line] = why
     assert not wrong
 
