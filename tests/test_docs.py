@@ -102,6 +102,8 @@ def printed_flags() -> dict[str, str]:
     """The flags that stand between backticks in the text, with their values, and a page that has them."""
     found: dict[str, str] = {}
     for name, text in TEXTS.items():
+        if name == "docs/messages.md":  # its first column has messages, which a test of its own finds
+            text = re.sub(r"^\| `[^`]+` \|", "|", text, flags=re.MULTILINE)
         for span in re.findall(r"`([^`]+)`", without_blocks(text)):
             words = " ".join(span.split())
             if words.startswith(("launch/", "python -m pytest", "gcloud", "pip ")):
