@@ -24,12 +24,6 @@ myst_heading_anchors = 4
 smartquotes = False
 exclude_patterns = ["_build"]
 nitpicky = True
-# Outside packages, whose inventories would need a network, and names that are described in prose.
-nitpick_ignore_regex = [
-    (r"py:.*", r"(pathlib|collections|typing|numpy|np|jax|logging|Path|Callable|Sequence|Mapping|Iterable|Iterator).*"),
-    (r"py:.*", r"jaxlm\.(config|runs|tasks|inference|training|data|progress|errors)\..*"),
-    (r"py:class", r"optional"),
-]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 default_role = "literal"  # of single backticks in docstrings

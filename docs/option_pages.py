@@ -169,7 +169,8 @@ def default_of(field: dataclasses.Field) -> str | None:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return shown if shown.strip() else repr(shown)
 
 
 def escaped(text: str) -> str:
@@ -203,11 +204,12 @@ def option_lines(option: Option) -> list[str]:
     return [f"{term} ({note})", f": {help_lines[0]}", *(f"  {line}".rstrip() for line in help_lines[1:]), ""]
 
 
-def group_lines(group: Group) -> list[str]:
-    """Return the options of a group, and links to those that have pages of their own."""
+def group_lines(group: Group, here: str = "") -> list[str]:
+    """Return the options of a group, and links to those that have pages of their own. here: the page of the group."""
     lines = [line for option in group.options for line in option_lines(option)]
-    if group.elsewhere:
-        links = ", ".join(f"[{COMPONENTS[page][0]}](#options-{page})" for page in group.elsewhere)
+    others = [page for page in group.elsewhere if page != here]
+    if others:
+        links = ", ".join(f"[{COMPONENTS[page][0]}](#options-{page})" for page in others)
         lines += [f"Further options: {links}.", ""]
     return lines
 
@@ -238,7 +240,7 @@ def component_page(page: str) -> str:
         for group in groups(kind, prefix):
             chosen = _chosen_by(group.kind, prefix)
             title = escaped(title_of(group.kind))
-            lines += [f"## {chosen or title}", "", *([f"{title}.", ""] if chosen else []), *group_lines(group)]
+            lines += [f"## {chosen or title}", "", *([f"{title}.", ""] if chosen else []), *group_lines(group, page)]
     return "\n".join(lines)
 
 
