@@ -1,7 +1,7 @@
 """jaxlm: pretrain a GPT or a BERT of your own, fine-tune it, and check every number on the way.
 
 The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate and changes no
-setting of the process. README.md describes them in its section Python.
+setting of the process. docs/python.md describes them.
 """
 
 import importlib

@@ -9,7 +9,7 @@ usage: launch/setup.sh [cpu|gpu|tpu] [EXTRA ...]
 
 Creates .venv with jaxlm and pinned versions of its dependencies, for this kind of device (default: cpu).
 It does nothing if everything is installed; another kind may be added to the same .venv. EXTRA: gpt1 tfds test parity
-harness (described in setup.cfg). PYTHON=... selects the interpreter (3.11 or later).
+harness docs (described in setup.cfg). PYTHON=... selects the interpreter (3.11 or later).
 TEXT
 }
 
@@ -33,10 +33,10 @@ esac
 [ $# -eq 0 ] || shift
 for extra in "$@"; do
   case "$extra" in
-    gpt1 | tfds | test | parity | harness) ;;
+    gpt1 | tfds | test | parity | harness | docs) ;;
     *)
       usage >&2
-      fail "an extra must be gpt1, tfds, test, parity or harness, got '$extra'"
+      fail "an extra must be gpt1, tfds, test, parity, harness or docs, got '$extra'"
       ;;
   esac
 done

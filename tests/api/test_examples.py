@@ -4,10 +4,10 @@ import ast
 import doctest
 import importlib
 import inspect
-import re
 
 import pytest
-from test_readme import PROGRAMS, WHOLE
+from conftest import REPOSITORY
+from documents import blocks
 
 import jaxlm
 
@@ -43,9 +43,10 @@ def test_examples_give_what_they_show(name, folder, monkeypatch):
     assert test.examples and not failures, "".join(failures)
 
 
-def test_the_readme_uses_names_that_exist():
-    """Fails when README.md calls a function or a method that is not public, or with an argument that it lacks."""
-    (program,) = re.findall(PROGRAMS, WHOLE, flags=re.DOTALL | re.MULTILINE)
+def test_the_page_uses_names_that_exist():
+    """Fails when docs/python.md calls a function or a method that is not public, or with an argument that it lacks."""
+    text = (REPOSITORY / "docs/python.md").read_text(encoding="utf-8")
+    (program,) = (block.text for block in blocks(text) if block.language == "python")
     called = 0
     for node in ast.walk(ast.parse(program)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):

@@ -1,0 +1,61 @@
+"""Configuration of the documentation: launch/docs.sh builds it. It is strict and needs no network."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from option_pages import write_pages  # noqa: E402
+
+import jaxlm  # noqa: E402
+
+write_pages(HERE / "generated")
+
+project = "jaxlm"
+author = "the jaxlm authors"
+copyright = "the jaxlm authors, Apache-2.0"
+release = version = jaxlm.__version__
+
+# Without sphinx.ext.napoleon: the docstrings are prose, in which "text:GLOB" is not a name with a type.
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 4
+smartquotes = False
+exclude_patterns = ["_build"]
+nitpicky = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+default_role = "literal"  # of single backticks in docstrings
+
+html_theme = "sphinx_book_theme"
+html_title = "jaxlm"
+html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False}
+
+
+SECTIONS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Example:": "Example"}
+
+
+def with_sections(lines: list[str]) -> list[str]:
+    """Return a docstring with its sections in bold, and its arguments and errors as lists."""
+    found: list[str] = []
+    section = ""
+    for line in lines:
+        if line in SECTIONS:
+            section = line
+            found += ["", f"**{SECTIONS[line]}**", ""]
+        elif section in ("Args:", "Raises:") and line.startswith("  ") and line[2:3].strip():
+            name, _, text = line.strip().partition(": ")
+            found.append(f"- ``{name}``: {text}")
+        else:
+            found.append(line[2:] if section and line.startswith("  ") else line)
+    return found
+
+
+def setup(app):
+    """Connect the reading of docstrings."""
+
+    def process(app, what, name, value, options, lines):
+        lines[:] = with_sections(lines)
+
+    app.connect("autodoc-process-docstring", process)

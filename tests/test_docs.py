@@ -1,0 +1,261 @@
+"""The documentation: every command is parsed by its own parser, flags and configs exist, links lead somewhere.
+
+Blocks marked `bash run` are run, page by page, and the site is built where Sphinx is installed.
+"""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+from documents import blocks, commands, documents, of_jaxlm, parse, steps, without_blocks
+from test_language import text_of
+from toy_runs import run_here
+
+from jaxlm.config import is_config, known_configs
+from jaxlm.flags import fields_of
+
+# Commands that flags in the text may belong to, with what each needs beside them.
+BEGINNINGS = (
+    ("pretrain", "debug/gpt --run x --data.store x"),
+    ("pretrain", "debug/bert --run x --data.store x"),
+    ("pretrain", "debug/lstm --run x --data.store x"),
+    ("pretrain", "debug/gpt --run x --data.store x --data.layout packed"),
+    ("pretrain", "debug/gpt --run x --data.store x --optimizer.kind sgd"),
+    ("finetune", "finetune/gpt1 --run x --task cola"),
+    ("finetune", "finetune/bert --run x --task cola"),
+    ("prepare", "--source text:x --tokenizer train-wordpiece:9 --output x"),
+    ("predict", "--run x --input x"),
+    ("generate", "--run x"),
+    ("evaluate", "perplexity --run x --data.store x"),
+    ("evaluate", "task --run x --input x"),
+    ("evaluate", "score --run x --input x"),
+    ("evaluate", "features --run x --input x"),
+    ("evaluate", "ensemble x y"),
+    ("evaluate", "activations --run x --ids x --output x"),
+    ("evaluate", "zero-shot --run x --task blimp:x"),
+    ("evaluate", "zero-shot-curve x --output x"),
+    ("convert", "import hf:x --run x"),
+    ("convert", "export x --to hf:x"),
+    ("show", "debug/gpt --data.store x"),
+    ("show", "--task cola"),
+    ("show", "."),
+    ("aot", "debug/gpt"),
+    ("bench", "--model gpt1"),
+    ("doctor", "debug/gpt"),
+)
+# Flags of scripts of launch/, which the tests in tests/launch run, of lm_eval, of pytest, and of XLA.
+OTHERS = {"--help", "--dry-run", "--spot", "--reserved", "--slices", "--retries", "--name", "--zone", "--project"}
+OTHERS |= {"--type", "--image", "--tasks", "--model", "--model_args", "--device", "--max_batch_size", "--use_cache"}
+OTHERS |= {"--output_path", "--prefix-token-id", "--update-golden", "--xla_gpu_deterministic_ops=true"}
+GROUPS = {"--mesh", "--data", "--model", "--optimizer", "--execution", "--objective", "--options", "--custom"}
+FENCED = {"bash", "python", "text", "json", "toml", "{toctree}", "{include}", "{eval-rst}", "{image}"}
+TEXTS = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in documents()}
+SHELL = {name: [block for block in blocks(text) if block.language == "bash"] for name, text in TEXTS.items()}
+RUN = [name for name, found in SHELL.items() if any("run" in block.marks for block in found)]
+
+
+@pytest.fixture(scope="session")
+def option_pages():
+    """The module that writes the generated pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(REPOSITORY / "docs")
+        return importlib.import_module("option_pages")
+
+
+def test_every_block_names_its_language():
+    """Fails on a block that the tests below would not read."""
+    found = {(name, block.line, block.language) for name, text in TEXTS.items() for block in blocks(text)}
+    assert not [one for one in found if one[2] not in FENCED]
+    assert not [block for found in SHELL.values() for block in found if set(block.marks) - {"run"}]
+
+
+@pytest.mark.parametrize("name", [name for name, found in SHELL.items() if found])
+def test_every_command_is_parsed(name, monkeypatch, tmp_path):
+    """Fails on a flag, a choice or a config that the parser of the command refuses, and on a script that is missing."""
+    monkeypatch.chdir(tmp_path)
+    copied = REPOSITORY / "configs/debug/gpt.py"
+    (tmp_path / "mine.py").write_text(copied.read_text(encoding="utf-8"), encoding="utf-8")  # "a config of your own"
+    wrong = {}
+    for block in SHELL[name]:
+        for words in commands(block.text):
+            line = " ".join(words)
+            if words[0].startswith("launch/") and not (REPOSITORY / words[0]).is_file():
+                wrong[line] = "there is no such script"
+            if (command := of_jaxlm(words)) is None:
+                continue
+            if command[0] == "show" and not command[1][0].startswith("-") and not is_config(command[1][0]):
+                Path(command[1][0]).mkdir(parents=True, exist_ok=True)  # show asks what a directory is before its flags
+            if (why := parse(*command, monkeypatch)) is not None:
+                wrong[line] = why
+    assert not wrong
+
+
+def printed_flags() -> dict[str, str]:
+    """The flags that stand between backticks in the text, with their values, and a page that has them."""
+    found: dict[str, str] = {}
+    for name, text in TEXTS.items():
+        if name == "docs/messages.md":  # its first column has messages, which a test of its own finds
+            text = re.sub(r"^\| `[^`]+` \|", "|", text, flags=re.MULTILINE)
+        for span in re.findall(r"`([^`]+)`", without_blocks(text)):
+            words = " ".join(span.split())
+            if words.startswith(("launch/", "python -m pytest", "gcloud", "pip ")):
+                continue
+            for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*(?:=\S+)?(?: (?!--|…)[^\s…]+)*", words):
+                first = flag.split()[0]
+                if first not in OTHERS | GROUPS and not first.endswith(("-", ".")):
+                    found.setdefault(flag, name)
+    return found
+
+
+def beginnings_of(name: str, fields: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """The beginnings of the commands that have a field of this name, or all of them for a short spelling."""
+    field = name.removeprefix("--").partition("=")[0].replace("-", "_")
+    fitting = [one for one in BEGINNINGS if {field, field.replace("no_", "", 1)} & fields[one[0]]]
+    return fitting or list(BEGINNINGS)
+
+
+def test_every_flag_in_the_text_is_one_of_some_command(monkeypatch, option_pages):
+    """Fails on a flag that was renamed, or that is shown with a value that the parser refuses."""
+    fields = {
+        command: {name for kind in kinds.values() for name, _ in fields_of(kind)}
+        for command, kinds in option_pages.COMMANDS.items()
+    }
+
+    def known(name: str, values: list[str], command: str, beginning: str) -> bool:
+        placeholder = all(value.isupper() or value in ("n", "gs://") for value in values)  # `--data.masks`, `--run RUN`
+        why = parse(command, [*beginning.split(), name, *([] if placeholder else values)], monkeypatch)
+        return not why or (placeholder and "Unrecognized" not in why)
+
+    flags = printed_flags()
+    assert len(flags) > 100
+    wrong = {}
+    for flag, page in flags.items():
+        try:
+            name, *values = shlex.split(flag)
+        except ValueError:  # an apostrophe
+            name, *values = flag.split()
+        if not any(known(name, values, *beginning) for beginning in beginnings_of(name, fields)):
+            wrong[flag] = page
+    assert not wrong
+
+
+def test_a_flag_that_does_not_exist_is_found(monkeypatch):
+    """The tests above would mean nothing if anything were accepted."""
+    for words in ("--objective.masking.whole-word True", "--frozen True", "--no-such-flag 1"):
+        assert parse("finetune", ["finetune/bert", "--run", "x", "--task", "cola", *words.split()], monkeypatch)
+    lines = "# a comment\nmkdir -p x && python -m jaxlm.show 'a b' > out  # shown\ncat > f <<'END'\npython -m x\nEND\n"
+    assert commands(lines)[:2] == [["mkdir", "-p", "x"], ["python", "-m", "jaxlm.show", "a b"]]
+    assert not [words for words in commands(lines) if words[-1] == "x" and words[0] == "python"]
+
+
+def test_every_config_in_the_text_exists():
+    known = set(known_configs())
+    for name, text in TEXTS.items():
+        printed = set(re.findall(r"`((?:pretrain|finetune|debug)/\w+)`", text)) - {"finetune/NAME"}
+        assert printed <= known, name
+
+
+def test_links_between_pages_lead_somewhere(option_pages):
+    """Fails on a link to a file that is not there; generated pages count as there."""
+    there = {f"docs/generated/{name}" for name in option_pages.pages()}
+    missing = []
+    for name, text in TEXTS.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(text)):
+            path, _, _ = target.partition("#")
+            if not path or re.match(r"[a-z]+:", path):
+                continue
+            file = os.path.normpath(Path(name).parent / path)
+            if file not in there and not (REPOSITORY / file).exists():
+                missing.append((name, target))
+    assert not missing
+
+
+def test_every_page_is_in_the_table_of_contents():
+    """Fails when a page is added without an entry in docs/index.md."""
+    listed = {entry for block in blocks(TEXTS["docs/index.md"]) for entry in block.text.split()}
+    pages = {Path(name).stem for name in TEXTS if name.startswith("docs/")} - {"index"}
+    assert pages <= listed, pages - listed
+
+
+def test_every_message_on_the_page_exists():
+    """Fails when a message that docs/messages.md explains is reworded in the program."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "jaxlm").rglob("*.py"))
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    said = [re.sub(r"…+", "…", text_of(node.args[0])) for node in calls]
+    shown = re.findall(r"^\| `([^`]+)` \|", TEXTS["docs/messages.md"], flags=re.MULTILINE)
+    assert len(shown) > 40
+    assert not [message for message in shown if not any(message in text for text in said)]
+
+
+def test_option_pages_have_every_flag(option_pages):
+    """Fails when a field of a command has no entry in the generated pages, or an entry has no text."""
+    text = "\n".join(option_pages.pages().values())
+    entries = set(re.findall(r"^`(-*[\w.-]+)", text, flags=re.MULTILINE))
+    missing = set()
+    for kinds in option_pages.COMMANDS.values():
+        for name in {name for kind in kinds.values() for name, _ in fields_of(kind)} - {"model.kind", "of_lm_eval"}:
+            if not {f"--{name}".replace("_", "-"), name.upper()} & entries:
+                missing.add(name)
+    assert not missing
+    assert not re.findall(r"^: *$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_marked_blocks_run(name, tmp_path, monkeypatch):
+    """Fails when a command of a block marked `run` fails; those of a page run in order, in one directory.
+
+    Commands of jaxlm run in this process, all others in a shell. Fails, too, when an exported and imported model
+    continues the tour's prompt with another text.
+    """
+    monkeypatch.chdir(tmp_path)
+    generated = []
+    for step in steps("\n".join(block.text for block in SHELL[name] if "run" in block.marks)):
+        if isinstance(step, str):
+            shell = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", step], capture_output=True, text=True, check=False
+            )
+            assert shell.returncode == 0, f"{step}: {shell.stderr}"
+            continue
+        ended = run_here(*step)
+        assert ended.code == 0, f"{' '.join(step)}: {ended.errors[-2000:]}"
+        if step[0] == "generate" and "--seed" in step:
+            generated.append(ended.output)
+    assert name != "docs/tour.md" or (len(generated) == 2 and generated[0] == generated[1] != "")
+
+
+@pytest.mark.slow
+def test_the_site_is_built(tmp_path):
+    """Fails on a warning of Sphinx: a dead link within the site, a page in no list, an unknown name."""
+    for package in ("sphinx", "myst_parser", "sphinx_book_theme"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: launch/setup.sh cpu docs")
+    source = tmp_path / "source"
+    shutil.copytree(REPOSITORY / "docs", source / "docs", ignore=shutil.ignore_patterns("generated"))
+    for name in ("jaxlm", "configs", "launch", "README.md", "CHANGELOG.md"):
+        (source / name).symlink_to(REPOSITORY / name)
+    words = ["-m", "sphinx", "-q", "-n", "-W", "--keep-going", "-b", "html", source / "docs", tmp_path / "site"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(source)}
+
+    def build() -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+
+    built = build()
+    assert built.returncode == 0, built.stderr[-4000:]
+    page = (tmp_path / "site/generated/pretraining-config.html").read_text(encoding="utf-8")
+    assert "--num-steps" in page
+    assert not re.search(r'<(script|link)[^>]*(src|href)="(https?:)?//', page), "a page loads nothing from elsewhere"
+
+    with (source / "docs/speed.md").open("a", encoding="utf-8") as file:
+        file.write("\n[one](nowhere.md) [two](memory.md#no-such-heading)\n")
+    refused = build()
+    assert refused.returncode != 0 and "nowhere.md" in refused.stderr and "no-such-heading" in refused.stderr
