@@ -65,6 +65,7 @@ class Export:
 
 
 Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
+ARGUMENTS = (Command,)
 
 
 def import_model(arguments: Import) -> None:

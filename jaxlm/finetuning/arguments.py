@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxlm.distributed.processes import DistributedConfig
-from jaxlm.tasks import CustomConfig, TaskOptions
+from jaxlm.distributed.config import DistributedConfig
+from jaxlm.tasks.custom import CustomConfig
+from jaxlm.tasks.options import TaskOptions
 from jaxlm.training.config import FinetuneConfig
 
 

@@ -5,14 +5,14 @@ A family is one file: its config, its module, and a `Family` that describes it t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Context, Execution
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
 
@@ -83,7 +83,7 @@ class Family:
     config: type
     module: Callable[[Any, Execution], nn.Module]
     output_layer: Callable[[Any], OutputLayer]
-    context: Literal["causal", "bidirectional"]
+    context: Context
     input_format: Literal["gpt1", "bert"]
     flops_per_token: Callable[[Any, int, float | None], float]
     max_length: Callable[[Any], int | None]
@@ -168,13 +168,3 @@ class Model:
     def flops_per_token(self, length: int, predicted: float | None = None) -> float:
         """Return the FLOPs of a training step per token. See `Family`."""
         return self.family.flops_per_token(self.config, length, predicted)
-
-
-def dropout_rates(config: Any) -> dict[str, float]:
-    """Return the dropout rates of a model's config by the names of their fields."""
-    return {field.name: getattr(config, field.name) for field in fields(config) if field.name.endswith("dropout_rate")}
-
-
-def without_dropout(config: Any) -> Any:
-    """Return a model's config with every dropout rate at 0."""
-    return replace(config, **dict.fromkeys(dropout_rates(config), 0.0))

@@ -16,8 +16,10 @@ from toy_runs import run_process
 
 from jaxlm import evaluate
 from jaxlm.convert import Export, export_run
+from jaxlm.distributed import devices
 from jaxlm.errors import InputError
-from jaxlm.evaluation.harness import Harness, check_installed, evaluate_harness, harness_command_line
+from jaxlm.evaluation.arguments import Harness, harness_command_line
+from jaxlm.evaluation.harness import check_installed, evaluate_harness
 
 NEEDED = ("lm_eval", "torch", "transformers", "accelerate")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -98,7 +100,7 @@ def exported(run, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    monkeypatch.setattr(evaluate, "prepare_process", lambda: None)
+    monkeypatch.setattr(devices, "prepare_process", lambda: None)
     for name, value in {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}.items():
         monkeypatch.setenv(name, value)
 
