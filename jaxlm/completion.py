@@ -149,7 +149,7 @@ def _zsh(commands: Sequence[Completed], words: Sequence[Words], nested: Sequence
         "    compadd -a flags",
         "  else",
         "    ((CURRENT == at)) && compadd -a names",
-        "    _files",
+        "    ((CURRENT == at)) && [[ -n $names && $names[1] != */* ]] || _files  # a subcommand is not a file",
         "  fi",
         "}",
         "compdef _jaxlm jaxlm",

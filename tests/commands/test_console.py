@@ -104,6 +104,15 @@ def test_a_command_line_is_read_before_slow_imports(words):
     assert "code 0" in lines or "code 2" in lines or module == "jaxlm", ended.stderr
 
 
+def test_orbax_is_quiet_although_it_is_imported_later():
+    """Fails when absl does not make its logger itself: it would be recorded as the caller of every message."""
+    code = (
+        "import logging, jaxlm.errors; jaxlm.errors.quiet_after_failures(); import jaxlm.runs.checkpoints\n"
+        "logger = logging.getLogger('absl'); print(type(logger).__name__, len(logger.filters))"
+    )
+    assert run(code=code).stdout == "ABSLLogger 1\n"
+
+
 @pytest.fixture(scope="module")
 def bash() -> str:
     return completion("bash")
