@@ -20,7 +20,7 @@ from jaxlm.distributed.devices import peak_memory_gib, peak_tflops
 from jaxlm.distributed.mesh import make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import BenchArguments
-from jaxlm.inference.scoring import Scored, Scorer
+from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig
@@ -28,6 +28,8 @@ from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.program import make_program, run_settings
 from jaxlm.training.step import TrainState, make_eval_step
+
+SCORED_BATCHES = 4  # batches per timed call of the scorer, which overlaps the transfers of one with the next
 
 
 def measure_step(arguments: BenchArguments) -> dict[str, Any]:
@@ -43,9 +45,14 @@ def measure_step(arguments: BenchArguments) -> dict[str, Any]:
         state = make_program(pretraining, config, mesh).fresh_state(config.seed)
         run = _forward if arguments.forward else _training
         compile_seconds, call = run(config, pretraining, mesh, state, placed[0])
-        times, loss = _timed(arguments, call, placed)
-        scoring = _scoring(arguments, config, pretraining, mesh, state.params) if arguments.forward else {}
+        scores = arguments.forward and pretraining.model.is_causal
+        also = _scoring(config, pretraining, mesh, state.params) if scores else None
+        times, loss, scoring_times = _timed(arguments, call, placed, also)
     seconds = statistics.median(times[arguments.warmup :])
+    scoring = {}
+    if scoring_times:
+        each = statistics.median(scoring_times[arguments.warmup :]) / SCORED_BATCHES
+        scoring["scoring_tokens_per_second"] = round(config.batch_size * config.length / each, 1)
     tokens_per_second = config.batch_size * config.length / seconds
     flops_per_token = pretraining.flops_per_token(config.length) / (3 if arguments.forward else 1)
     tflops = tokens_per_second * flops_per_token / 1e12
@@ -118,32 +125,30 @@ def _forward(
 
 
 def _scoring(
-    arguments: BenchArguments, config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, params: Any
-) -> dict[str, float]:
-    """Return the tokens per second of scoring rows of the config's length, for a causal model."""
-    if not pretraining.model.is_causal:
-        return {}
+    config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, params: Any
+) -> Callable[[], list[TokenScores]]:
+    """Return a function that scores SCORED_BATCHES batches of rows of the config's length with a causal model."""
     rng = np.random.default_rng(0)
-    shape = config.batch_size, config.length + 1
+    shape = SCORED_BATCHES * config.batch_size, config.length + 1
     rows = [Scored(ids) for ids in rng.integers(config.model.vocab_size, size=shape).tolist()]
     scorer = Scorer(pretraining.model, mesh=mesh, batch_size=config.batch_size)
-    list(scorer(params, rows * arguments.warmup))
-    started = time.perf_counter()
-    list(scorer(params, rows * arguments.steps))
-    seconds = (time.perf_counter() - started) / arguments.steps
-    return {"scoring_tokens_per_second": round(config.batch_size * config.length / seconds, 1)}
+    return lambda: list(scorer.tokens(params, rows))
 
 
 def _timed(
-    arguments: BenchArguments, call: Callable[[Any], float], batches: Sequence[Any]
-) -> tuple[list[float], float]:
-    """Return the seconds of each call, and the last loss."""
-    times, loss = [], 0.0
+    arguments: BenchArguments, call: Callable[[Any], float], batches: Sequence[Any], also: Callable[[], Any] | None
+) -> tuple[list[float], float, list[float]]:
+    """Return the seconds of each call, the last loss, and the seconds of each call of `also`, in turn."""
+    times, loss, times_also = [], 0.0, []
     for number in range(arguments.warmup + arguments.steps):
         started = time.perf_counter()
         loss = call(batches[number % len(batches)])
         times.append(time.perf_counter() - started)
-    return times, loss
+        if also is not None:
+            started = time.perf_counter()
+            also()
+            times_also.append(time.perf_counter() - started)
+    return times, loss, times_also
 
 
 def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | None, list[Any]]:
