@@ -100,7 +100,7 @@ def test_a_command_line_is_read_before_slow_imports(words):
     module, *arguments = words
     ended = run(module, module, *arguments, code=PROBE)
     lines = ended.stdout.splitlines()
-    assert lines[-1] == "slow ", lines[-1]
+    assert lines[-1] == "slow", lines[-1]
     assert "code 0" in lines or "code 2" in lines or module == "jaxlm", ended.stderr
 
 
