@@ -1,7 +1,8 @@
 """The interface between model families and the rest of the program: inputs, outputs, and the row of a family.
 
-A family is one file: its config, its module, and a `Family` that describes it to the rest of the program.
-`jaxlm/models/__init__.py` lists the families and builds models; no other code asks for the family of a model.
+A family is a config, and beside it a file with its module and a `Family` that describes it to the rest of the program.
+`jaxlm/models/families.py` lists the families, `jaxlm/models/__init__.py` builds models; no other code asks for the
+family of a model.
 """
 
 from collections.abc import Callable, Mapping
