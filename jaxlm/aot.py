@@ -16,16 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import tyro
 
 from jaxlm.atomic_write import check_output, write_json
-from jaxlm.compiler.chips import topology
-from jaxlm.config import command_line, given_fields, with_chosen_members
+from jaxlm.config import command_line, given_fields, program_name, with_chosen_members
 from jaxlm.errors import InputError, RunError, one_line, run_command
-from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig, one_duration
-from jaxlm.views.aot_report import advice, check, report
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,15 @@ class Arguments:
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
+ARGUMENTS = (Arguments,)
+
+
 def aot(arguments: Arguments) -> dict[str, Any]:
-    """Print and write the report, and return it."""
+    """Print and write the report, and return it. JAX is imported here, when the command line is known to be right."""
+    from jaxlm.compiler.chips import topology
+    from jaxlm.training.abstract_inputs import with_vocabulary
+    from jaxlm.views.aot_report import advice, check, report
+
     arguments = replace(arguments, settings=with_vocabulary(arguments.settings))
     others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
     for one in (arguments, *(other for _, other in others)):
@@ -84,7 +87,7 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
         )
     fields = [f"--{word}" for word in words]
     default = replace(arguments, compare=(), settings=with_chosen_members(arguments.settings, fields))
-    chosen = tyro.cli(Arguments, args=fields, default=default, prog="python -m jaxlm.aot")
+    chosen = tyro.cli(Arguments, args=fields, default=default, prog=program_name("aot"))
     return replace(chosen, settings=one_duration(chosen.settings, given_fields(fields)))
 
 
@@ -187,6 +190,8 @@ def main() -> None:
     """Run the command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
     settings = one_duration(arguments.settings, given)
+    import jax
+
     jax.config.update("jax_platforms", "cpu")  # anything that is computed, not only compiled, is computed here
     try:
         aot(replace(arguments, settings=settings))

@@ -14,43 +14,23 @@ position of a row, the second term halved for causal attention. The last line of
 """
 
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
-
-import jax
-import numpy as np
-import tyro
-from jax.sharding import Mesh
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from jaxlm.config import command_line, load_config
-from jaxlm.data.batch import Batch, PairBatch, mask_seeds
 from jaxlm.data.config import SentencePairs
-from jaxlm.data.loader import batch_at
-from jaxlm.data.phases import phased_rows
-from jaxlm.data.store import open_store
-from jaxlm.distributed.devices import peak_memory_gib, peak_tflops, prepare_process
-from jaxlm.distributed.mesh import check_batch, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, run_command
-from jaxlm.inference.scoring import Scored, Scorer, TokenScores
-from jaxlm.models import SIZES, family_of
-from jaxlm.models.family import dropout_rates, without_dropout
+from jaxlm.evaluation.arguments import BenchArguments
+from jaxlm.models import SIZES, context_of, dropout_rates, without_dropout
 from jaxlm.objectives.config import MaskedLM
-from jaxlm.text import Tokenizer
-from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.memory_fit import fitted_to_devices
-from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.program import make_program, run_settings
-from jaxlm.training.step import TrainState, make_eval_step
 
 
 def config_of_size(model: Any) -> PretrainConfig:
     """Return a pretraining of a published size, with the objective and the layout of its family."""
-    if family_of(model).context == "bidirectional":
+    if context_of(model) == "bidirectional":
         return PretrainConfig(model, MaskedLM(), data=SentencePairs(), batch_size=8)
     return PretrainConfig(model, batch_size=8)
 
@@ -68,27 +48,13 @@ SHORT_SPELLINGS = {
     "--store": ["data.store"],
     "--pairs-per-row": ["data.pairs-per-row"],
 }
-SCORED_BATCHES = 4  # batches per timed call of the scorer, which overlaps the transfers of one with the next
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Measure one training step of a pretraining config."""
-
-    config: tyro.conf.Positional[str]
-    """A config file, or its name: pretrain/gpt1."""
-    steps: int = 10
-    """Timed steps. The median counts."""
-    warmup: int = 3
-    """Steps before the timed ones."""
-    forward: bool = False
-    """Measure the forward pass and its loss instead of a training step, and with a causal model also the scoring of the
-    same rows in evaluations."""
-    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+ARGUMENTS = (BenchArguments,)
 
 
-def parse(argv: Sequence[str]) -> Arguments:
+def parse(argv: Sequence[str]) -> BenchArguments:
     """Return the arguments of a command line: CONFIG or `--model NAME`, and its fields, short spellings replaced."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if words and not words[0].startswith("-"):
@@ -113,7 +79,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     return replace(arguments, settings=replace(settings, model=model))
 
 
-def _parsed(words: Sequence[str], loaded: PretrainConfig) -> tuple[Arguments, set[str]]:
+def _parsed(words: Sequence[str], loaded: PretrainConfig) -> tuple[BenchArguments, set[str]]:
     spelled: list[str] = []
     rest = iter(words)
     rates = dropout_rates(loaded.model)
@@ -125,192 +91,23 @@ def _parsed(words: Sequence[str], loaded: PretrainConfig) -> tuple[Arguments, se
             spelled.append(word)
         else:
             spelled += [f"--{name}={DTYPES.get(value, value) if word == '--dtype' else value}" for name in fields]
-    return command_line(Arguments, PretrainConfig, program="bench", description=__doc__, argv=spelled, loaded=loaded)
-
-
-def measure(arguments: Arguments) -> dict[str, Any]:
-    """Compile the step, run it, and return the measurements."""
-    mesh = make_mesh(arguments.settings.mesh)
-    config, tokenizer, batches = _with_rows(arguments)
-    pretraining = make_pretraining(config, tokenizer)
-    with use_mesh(mesh):
-        config = fitted_to_devices(config, pretraining, [config.length], mesh)
-        assert config.micro_batches != "auto"
-        check_batch(config.batch_size, config.micro_batches, mesh)
-        placed = [to_devices(batch, mesh, config.batch_size) for batch in batches]
-        state = make_program(pretraining, config, mesh).fresh_state(config.seed)
-        run = _forward if arguments.forward else _training
-        compile_seconds, call = run(config, pretraining, mesh, state, placed[0])
-        scores = arguments.forward and pretraining.model.is_causal
-        also = _scoring(config, pretraining, mesh, state.params) if scores else None
-        times, loss, scoring_times = _timed(arguments, call, placed, also)
-    seconds = statistics.median(times[arguments.warmup :])
-    scoring = {}
-    if scoring_times:
-        each = statistics.median(scoring_times[arguments.warmup :]) / SCORED_BATCHES
-        scoring["scoring_tokens_per_second"] = round(config.batch_size * config.length / each, 1)
-    tokens_per_second = config.batch_size * config.length / seconds
-    flops_per_token = pretraining.flops_per_token(config.length) / (3 if arguments.forward else 1)
-    tflops = tokens_per_second * flops_per_token / 1e12
-    peak = peak_tflops()
-    memory = peak_memory_gib()
-    found = {
-        "model": arguments.config,
-        "layers": config.model.num_layers,
-        "width": config.model.width,
-        "batch": config.batch_size,
-        "length": config.length,
-        "dtype": config.execution.compute_dtype().name,
-        "device": jax.devices()[0].device_kind,
-        "devices": mesh.size,
-        "loss": loss,
-        "compile_seconds": round(compile_seconds, 2),
-        "step_seconds": round(seconds, 5),
-        "tokens_per_second": round(tokens_per_second, 1),
-        "model_tflops_per_second": round(tflops, 4),
-        "mfu": None if peak is None else round(tflops / (peak * mesh.size), 4),
-        "peak_memory_gib": None if memory is None else round(memory, 2),
-    } | scoring
-    if not config.data.store:
-        return found
-    real = statistics.mean(float((np.asarray(batch.segments) > 0).sum()) for batch in batches)
-    fill = real / (config.batch_size * config.length)
-    return found | {
-        "store": ", ".join(config.data.store),
-        "fill": round(fill, 4),
-        "real_tokens_per_second": round(fill * tokens_per_second, 1),
-    }
-
-
-def _training(
-    config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, state: TrainState, batch: Any
-) -> tuple[float, Callable[[Any], float]]:
-    """Return the seconds of the compilation, and a function of a batch that trains a step and returns the loss."""
-    settings = replicated(run_settings(config, 1), mesh)
-    started = time.perf_counter()
-    step = make_program(pretraining, config, mesh).step.lower(state, batch, settings).compile()
-    seconds = time.perf_counter() - started
-    states = [state]
-
-    def call(batch: Any) -> float:
-        state, metrics = step(states.pop(), batch, settings)
-        states.append(jax.block_until_ready(state))
-        return float(metrics["loss"])
-
-    return seconds, call
-
-
-def _forward(
-    config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, state: TrainState, batch: Any
-) -> tuple[float, Callable[[Any], float]]:
-    """Return the seconds of the compilation, and a function of a batch that returns the evaluation loss."""
-    del config, mesh
-    objective = pretraining.objective
-    started = time.perf_counter()
-    step = jax.jit(make_eval_step(objective)).lower(state.params, batch, state.carry).compile()
-    seconds = time.perf_counter() - started
-
-    def call(batch: Any) -> float:
-        sums = jax.device_get(step(state.params, batch, state.carry)[0])
-        return sum(
-            float(objective.coefficient(name, 0)) * float(sums[name][0]) / max(float(sums[name][1]), 1.0)
-            for name in objective.coefficients
-        )
-
-    return seconds, call
-
-
-def _scoring(
-    config: PretrainConfig, pretraining: Pretraining, mesh: Mesh, params: Any
-) -> Callable[[], list[TokenScores]]:
-    """Return a function that scores SCORED_BATCHES batches of rows of the config's length with a causal model."""
-    rng = np.random.default_rng(0)
-    shape = SCORED_BATCHES * config.batch_size, config.length + 1
-    rows = [Scored(ids) for ids in rng.integers(config.model.vocab_size, size=shape).tolist()]
-    scorer = Scorer(pretraining.model, mesh=mesh, batch_size=config.batch_size)
-    return lambda: list(scorer.tokens(params, rows))
-
-
-def _timed(
-    arguments: Arguments, call: Callable[[Any], float], batches: Sequence[Any], also: Callable[[], Any] | None
-) -> tuple[list[float], float, list[float]]:
-    """Return the seconds of each call, the last loss, and the seconds of each call of `also`, in turn."""
-    times, loss, times_also = [], 0.0, []
-    for number in range(arguments.warmup + arguments.steps):
-        started = time.perf_counter()
-        loss = call(batches[number % len(batches)])
-        times.append(time.perf_counter() - started)
-        if also is not None:
-            started = time.perf_counter()
-            also()
-            times_also.append(time.perf_counter() - started)
-    return times, loss, times_also
-
-
-def _with_rows(arguments: Arguments) -> tuple[PretrainConfig, Tokenizer | None, list[Any]]:
-    """Return the config with a constant learning rate and one length, its tokenizer, and the batches to run."""
-    config = arguments.settings
-    if arguments.steps < 1 or arguments.warmup < 0:
-        raise InputError(
-            f"steps must be positive and warmup not negative, got {arguments.steps} and {arguments.warmup}"
-        )
-    if isinstance(config.data, SentencePairs):
-        config = replace(config, data=replace(config.data, short_length=0))
-    config = replace(
-        config,
-        optimizer=replace(config.optimizer, peak_lr=1e-4, warmup=0, decay="constant"),
+    return command_line(
+        BenchArguments, PretrainConfig, program="bench", description=__doc__, argv=spelled, loaded=loaded
     )
-    if not config.data.store:
-        config = with_vocabulary(config)
-        config.check()
-        return config, None, [_random_batch(config)]
-    stores = [open_store(path) for path in config.data.store]
-    config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
-    config.check()
-    steps = arguments.warmup + arguments.steps
-    rows = phased_rows(
-        stores,
-        config.data,
-        length=config.length,
-        seed=config.seed,
-        num_steps=steps,
-        batch_size=config.batch_size,
-        masked=config.objective.kind == "masked_lm",
-    )
-    batches = [batch_at(rows, step, config.batch_size) for step in range(steps)]
-    return config, stores[0].tokenizer(), batches
 
 
-def _random_batch(config: PretrainConfig) -> Batch | PairBatch:
-    """Return a batch of full rows of random ids, one pair per row for the layout `pairs`."""
-    rows, length = config.batch_size, config.length
-    rng = np.random.default_rng(0)
-    positions_BL = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
-    if config.data.layout != "pairs":
-        ids = rng.integers(config.model.vocab_size, size=(rows, length + 1)).astype(np.int32)
-        weights = np.ones(positions_BL.shape, np.float32)
-        begins = np.zeros(rows, bool) if config.data.layout == "streams" else None
-        batch = Batch(ids[:, :-1], ids[:, 1:], positions_BL, segments=None, weights=weights, begins=begins)
-        if config.objective.kind != "masked_lm":
-            return batch
-        return replace(batch, segments=np.ones_like(batch.ids), mask_seeds=mask_seeds(0, range(rows)))
-    ids = rng.integers(3, config.model.vocab_size, size=(rows, length)).astype(np.int32)
-    ids[:, 0], ids[:, [length // 2, -1]] = 0, 1  # CLS and SEP, as make_pretraining numbers them without a tokenizer
-    return PairBatch(
-        ids=ids,
-        types=(positions_BL > length // 2).astype(np.int32),
-        positions=positions_BL,
-        segments=np.ones_like(ids),
-        firsts=np.zeros((rows, 1), np.int32),
-        next_labels=rng.integers(2, size=(rows, 1)).astype(np.int32),
-        pair_weights=np.ones((rows, 1), np.float32),
-        mask_seeds=rng.integers(2**32, size=(rows, 2), dtype=np.uint32),
-    )
+def measure(arguments: BenchArguments) -> dict[str, Any]:
+    """Return the measurements. JAX is imported here, when the command line is known to be right."""
+    from jaxlm.evaluation.step_time import measure_step
+
+    return measure_step(arguments)
 
 
 def main() -> None:
     """Measure and print the result as one line of JSON."""
     arguments = parse(sys.argv[1:])
+    from jaxlm.distributed.devices import prepare_process
+
     prepare_process()
     print(json.dumps(measure(arguments)), flush=True)
 

@@ -107,6 +107,11 @@ def _line_in(path: Path, error: Exception) -> str:
     return f" line {line}" if line else ""
 
 
+def program_name(command: str) -> str:
+    """Return the words that started a command: `jaxlm pretrain`, or `python -m jaxlm.pretrain`."""
+    return f"jaxlm {command}" if sys.argv[0] == f"jaxlm {command}" else f"python -m jaxlm.{command}"
+
+
 def command_line(
     arguments: type,
     config_kind: type | None = None,
@@ -134,7 +139,7 @@ def command_line(
         settings = _config_of(argv, config_kind, program) if loaded is None else loaded
         if loaded is None and argv[0].startswith("-"):
             description += (
-                f"\n\n`python -m jaxlm.{program} {verb_of(config_kind)}/gpt1 --help` lists all flags with the defaults "
+                f"\n\n`{program_name(program)} {verb_of(config_kind)}/gpt1 --help` lists all flags with the defaults "
                 "of that config. Without a config the defaults are those of the program."
             )
         settings = with_chosen_members(settings, argv)
@@ -154,7 +159,7 @@ def command_line(
             arguments,
             args=argv,
             default=default,
-            prog=f"python -m jaxlm.{program}",
+            prog=program_name(program),
             description=description,
             registry=REGISTRY,
         )
@@ -169,7 +174,7 @@ def _config_of(argv: Sequence[str], kind: type, program: str) -> Any:
     if not argv or first.startswith("-"):
         raise InputError(
             f"CONFIG must be the first word, got {first}; name a config, for example {verb_of(kind)}/gpt1, and "
-            f"`python -m jaxlm.{program} CONFIG --help` lists its flags"
+            f"`{program_name(program)} CONFIG --help` lists its flags"
         )
     return load_config(first, kind)
 

@@ -160,9 +160,23 @@ def quiet_after_failures() -> None:
         return
     sys.unraisablehook = _WithoutStorage(sys.unraisablehook)
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
-    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    if "absl.logging" in sys.modules:
+        quiet_orbax()
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # jaxlm has no coroutines
+
+
+def quiet_orbax() -> None:
+    """Silence Orbax's messages if `quiet_after_failures` was called; to be called once Orbax is imported.
+
+    They go to the logger of absl, which absl itself must create: as a logger of its own class, it records the callers.
+    """
+    if isinstance(sys.unraisablehook, _WithoutStorage):
+        logging.getLogger("absl").addFilter(_not_of_orbax)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname
 
 
 class _WithoutStorage:

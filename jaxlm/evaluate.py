@@ -9,26 +9,24 @@ standard output; its last line is one JSON object with the figures (nan and infi
 """
 
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import tyro
 
 from jaxlm.config import command_line
-from jaxlm.distributed.devices import prepare_process
-from jaxlm.distributed.processes import start_processes
-from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
-from jaxlm.evaluation.command import figures_json, say
-from jaxlm.evaluation.ensemble import Ensemble, evaluate_ensemble
-from jaxlm.evaluation.features import FeaturesOf, evaluate_features
-from jaxlm.evaluation.harness import Harness, evaluate_harness, harness_command_line
-from jaxlm.evaluation.on_task import OnTask, evaluate_task
-from jaxlm.evaluation.perplexity import Perplexity, evaluate_perplexity
-from jaxlm.evaluation.score import Scoring, evaluate_score
-from jaxlm.evaluation.zero_shot import ZeroShot, evaluate_zero_shot
-from jaxlm.evaluation.zero_shot_curve import ZeroShotCurve, zero_shot_curve
-from jaxlm.inference.activations import Activations, evaluate_activations
+from jaxlm.evaluation.arguments import (
+    Ensemble,
+    FeaturesOf,
+    Harness,
+    OnTask,
+    Perplexity,
+    Scoring,
+    ZeroShot,
+    ZeroShotCurve,
+    harness_command_line,
+)
+from jaxlm.inference.arguments import Activations
 
 Command = (
     Annotated[Perplexity, tyro.conf.subcommand("perplexity")]
@@ -41,6 +39,7 @@ Command = (
     | Annotated[ZeroShotCurve, tyro.conf.subcommand("zero-shot-curve")]
     | Annotated[Harness, tyro.conf.subcommand("harness")]
 )
+ARGUMENTS = (Command,)
 
 
 def main() -> None:
@@ -50,21 +49,21 @@ def main() -> None:
         arguments: Any = harness_command_line(sys.argv[2:])
     else:
         arguments, _ = command_line(kind, program="evaluate", description=__doc__)
+    evaluate(arguments)
+
+
+def evaluate(arguments: Any) -> None:
+    """Run the evaluation that the type of the arguments names. JAX is imported here, after the command line."""
+    from jaxlm.distributed.devices import prepare_process
+    from jaxlm.distributed.processes import start_processes
+    from jaxlm.distributed.watchdog import watching
+    from jaxlm.evaluation.command import figures_json, say
+    from jaxlm.evaluation.commands import evaluation_of
+
     start_processes(arguments.distributed, saves=False)
-    commands: dict[type, Callable[[Any], dict[str, Any] | None]] = {
-        Perplexity: evaluate_perplexity,
-        OnTask: evaluate_task,
-        Scoring: evaluate_score,
-        FeaturesOf: evaluate_features,
-        Ensemble: evaluate_ensemble,
-        Activations: evaluate_activations,
-        ZeroShot: evaluate_zero_shot,
-        ZeroShotCurve: zero_shot_curve,
-        Harness: evaluate_harness,
-    }
     with watching():
         prepare_process()
-        if (figures := commands[type(arguments)](arguments)) is not None:
+        if (figures := evaluation_of(arguments)(arguments)) is not None:
             say(figures_json(figures))
 
 

@@ -6,18 +6,12 @@ The same command resumes a stopped run, and reports when the run is complete.
 import dataclasses
 
 from jaxlm.config import command_line
-from jaxlm.distributed.devices import prepare_process
-from jaxlm.distributed.processes import StopSignal, start_processes
-from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
 from jaxlm.finetuning.arguments import FinetuneArguments
-from jaxlm.finetuning.run import run_finetuning
-from jaxlm.progress import STANDARD
-from jaxlm.runs.observer import Observer
 from jaxlm.runs.text_log import copied_output
-from jaxlm.runs.trackers import tracking
 from jaxlm.training.config import FinetuneConfig
 
+ARGUMENTS = (FinetuneArguments,)
 # Fields of the command alone; all others are arguments of run_finetuning.
 OWN = ("config", "settings", "distributed", "tracker")
 
@@ -26,6 +20,19 @@ OWN = ("config", "settings", "distributed", "tracker")
 def main() -> None:
     """Run the command."""
     arguments, given = command_line(FinetuneArguments, FinetuneConfig, program="finetune", description=__doc__)
+    finetune(arguments, given)
+
+
+def finetune(arguments: FinetuneArguments, given: set[str]) -> None:
+    """Run the fine-tuning. JAX is imported here, when the command line is known to be right."""
+    from jaxlm.distributed.devices import prepare_process
+    from jaxlm.distributed.processes import StopSignal, start_processes
+    from jaxlm.distributed.watchdog import watching
+    from jaxlm.finetuning.run import run_finetuning
+    from jaxlm.progress import STANDARD
+    from jaxlm.runs.observer import Observer
+    from jaxlm.runs.trackers import tracking
+
     start_processes(arguments.distributed)
     with tracking(arguments.tracker, arguments.run) as listeners, watching():
         prepare_process()

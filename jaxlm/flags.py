@@ -46,6 +46,14 @@ def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
                 yield name, _bare(hints[field.name])
 
 
+def positional_fields(kind: Any) -> set[str]:
+    """Return the names of the fields of a dataclass that are arguments without a flag."""
+    if not dataclasses.is_dataclass(bare := _bare(kind)):
+        return set()
+    hints = typing.get_type_hints(bare, include_extras=True)
+    return {name for name, hint in hints.items() if any(mark is tyro.conf.Positional for mark in _marks(hint))}
+
+
 def subcommands_of(kind: Any) -> list[str]:
     """Return the names of the subcommands of a union, or none for another type."""
     members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()

@@ -9,57 +9,28 @@ empty for a score. In CSV and TSV, lists and scores are JSON in a cell, and cell
 import contextlib
 import logging
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-from jaxlm.atomic_write import atomic_output
 from jaxlm.config import command_line
-from jaxlm.distributed.devices import prepare_process
-from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError, run_command
-from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.prediction import default_batch_size, in_chunks
-from jaxlm.inference.predictor import Predictor
-from jaxlm.progress import Progress
-from jaxlm.tasks import read_rows
-from jaxlm.tasks.prediction_lines import LineWriter, check_top_k, format_of_output
-from jaxlm.tasks.reading.formats import TextFormat
+from jaxlm.inference.arguments import PredictArguments
 
+ARGUMENTS = (PredictArguments,)
 log = logging.getLogger("jaxlm.predict")
 
 ROWS_AT_A_TIME = 1024  # rows of a file that are sorted by length together, to reduce padding
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Label new rows with a fine-tuned run."""
+def predict(arguments: PredictArguments) -> int:
+    """Label all rows and return their number. JAX is imported here, when the command line is known to be right."""
+    from jaxlm.atomic_write import atomic_output
+    from jaxlm.distributed.mesh import make_mesh, use_mesh
+    from jaxlm.inference.loaded_run import load_run
+    from jaxlm.inference.prediction import default_batch_size, in_chunks
+    from jaxlm.inference.predictor import Predictor
+    from jaxlm.progress import Progress
+    from jaxlm.tasks.prediction_lines import LineWriter, check_top_k, format_of_output
+    from jaxlm.tasks.registry import read_rows
 
-    run: str
-    """A fine-tuned run: RUN or RUN@STEP."""
-    input: str
-    """.tsv or .csv with a header, .jsonl or .parquet, with the columns of the task; a directory of text files; - for
-    standard input."""
-    input_format: TextFormat | None = None
-    """Format of the input. Default: that of its name; standard input is JSONL if its first line begins with {, else
-    TSV."""
-    output: Path | None = None
-    """Output file: .csv, .tsv, or JSON lines under any other name. Default: JSON lines on standard output."""
-    with_inputs: bool = False
-    """Write every column of the input too, and the gold label as `label` where there is one."""
-    top_k: int | None = None
-    """Write the scores of the N most probable labels only, best first, or the N best answers. Default: all labels."""
-    embeddings: bool = False
-    """Write the vector that the task's head reads as `embedding`, a list of numbers; for choices a list per choice."""
-    batch_size: int = 32
-    """Examples per batch. Predictions do not depend on it."""
-    errors: Literal["strict", "replace"] = "strict"
-    """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
-    mesh: MeshConfig = MeshConfig()
-
-
-def predict(arguments: Arguments) -> int:
-    """Label all rows and return their number."""
     if arguments.batch_size < 1:
         raise InputError(f"--batch-size must be positive, got {arguments.batch_size}")
     form = format_of_output(arguments.output)
@@ -98,7 +69,9 @@ def predict(arguments: Arguments) -> int:
 
 def main() -> None:
     """Run the command."""
-    arguments, _ = command_line(Arguments, program="predict", description=__doc__)
+    arguments, _ = command_line(PredictArguments, program="predict", description=__doc__)
+    from jaxlm.distributed.devices import prepare_process
+
     prepare_process()
     predict(arguments)
 

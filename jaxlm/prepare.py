@@ -12,6 +12,7 @@ from jaxlm.data.preparation import PrepareConfig, prepare_store
 from jaxlm.errors import Stopped, run_command
 from jaxlm.progress import STANDARD
 
+ARGUMENTS = (PrepareConfig,)
 _STOPPED = "stopped; finished shards are kept, and the same command continues"
 
 

@@ -4,24 +4,32 @@ The same command resumes a stopped run, and reports when the run is complete.
 """
 
 from jaxlm.config import command_line
-from jaxlm.distributed.devices import prepare_process
-from jaxlm.distributed.processes import StopSignal, start_processes
-from jaxlm.distributed.watchdog import watching
 from jaxlm.errors import run_command
-from jaxlm.evaluation.zero_shot import during_pretraining
-from jaxlm.progress import STANDARD
-from jaxlm.runs.observer import Observer
 from jaxlm.runs.text_log import copied_output
-from jaxlm.runs.trackers import tracking
+from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.pretraining_plan import PretrainArguments
-from jaxlm.training.pretraining_run import run_pretraining
+
+ARGUMENTS = (PretrainArguments,)
 
 
 @copied_output()
 def main() -> None:
     """Run the command."""
     arguments, given = command_line(PretrainArguments, PretrainConfig, program="pretrain", description=__doc__)
+    pretrain(arguments, given)
+
+
+def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
+    """Run the pretraining. JAX is imported here, when the command line is known to be right."""
+    from jaxlm.distributed.devices import prepare_process
+    from jaxlm.distributed.processes import StopSignal, start_processes
+    from jaxlm.distributed.watchdog import watching
+    from jaxlm.evaluation.zero_shot import during_pretraining
+    from jaxlm.progress import STANDARD
+    from jaxlm.runs.observer import Observer
+    from jaxlm.runs.trackers import tracking
+    from jaxlm.training.pretraining_run import run_pretraining
+
     start_processes(arguments.distributed)
     evaluations = during_pretraining(arguments.zero_shot, arguments.zero_shot_every)
     with tracking(arguments.tracker, arguments.run) as listeners, watching():

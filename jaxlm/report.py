@@ -15,8 +15,6 @@ from jaxlm.atomic_write import atomic_output, check_output
 from jaxlm.bounded_read import read_regular
 from jaxlm.config import command_line
 from jaxlm.errors import InputError, run_command
-from jaxlm.views.report.page import page_html
-from jaxlm.views.report.run_record import read_targets
 from jaxlm.wording import byte_size, counted
 
 LONGEST_NOTE = 1 << 20  # bytes
@@ -36,6 +34,9 @@ class Arguments:
     """Predictions and samples of each run."""
 
 
+ARGUMENTS = (Arguments,)
+
+
 def main() -> None:
     """Write the page and print its size."""
     arguments, _ = command_line(Arguments, program="report", description=__doc__)
@@ -46,6 +47,14 @@ def main() -> None:
     if arguments.examples < 0:
         raise InputError(f"--examples must not be negative, got {arguments.examples}; give 0 to show none")
     check_output(arguments.output)
+    write_report(arguments)
+
+
+def write_report(arguments: Arguments) -> None:
+    """Read the runs and write the page. What reads them is imported here, after the command line."""
+    from jaxlm.views.report.page import page_html
+    from jaxlm.views.report.run_record import read_targets
+
     note = None if arguments.note is None else _read_note(arguments.note)
     records, figures, problems = read_targets(arguments.targets, arguments.examples)
     page = page_html(records, figures, problems, note)

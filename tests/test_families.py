@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from test_layers import FILES, ROOT, imports_of, within
 
-from jaxlm.models import FAMILIES, build, family_of
+from jaxlm.models import FAMILIES, SIZES, build, context_of, family_of
 
 # The rest of the program asks a `Family` or a `Model`. Published names differ from family to family.
 MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
 
 MODULES = {f"jaxlm.models.{path.stem}" for path in (ROOT / "jaxlm" / "models").glob("*.py")}
-MODULES = {name for name in MODULES if any(f.module.__module__ == name for f in FAMILIES.values())}
+MODULES &= {module for f in FAMILIES.values() for module in (f.module.__module__, f.config.__module__)}
 NAMES = {name for family in FAMILIES.values() for name in (family.module.__name__, family.config.__name__)}
 
 
@@ -103,6 +103,7 @@ def test_a_row_is_complete(name):
     assert family.name == name == fields["kind"].default and len(fields) <= 16
     assert sum(field.type in (bool, "bool") for field in fields.values()) <= 1
     assert Path(FILES[family.module.__module__]).name == f"{name}.py"
+    assert context_of(family.config()) == family.context and family.sizes.items() <= SIZES.items()
     for config in family.sizes.values():
         config.check()
         model = build(config)

@@ -35,8 +35,10 @@ FLOORS = (
     "jaxlm.views.report",
     "api",
     "commands",
+    "console script",
 )
 LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
+LEAVES |= {"completion"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}
 
@@ -97,6 +99,7 @@ def imports_of(source: str, module: str) -> list[tuple[str, int, bool]]:
         id(inner)
         for outer in ast.walk(tree)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and outer.test.id == "TYPE_CHECKING")
         for inner in ast.walk(outer)
     }
     found = []
@@ -120,6 +123,8 @@ def floor(module: str) -> int | None:
     parts = module.split(".")
     if parts == ["jaxlm"]:
         return FLOORS.index("api")
+    if parts == ["jaxlm", "__main__"]:
+        return FLOORS.index("console script")
     if len(parts) == 2 and parts[1] in LEAVES:
         return FLOORS.index("leaves")
     if len(parts) == 2 and parts[1] in COMMANDS:
@@ -226,18 +231,19 @@ def test_setup_cfg_lists_every_package():
 
 def test_map_catches_what_it_should():
     """The reader of imports sees lazy ones, modules behind `from`, and relative ones."""
-    lazy = "def f():\n    import orbax.checkpoint\n"
+    lazy = "def f():\n    import orbax.checkpoint\nif TYPE_CHECKING:\n    import jax\n"
     source = "import a.b\nfrom jaxlm.data import config\nfrom jaxlm.data.batch import Batch\n" + lazy
     assert imports_of(source, "x") == [
         ("a.b", 1, True),
         ("jaxlm.data.config", 2, True),
         ("jaxlm.data.batch", 3, True),
         ("orbax.checkpoint", 5, False),
+        ("jax", 7, False),
     ]
     with pytest.raises(AssertionError, match="relative"):
         imports_of("from . import y\n", "x")
-    assert floor("jaxlm.errors") == 0 and floor("jaxlm") == len(FLOORS) - 2
-    assert floor("jaxlm.bench") == len(FLOORS) - 1
+    assert floor("jaxlm.errors") == 0 and floor("jaxlm") == FLOORS.index("api")
+    assert floor("jaxlm") < floor("jaxlm.bench") < floor("jaxlm.__main__") == len(FLOORS) - 1
     assert floor("jaxlm.runs") < floor("jaxlm.training.loop") < floor("jaxlm.inference.decoding")
     assert floor("jaxlm.views.run") < floor("jaxlm.views.report.page") < floor("jaxlm.report")
     assert floor("jaxlm.unheard_of.thing") is None and floor("jaxlm.unheard_of") is None

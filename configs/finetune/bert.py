@@ -4,9 +4,9 @@ The optimizer corrects Adam's bias, without which small sets often fail (Mosbach
 `--optimizer.kind bert_adamw` is the original optimizer.
 """
 
-from jaxlm.models.bert import BERT_BASE
+from jaxlm.models.bert_config import BERT_BASE
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.optimizer import OptimizerConfig
+from jaxlm.training.optimizer_config import OptimizerConfig
 
 
 def config() -> FinetuneConfig:

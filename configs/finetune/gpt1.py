@@ -1,7 +1,7 @@
 """GPT-1's fine-tuning (Radford et al. 2018, section 4.1): 3 epochs, batch 32, 6.25e-5, lambda 0.5, head dropout 0.1."""
 
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.optimizer import OptimizerConfig
+from jaxlm.training.optimizer_config import OptimizerConfig
 
 
 def config() -> FinetuneConfig:

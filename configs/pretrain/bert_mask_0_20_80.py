@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.config import MaskingConfig
 from jaxlm.training.config import PretrainConfig
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from jaxlm.models.gpt import GPT1
-from jaxlm.nn.execution import Execution
+from jaxlm.models.gpt_config import GPT1
+from jaxlm.nn.config import Execution
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.optimizer import OptimizerConfig
+from jaxlm.training.optimizer_config import OptimizerConfig
 
 
 def config() -> PretrainConfig:

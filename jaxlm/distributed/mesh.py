@@ -3,8 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +11,7 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxlm.distributed.config import MeshConfig
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.partition import partition_spec, use_rules
 from jaxlm.errors import InputError
@@ -38,25 +38,6 @@ RULES = {
 CHIPS_PER_COPY = 16
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class MeshConfig:
-    """Devices along each axis. One axis may be -1: it gets all remaining devices."""
-
-    data: int = -1
-    """Replicas of the model, each with its share of the batch."""
-    fsdp: int | Literal["auto"] = "auto"
-    """Shards of each kernel along its inputs, of each table along its width, and of the batch. auto: 16 on TPU pods, so
-    that 16 chips hold one copy of the model; 1 elsewhere."""
-    tensor: int = 1
-    """Shards of heads, feed-forward and vocabulary."""
-
-    def describe(self, mesh: Mesh) -> str | None:
-        """Return a sentence about the chosen fsdp; None if it was given."""
-        if self.fsdp != "auto" or mesh.size == 1:
-            return None
-        return f"mesh.fsdp auto: {mesh.shape['fsdp']} on {mesh.size} devices; --mesh.fsdp N chooses another"
 
 
 def chosen_fsdp(config: MeshConfig, devices: Sequence[jax.Device], num_slices: int) -> int:
@@ -102,16 +83,6 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 def slice_of(device: jax.Device) -> int:
     """Return the number of the TPU slice of a device, 0 on other platforms; the data center network connects slices."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
-
-
-def check_batch(batch_size: int, micro_batches: int, mesh: Mesh) -> None:
-    """Raise InputError for a batch whose micro-batches cannot be divided evenly over data x fsdp devices."""
-    data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
-    if micro_batches < 1 or batch_size < 1 or batch_size % (micro_batches * data * fsdp):
-        raise InputError(
-            f"batch_size {batch_size} is not divisible by micro_batches {micro_batches} x mesh data {data} x fsdp "
-            f"{fsdp} = {micro_batches * data * fsdp}: change one of them"
-        )
 
 
 @contextlib.contextmanager

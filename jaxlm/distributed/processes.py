@@ -8,30 +8,18 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import jax
 from jax._src import cloud_tpu_init  # the test for a TPU VM has no public name
 from jax.experimental import multihost_utils
 
+from jaxlm.distributed.config import DistributedConfig
 from jaxlm.errors import EXIT_FAILED, InputError
 
 log = logging.getLogger(__name__)
 
 JOIN_WITHIN = 300
 """Seconds that processes wait for the others to join."""
-
-
-@dataclass(frozen=True)
-class DistributedConfig:
-    """Several processes outside a pod, one per host. On a Cloud TPU pod all of these are detected."""
-
-    coordinator: str | None = None
-    """HOST:PORT of process 0."""
-    num_processes: int | None = None
-    """Total number of processes."""
-    process_id: int | None = None
-    """Number of this process, from 0."""
 
 
 def start_processes(config: DistributedConfig, *, saves: bool = True) -> None:

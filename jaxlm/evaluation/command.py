@@ -4,35 +4,19 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import jax
 
 from jaxlm.atomic_write import atomic_output
-from jaxlm.distributed.mesh import MeshConfig, check_batch
-from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.distributed.config import check_batch
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress
 from jaxlm.runs.metrics_log import finite
 
 DEFAULT_BATCH_SIZE = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Arguments of every evaluation."""
-
-    run: str
-    """A run, RUN or RUN@STEP."""
-    batch_size: int | None = None
-    """Sequences in a batch; the results do not depend on it."""
-    output: Path | None = None
-    """A file for the results: a JSON object, or JSONL with one line per row."""
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def batch_size_for(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:

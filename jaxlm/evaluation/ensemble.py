@@ -7,18 +7,16 @@ threshold of the score for unanswerable questions is tuned for the ensemble on t
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-import tyro
 
 from jaxlm.config import from_json
-from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
-from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
+from jaxlm.evaluation.arguments import Ensemble
 from jaxlm.evaluation.command import batch_size_for, output_file, say
 from jaxlm.finetuning.trial import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
@@ -37,25 +35,6 @@ from jaxlm.tasks import (
     read_labelled,
     read_task,
 )
-from jaxlm.tasks.reading.files import Errors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ensemble:
-    """Average of fine-tuned runs of one task: of probabilities, of numbers for scores, of logits for spans."""
-
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Runs, RUN or RUN@STEP."""
-    input: Path | None = None
-    """A labelled file of the task. Default: the splits that the runs were evaluated on."""
-    batch_size: int | None = None
-    """Sequences in a batch; the results do not depend on it."""
-    output: Path | None = None
-    """A directory for predictions.jsonl and the other files of the task."""
-    errors: Errors = "strict"
-    """Bytes in --input that are not UTF-8: fail and name them, or replace them by U+FFFD."""
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,22 @@ their norm (the original numbers its layers from 0 and has no embeddings).
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.distributed.mesh import check_batch, make_mesh
+from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, progress_of, say
+from jaxlm.evaluation.arguments import FeaturesOf
+from jaxlm.evaluation.command import batch_size_for, output_file, progress_of, say
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.token_outputs import TokenRow, states_step, token_outputs
 from jaxlm.models.family import Model
 from jaxlm.tasks.batching.bert_inputs import arrange_segments
-from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
+from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained
@@ -29,22 +30,6 @@ from jaxlm.wording import counted
 
 SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern
 DECIMALS = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeaturesOf(Evaluation):
-    """Features of each token from chosen layers of an encoder, as JSON lines in the format of google-research/bert."""
-
-    input: str
-    """A text file with one sentence, or two separated by ` ||| `, per line. - is standard input."""
-    layers: tuple[int, ...] = (-1, -2, -3, -4)
-    """Layers: -1 is the last, 0 are the embeddings."""
-    length: int | None = None
-    """Longest sequence; longer ones are truncated and counted. Default: the trained length."""
-    beyond_length: bool = False
-    """Allow a --length with untrained position embeddings."""
-    errors: Errors = "strict"
-    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 class TokenFeatures(NamedTuple):

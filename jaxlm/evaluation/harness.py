@@ -8,15 +8,13 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
-import tyro
 
-from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.distributed.processes import DistributedConfig
+from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
+from jaxlm.evaluation.arguments import Harness
 
 # Flags of the harness that select a model or its devices.
 NOT_OURS = {
@@ -26,31 +24,6 @@ NOT_OURS = {
     "max_batch_size": "--batch-size",
 }
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # lm_eval 0.4.13: of random, numpy, torch and the examples in a prompt
-
-
-@dataclass(frozen=True, kw_only=True)
-class Harness:
-    """Tasks of EleutherAI's lm-evaluation-harness. All other flags are those of lm_eval, for example --tasks."""
-
-    run: str
-    """A run, RUN or RUN@STEP, or published weights, hf:DIR, of a model that predicts the next token."""
-    batch_size: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=("-b",))] = "auto"
-    """Sequences in a batch; the results do not depend on it. auto: those of the run's evaluation."""
-    beyond_length: bool = False
-    """Use untrained position embeddings for texts longer than the trained length."""
-    prefix_token_id: int | None = None
-    """Id in front of a text without a context. Default: the token that starts a text, else the one that ends it."""
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    of_lm_eval: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """The flags of lm_eval."""
-
-
-def harness_command_line(argv: Sequence[str]) -> Harness:
-    """Return the arguments of a command line; flags that are not of `Harness` are kept for lm_eval."""
-    program = "python -m jaxlm.evaluate harness"
-    parsed, others = tyro.cli(Harness, args=list(argv), prog=program, return_unknown_args=True)
-    return replace(parsed, of_lm_eval=tuple(others))
 
 
 def evaluate_harness(arguments: Harness) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from jaxlm.distributed.mesh import MeshConfig, check_batch, make_mesh
+from jaxlm.distributed.config import MeshConfig, check_batch
+from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size

@@ -1,32 +1,17 @@
 """`evaluate task`: metrics of a fine-tuned run on another labelled file."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import Evaluation, batch_size_for, output_file, say
+from jaxlm.evaluation.arguments import OnTask
+from jaxlm.evaluation.command import batch_size_for, output_file, say
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.predictor import Predictor
 from jaxlm.tasks import read_labelled
 from jaxlm.tasks.metrics.report import report_lines
 from jaxlm.tasks.prediction_lines import LineWriter, format_of_output
-from jaxlm.tasks.reading.files import Errors
 from jaxlm.wording import counted
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnTask(Evaluation):
-    """Metrics of a fine-tuned run on another labelled file of its task."""
-
-    input: Path
-    """.tsv or .csv with a header, .jsonl or .parquet with the task's columns and labels; a folder per class; or a file
-    in the task's own format."""
-    output: Path | None = None
-    """A file for the predictions and labels of the rows: .csv, .tsv, or JSON lines under any other name."""
-    errors: Errors = "strict"
-    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 def evaluate_task(arguments: OnTask) -> dict[str, Any]:

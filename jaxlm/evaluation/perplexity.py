@@ -1,8 +1,7 @@
 """`evaluate perplexity`: perplexity of a language model on token stores."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -11,7 +10,8 @@ from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store, open_store
 from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import Evaluation, batch_size_for, progress_of, say, write_figures
+from jaxlm.evaluation.arguments import Perplexity
+from jaxlm.evaluation.command import batch_size_for, progress_of, say, write_figures
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_sizes
@@ -19,28 +19,6 @@ from jaxlm.training.perplexity import perplexity, text_notes
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
-
-
-@dataclass(frozen=True)
-class Stores:
-    """Text to evaluate on."""
-
-    store: tuple[str, ...]
-    """Token stores, made with the run's tokenizer; they count as one text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Perplexity(Evaluation):
-    """Perplexity on token stores, every token predicted once."""
-
-    data: Stores
-    length: int | None = None
-    """Tokens in a row. Default: the length of the run."""
-    layout: Literal["windows", "packed", "streams"] | None = None
-    """Layout of the text in rows. windows: each row is independent. packed: each document is independent. streams: a
-    model with a state carries it from row to row. Default: the layout of the run."""
-    beyond_length: bool = False
-    """Allow a --length with untrained position embeddings."""
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:

@@ -3,30 +3,17 @@
 import collections
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import Evaluation, batch_size_for, figures_json, output_file, progress_of, say
-from jaxlm.evaluation.scored_rows import RowsToScore, ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
+from jaxlm.evaluation.arguments import Scoring
+from jaxlm.evaluation.command import batch_size_for, figures_json, output_file, progress_of, say
+from jaxlm.evaluation.scored_rows import ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, candidates_text
 from jaxlm.inference.scoring import Scored
 from jaxlm.inference.text_scorer import text_scorer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring(Evaluation, RowsToScore):
-    """Log-probability of each sentence or choice of a file under the language model, in nats.
-
-    An encoder gives pseudo-log-likelihoods, masking one token at a time, and predictions for [MASK] in a sentence.
-    """
-
-    top: int = 5
-    """Predictions for each [MASK]."""
-    beyond_length: bool = False
-    """Use untrained position embeddings for texts longer than the trained length."""
 
 
 def evaluate_score(arguments: Scoring) -> dict[str, Any]:

@@ -10,38 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.evaluation.arguments import RowsToScore
 from jaxlm.inference.scoring import Score
 from jaxlm.tasks import Columns
-from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
+from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.reading.formats import SUFFIXES
 from jaxlm.tasks.reading.rows import RowReader
-from jaxlm.tasks.task import Quoting
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowsToScore:
-    """Fields of a file to score, and their context."""
-
-    input: str
-    """A text file with one sentence per line, or a JSONL, CSV or TSV file with --fields. - is standard input."""
-    fields: tuple[str, ...] = ()
-    """The field or column to score. Several are choices; the most likely is reported."""
-    choice_list: str | None = None
-    """A JSONL field with the choices as a list, instead of --fields; their names are 0, 1, …"""
-    context: str | None = None
-    """A field that precedes each text and is not scored."""
-    separator: str = " "
-    """Separator between the context and the text."""
-    label: str | None = None
-    """A field with the correct choice. Accuracies are then reported."""
-    label_names: tuple[str, ...] = ()
-    """The label of each choice, in order. Default: the names of the fields."""
-    by: Literal["sum", "per-token"] = "sum"
-    """Score of a choice. sum: log-probability of its tokens. per-token: their mean."""
-    quoting: Quoting = "none"
-    """Quoting in a TSV. none: fields are read literally. csv: fields may be in double quotes."""
-    errors: Errors = "strict"
-    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,17 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import tyro
 from jax.sharding import Mesh
 
 from jaxlm.atomic_write import atomic_output, check_output
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, Evaluation, figures_json, say
+from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
+from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, say
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
@@ -29,48 +28,6 @@ from jaxlm.training.step import TrainState
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.registry import parse_tasks
 from jaxlm.zero_shot.task import ZeroShotTask
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeroShotOptions:
-    """Options of the measurement."""
-
-    protocol: Literal["paper", "harness", "all"] = "all"
-    """Protocol of the measurement. paper: as GPT-1 or GPT-2 did. harness: as lm-evaluation-harness does. all: each one
-    that the task has."""
-    left_context: bool = False
-    """Put the end-of-text token in front of every text. Default: only where the protocol has it."""
-    stop_words: Path | None = None
-    """A file with one word per line that the accuracy of lambada does not count as predictions."""
-    pseudo_likelihood: Literal["token", "word"] = "token"
-    """Masks of an encoder's score. token: the scored token (Salazar et al., 2020). word: also the later tokens of its
-    word (Kauf and Ivanova, 2023)."""
-    stride: int | None = None
-    """Tokens of a running text scored per window. Default: the context length, for windows without overlap."""
-    context_length: int | None = None
-    """Maximum number of tokens before a scored token of a running text. Default: the trained length."""
-    prompt: Path | None = None
-    """Prompt file of a task with generated answers. Default: the task's own."""
-    prompt_examples: int | None = None
-    """Number of rows with their answers in the prompt. Default: 5 for nq_open and translation, 0 for others."""
-    prompt_rows: Path | None = None
-    """File of the rows in the prompt, as the task's. Default: the first rows of the task's file, not scored."""
-    seed: int = 0
-    """Seed of the sampling of summaries."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeroShot(Evaluation):
-    """Tasks without fine-tuning. Prints one JSON object per task, protocol and metric."""
-
-    task: tyro.conf.UseAppendAction[tuple[str, ...]]
-    """NAME:PATH, a task and its file or directory. Can be repeated."""
-    checkpoints: tuple[str, ...] = ()
-    """Steps to evaluate, or all, for every checkpoint that was kept."""
-    options: tyro.conf.OmitArgPrefixes[ZeroShotOptions] = dataclasses.field(default_factory=ZeroShotOptions)
-    beyond_length: bool = False
-    """Use untrained position embeddings for texts longer than the trained length."""
-
 
 FIELDS = ("run", "step", "task", "path", "protocol", "metric", "value", "stderr", "examples", "scored")
 RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretraining

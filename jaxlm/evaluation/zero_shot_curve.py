@@ -1,34 +1,18 @@
 """`evaluate zero-shot-curve`: zero-shot performance over pretraining, as GPT-1's figure 2, right."""
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tyro
-
 from jaxlm.atomic_write import check_output
-from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
+from jaxlm.evaluation.arguments import ZeroShotCurve
 from jaxlm.evaluation.command import say
 from jaxlm.evaluation.zero_shot import RESULTS, read_results
 from jaxlm.runs.directory import split_start
 from jaxlm.zero_shot.relative import Scale, relative, scales
 
 SUFFIXES = (".png", ".pdf", ".svg")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeroShotCurve:
-    """Plot relative zero-shot performance over the steps of pretraining: 0 is chance, 1 the ceiling of each task."""
-
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Runs with a zero_shot.jsonl, or such files. Several share the plot."""
-    output: Path
-    """A file for the figure: .png, .pdf or .svg."""
-    ceiling: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """TASK=VALUE, another ceiling of a task. Can be repeated."""
-    distributed: tyro.conf.Suppress[DistributedConfig] = field(default_factory=DistributedConfig)
 
 
 class Point(NamedTuple):

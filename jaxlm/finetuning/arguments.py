@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxlm.distributed.processes import DistributedConfig
-from jaxlm.runs.trackers import Kind
-from jaxlm.tasks import CustomConfig, TaskOptions
+from jaxlm.distributed.config import DistributedConfig
+from jaxlm.runs.config import TrackerKind
+from jaxlm.tasks.custom import CustomConfig
+from jaxlm.tasks.options import TaskOptions
 from jaxlm.training.config import FinetuneConfig
 
 
@@ -58,6 +59,6 @@ class FinetuneArguments(TaskArguments):
     """Keep the parameters of the run that is best on dev, or of all runs."""
     with_inputs: bool = False
     """Write the task's columns and the gold label into predictions.jsonl too."""
-    tracker: Kind | None = None
+    tracker: TrackerKind | None = None
     """Send the records of metrics.jsonl to Weights & Biases, MLflow or trackio too. The package must be installed."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

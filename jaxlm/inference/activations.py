@@ -1,7 +1,6 @@
 """Activations of a model for given ids, layer by layer, to compare with another program."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +10,8 @@ import numpy as np
 
 from jaxlm.atomic_write import atomic_output
 from jaxlm.bounded_read import parse_json, read_regular
-from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
+from jaxlm.inference.arguments import Activations
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build
@@ -20,19 +19,6 @@ from jaxlm.models.family import Inputs, Model
 from jaxlm.nn.execution import Execution
 
 ROWS = 8  # rows per batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activations:
-    """Write the activations of a model for rows of ids, layer by layer, in float32, to compare with another program."""
-
-    start: str
-    """A run, RUN or RUN@STEP, or published weights, hf:PATH, openai:PATH, google:PATH."""
-    ids: Path
-    """A JSON file, {"ids": [[…], …], "segments": [[…], …]}. Segments are for an encoder; default: all 0."""
-    output: Path
-    """The .npz file to write, with arrays hidden_0 … hidden_N, pooled, logits."""
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 class IdRows(NamedTuple):

@@ -7,98 +7,24 @@ prompts.
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-import tyro
+from dataclasses import dataclass
+from typing import Any
 
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
+from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.beam_search import BeamSearch
 from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.sampling import ENDED, Sampler
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.text_stream import TextStream
-from jaxlm.training.config import check_seed
 
 log = logging.getLogger(__name__)
 
 DEFAULT_LENGTH = 100
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """Settings of generation."""
-
-    length: int | None = None
-    """Maximum number of new tokens. Default: 100, or less to stay within the trained length."""
-    min_length: int = 0
-    """Minimum number of new tokens before the end-of-text id. Stop strings end a text earlier."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a sample. The output ends before them."""
-    num_samples: int = 1
-    """Number of samples per prompt; with --beams the best ones. Sample k is the same for any number."""
-    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
-    repetition_penalty: float = 1.0
-    """Divide positive scores of tokens in the prompt and the output by this, multiply negative ones; 1: off."""
-    beams: int = 1
-    """Number of beams of a beam search. 1: sampling."""
-    length_penalty: float = 1.0
-    """With --beams: rank finished texts of n tokens by log-probability / n^X. Above 0 favours long texts."""
-    seed: int = 0
-    """Seed of the sampling. The same seed, prompt and settings give the same text."""
-    beyond_length: bool = False
-    """Continue texts beyond the trained length: a decoder reads their last tokens, at least half of that length. An
-    encoder uses positions that were never trained."""
-    log_probabilities: bool = False
-    """Write the log-probability of each new token to --output, in nats, as `evaluate score` computes it."""
-    batch_size: int = 8
-    """Prompts per batch. Memory is proportional to it, times --num-samples or --beams."""
-
-    def check(self) -> None:
-        """Raise InputError for a value out of range, or two that exclude each other."""
-        for name, value in (("length", self.length), ("num-samples", self.num_samples), ("beams", self.beams)):
-            if value is not None and value < 1:
-                raise InputError(f"--{name} must be positive, got {value}; give at least 1")
-        if self.batch_size < 1:
-            raise InputError(f"--batch-size must be positive, got {self.batch_size}; give at least 1")
-        self.sampling.check()
-        check_seed("--seed", self.seed)
-        if not 0 <= self.min_length <= (self.length or math.inf):
-            most = "the maximum length" if self.length is None else f"--length {self.length}"
-            raise InputError(f"--min-length must be from 0 to {most}, got {self.min_length}; give another")
-        if isinstance(self.stop, str):
-            raise InputError(f"--stop must be a list of texts, got {self.stop!r}; give [{self.stop!r}]")
-        if "" in self.stop:
-            raise InputError('--stop must not be empty, got ""; leave it out, or give a text')
-        if not 0 < self.repetition_penalty < math.inf:
-            raise InputError(
-                f"--repetition-penalty must be finite and above 0, got {self.repetition_penalty}; give 1 for none"
-            )
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"--length-penalty must be finite, got {self.length_penalty}; give 1, or 0 for none")
-        self._check_beams()
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that samples depend on, as JSON has them, by the names of their flags."""
-        fields = vars(self) | vars(self.sampling) | {"stop": list(self.stop)}
-        return {name.replace("_", "-"): fields[name] for name in fields if name not in ("sampling", "batch_size")}
-
-    def _check_beams(self) -> None:
-        if self.beams > 1 and self.beyond_length:
-            raise InputError(f"--beams must be 1 with --beyond-length, got {self.beams}; leave out one")
-        if self.beams == 1 and self.length_penalty != 1:
-            raise InputError(f"--length-penalty must be given with --beams, got {self.length_penalty} without; add it")
-        if self.beams > 1 and self.num_samples > self.beams:
-            raise InputError(f"--num-samples must be at most --beams {self.beams}, got {self.num_samples}; lower it")
-        if self.beams > 1 and self.sampling not in (Sampling(), Sampling(temperature=0)):
-            raise InputError(
-                f"--beams must be 1 with sampling, got {self.beams}; leave out --temperature, --top-k and --top-p"
-            )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
+from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import BATCHES_SORTED, Score, TokenScores, batch_length
 from jaxlm.models.family import Inputs, Model

@@ -3,42 +3,18 @@
 top-p is the nucleus of Holtzman, Buys, Du, Forbes and Choi, "The Curious Case of Neural Text Degeneration", 2020.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.errors import InputError
+from jaxlm.inference.arguments import Sampling
 from jaxlm.inference.decoding import CachedModel, Prompt
 
+DEFAULT = Sampling()
 ENDED = -1  # fills the positions after the end of a sample
 _GREEDY = 1e-6  # lower temperatures count as 0, as a division by them would overflow
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling of a token: logits are divided by the temperature, then truncated to top_k, then to top_p."""
-
-    temperature: float = 1.0
-    """Temperature of sampling. 0 takes the most likely token."""
-    top_k: int = 0
-    """Sample from this many most likely tokens only; 0: from all."""
-    top_p: float = 1.0
-    """Sample from the fewest most likely tokens with this total probability; 1: from all."""
-
-    def check(self) -> None:
-        """Raise InputError for a value out of range."""
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(
-                f"--temperature must be finite and at least 0, got {self.temperature}; give 0 for the most likely token"
-            )
-        if self.top_k < 0:
-            raise InputError(f"--top-k must be at least 0, got {self.top_k}; give 0 for all tokens")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"--top-p must be above 0 and at most 1, got {self.top_p}; give 1 for all tokens")
 
 
 def candidates(logits_BV: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
@@ -77,7 +53,7 @@ class Sampler:
     rounding, on the other prompts of a batch.
     """
 
-    def __init__(self, cached: CachedModel, sampling: Sampling = Sampling(), *, seed: int = 0) -> None:
+    def __init__(self, cached: CachedModel, sampling: Sampling = DEFAULT, *, seed: int = 0) -> None:
         sampling.check()
         self.cached, self.sampling, self.seed = cached, sampling, seed
         self._first = jax.jit(self._first_ids, static_argnames=("room", "samples"))

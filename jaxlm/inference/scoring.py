@@ -14,7 +14,8 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.distributed.mesh import check_batch, host_rows, to_devices, use_mesh
+from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide

@@ -1,33 +1,83 @@
-"""Model families, one file each, and the table of them.
+"""Model families and the table of them.
 
-A file holds a family's config, its Flax module and its row, a `Family`. To add a family, write its file and list it
-here.
+A family is a config, `NAME_config.py`, and beside it `NAME.py` with its Flax module and its row, a `Family`. To add a
+family, write both files and list it here and in `families.py`. This package and the configs do not import JAX, so that
+a command line is parsed without it; the families are imported on first use.
 """
 
-from typing import Annotated, Any
+import importlib
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxlm.models import bert, gpt, lstm
-from jaxlm.models.bert import BertConfig
-from jaxlm.models.family import Family, Model
-from jaxlm.models.gpt import GPTConfig
-from jaxlm.models.lstm import LSTMConfig
-from jaxlm.nn.execution import Execution
+from jaxlm.models import bert_config, gpt_config, lstm_config
+from jaxlm.models.bert_config import BertConfig
+from jaxlm.models.gpt_config import GPTConfig
+from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.nn.config import Context, Execution
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (gpt.FAMILY, bert.FAMILY, lstm.FAMILY)}
-SIZES: dict[str, Any] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}
+if TYPE_CHECKING:
+    from jaxlm.models.families import FAMILIES
+    from jaxlm.models.family import Family, Model
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "FAMILIES",
+    "SIZES",
+    "BertConfig",
+    "Family",
+    "GPTConfig",
+    "LSTMConfig",
+    "Model",
+    "ModelConfig",
+    "build",
+    "context_of",
+    "dropout_rates",
+    "family_of",
+    "without_dropout",
+]
 
 # A config file fixes the family of its model; the command line offers the fields of that family.
 ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig, tyro.conf.AvoidSubcommands]
 DEFAULT_MODEL = GPTConfig
+SIZES: dict[str, Any] = {**gpt_config.SIZES, **bert_config.SIZES, **lstm_config.SIZES}
+_CONTEXTS = {GPTConfig: gpt_config.CONTEXT, BertConfig: bert_config.CONTEXT, LSTMConfig: lstm_config.CONTEXT}
+
+_MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: Any) -> "Family":
     """Return the family of a model's config."""
+    from jaxlm.models.families import FAMILIES
+
     return FAMILIES[config.kind]
 
 
-def build(config: Any, execution: Execution | None = None) -> Model:
+def context_of(config: Any) -> Context:
+    """Return the tokens that a state depends on in the family of a config, as `family_of(config).context`."""
+    return _CONTEXTS[type(config)]
+
+
+def build(config: Any, execution: Execution | None = None) -> "Model":
     """Return the model of a config. execution: how it is computed; default: `Execution()`."""
+    from jaxlm.models.family import Model
+
     return Model(family_of(config), config, Execution() if execution is None else execution)
+
+
+def dropout_rates(config: Any) -> dict[str, float]:
+    """Return the dropout rates of a model's config by the names of their fields."""
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name.endswith("dropout_rate")}
+
+
+def without_dropout(config: Any) -> Any:
+    """Return a model's config with every dropout rate at 0."""
+    return replace(config, **dict.fromkeys(dropout_rates(config), 0.0))
+
+
+def __getattr__(name: str) -> Any:
+    """Import the families on first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'jaxlm.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jaxlm.models.{_MODULES[name]}"), name)

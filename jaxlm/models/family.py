@@ -1,18 +1,19 @@
 """The interface between model families and the rest of the program: inputs, outputs, and the row of a family.
 
-A family is one file: its config, its module, and a `Family` that describes it to the rest of the program.
-`jaxlm/models/__init__.py` lists the families and builds models; no other code asks for the family of a model.
+A family is a config, and beside it a file with its module and a `Family` that describes it to the rest of the program.
+`jaxlm/models/families.py` lists the families, `jaxlm/models/__init__.py` builds models; no other code asks for the
+family of a model.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Context, Execution
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
 
@@ -83,7 +84,7 @@ class Family:
     config: type
     module: Callable[[Any, Execution], nn.Module]
     output_layer: Callable[[Any], OutputLayer]
-    context: Literal["causal", "bidirectional"]
+    context: Context
     input_format: Literal["gpt1", "bert"]
     flops_per_token: Callable[[Any, int, float | None], float]
     max_length: Callable[[Any], int | None]
@@ -168,13 +169,3 @@ class Model:
     def flops_per_token(self, length: int, predicted: float | None = None) -> float:
         """Return the FLOPs of a training step per token. See `Family`."""
         return self.family.flops_per_token(self.config, length, predicted)
-
-
-def dropout_rates(config: Any) -> dict[str, float]:
-    """Return the dropout rates of a model's config by the names of their fields."""
-    return {field.name: getattr(config, field.name) for field in fields(config) if field.name.endswith("dropout_rate")}
-
-
-def without_dropout(config: Any) -> Any:
-    """Return a model's config with every dropout rate at 0."""
-    return replace(config, **dict.fromkeys(dropout_rates(config), 0.0))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
+from jaxlm.nn.config import Features
 from jaxlm.nn.linear import linear_head
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.nn.pointwise import dropout
@@ -100,16 +101,6 @@ class TaggingHead(nn.Module):
 
 
 EncoderHead = PooledHead | SpanHead | TaggingHead
-
-Features = Literal[
-    "embeddings",
-    "second_to_last",
-    "last",
-    "sum_last_four",
-    "concatenated_last_four",
-    "weighted_last_four",
-    "weighted_all",
-]
 
 
 class LSTMHead(nn.Module):

@@ -8,56 +8,19 @@ batch to the next (`data.layout streams`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.errors import InputError
 from jaxlm.models.family import Family, Inputs, Outputs
+from jaxlm.models.lstm_config import CONTEXT, GPT1_LSTM, SIZES, LSTMConfig
 from jaxlm.nn.cross_entropy import TiedOutput
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, project
-from jaxlm.nn.pointwise import check_rate, dropout, fold
+from jaxlm.nn.pointwise import dropout, fold
 from jaxlm.nn.recurrence import LSTMState, lstm
-
-
-@dataclass(frozen=True)
-class LSTMConfig:
-    """Configuration of an LSTM language model: sizes, dropout rates and initialization."""
-
-    kind: Literal["lstm"] = "lstm"
-    vocab_size: int = 0
-    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
-    num_layers: int = 1
-    """Number of LSTM layers."""
-    width: int = 768
-    """Width of the embedding, and of each layer's output after its linear layer."""
-    units: int = 2048
-    """Units of each LSTM layer."""
-    dropout_rate: float = 0.1
-    """Dropout rate of each layer's output."""
-    embedding_dropout_rate: float = 0.1
-    """Dropout rate of the embedding."""
-    forget_bias: float = 1.0
-    """Initial bias of the forget gate (Gers et al., 2000; Jozefowicz et al., 2015)."""
-    init_std: float = 0.02
-    """Standard deviation of the token table and of the linear layers; LSTM kernels are uniform in 1 / sqrt(units)."""
-
-    def check(self) -> None:
-        """Raise InputError for sizes and rates that no model can have."""
-        for name in ("num_layers", "width", "units"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} must be positive, got {getattr(self, name)}; give at least 1")
-        for name in ("dropout_rate", "embedding_dropout_rate"):
-            check_rate(f"model.{name}", getattr(self, name))
-
-
-# Section 5, with GPT-1's vocabulary: 56 million parameters, of GPT-1's 117 million.
-GPT1_LSTM = LSTMConfig(vocab_size=40_478)
 
 
 def flops_per_token(config: LSTMConfig, length: int, predicted: float | None = None) -> float:
@@ -174,11 +137,11 @@ FAMILY = Family(
     config=LSTMConfig,
     module=LSTM,
     output_layer=lambda config: TiedOutput(),
-    context="causal",
+    context=CONTEXT,
     input_format="gpt1",
     flops_per_token=flops_per_token,
     max_length=lambda config: None,
-    sizes={"lstm": GPT1_LSTM},
+    sizes=SIZES,
     vocab_size=GPT1_LSTM.vocab_size,
     finetuning_rate=6.25e-5,  # GPT-1's, the same framework
     initial_carry=empty_state,

@@ -8,18 +8,17 @@ so.
 
 import functools
 import logging
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxlm.distributed import devices
 from jaxlm.nn.attention_kernels import LANES, WIDEST_HEAD, cudnn, splash
+from jaxlm.nn.config import Backend
 from jaxlm.nn.pointwise import dropout
 
 MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
 
-Backend = Literal["auto", "xla", "splash", "cudnn"]
 
 log = logging.getLogger(__name__)
 

@@ -1,22 +1,12 @@
 """Dropout, activations and layer normalization: what acts on each position by itself."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import with_axes
-from jaxlm.errors import InputError
-
-STEPS = 1 << 16  # number of steps between rates of 0 and 1
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Raise InputError for a rate that is not a probability, or so high that every element would be dropped."""
-    if not 0.0 <= rate < 1.0 or round(rate * STEPS) == STEPS:
-        raise InputError(f"{name} must be a number from 0 to {1 - 1 / STEPS:.5f}, got {rate}; choose another rate")
+from jaxlm.nn.config import STEPS, ActivationName
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tuple[int, ...] = ()) -> jax.Array:
@@ -43,9 +33,6 @@ def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return jax.random.bits(key, shape, jnp.uint16)
     words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), jnp.uint32)
     return jnp.concatenate([words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)], axis=-1)
-
-
-ActivationName = Literal["gelu_tanh", "gelu_erf"]
 
 
 def activate(x: jax.Array, name: ActivationName) -> jax.Array:

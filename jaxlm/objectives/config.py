@@ -1,4 +1,4 @@
-"""Configs of the pretraining objectives."""
+"""Configs of the pretraining objectives. This module does not import JAX."""
 
 import typing
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.errors import InputError
-from jaxlm.objectives.masking import MaskingConfig
 
 Objectives = Literal["language_model", "masked_lm"]
 
@@ -27,6 +26,37 @@ class LanguageModel:
 
     def check(self) -> None:
         """Accept every value: there are no fields."""
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Fractions of tokens to predict and to replace."""
+
+    rate: float = 0.15
+    """Fraction of tokens to predict: max(1, round(rate n)) of n tokens. CLS and SEP count and are never chosen."""
+    share_mask: float = 0.8
+    """Fraction of the chosen tokens that are replaced by [MASK]."""
+    share_random: float = 0.1
+    """Fraction of the chosen tokens that are replaced by a random token of the whole vocabulary, with special tokens,
+    as in the original. The rest stays unchanged. Table 8 of the paper varies the three fractions."""
+    whole_word: bool = False
+    """Choose whole words: a token that continues a word is chosen with the token before it (the original's option)."""
+
+    def check(self) -> None:
+        """Raise InputError for fractions outside [0, 1]."""
+        prefix = "objective.masking"
+        for name in ("rate", "share_mask", "share_random"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InputError(f"{prefix}.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
+        if self.rate == 0.0:
+            raise InputError(
+                f"{prefix}.rate must be above 0, got 0.0; give --objective.kind language_model without masks"
+            )
+        if self.share_mask + self.share_random > 1.0 + 1e-9:
+            raise InputError(
+                f"{prefix}.share_mask and {prefix}.share_random must be at most 1 together, got {self.share_mask} and "
+                f"{self.share_random}; lower one"
+            )
 
 
 @dataclass(frozen=True)

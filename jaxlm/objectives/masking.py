@@ -7,7 +7,6 @@ therefore do not depend on the other rows, on the row's other pairs, on its posi
 micro-batches. Pair p alone in a row, seeded by (first, second + p), has the same masks as among others.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,38 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.errors import InputError
-
-
-@dataclass(frozen=True)
-class MaskingConfig:
-    """Fractions of tokens to predict and to replace."""
-
-    rate: float = 0.15
-    """Fraction of tokens to predict: max(1, round(rate n)) of n tokens. CLS and SEP count and are never chosen."""
-    share_mask: float = 0.8
-    """Fraction of the chosen tokens that are replaced by [MASK]."""
-    share_random: float = 0.1
-    """Fraction of the chosen tokens that are replaced by a random token of the whole vocabulary, with special tokens,
-    as in the original. The rest stays unchanged. Table 8 of the paper varies the three fractions."""
-    whole_word: bool = False
-    """Choose whole words: a token that continues a word is chosen with the token before it (the original's option)."""
-
-    def check(self) -> None:
-        """Raise InputError for fractions outside [0, 1]."""
-        prefix = "objective.masking"
-        for name in ("rate", "share_mask", "share_random"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise InputError(f"{prefix}.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
-        if self.rate == 0.0:
-            raise InputError(
-                f"{prefix}.rate must be above 0, got 0.0; give --objective.kind language_model without masks"
-            )
-        if self.share_mask + self.share_random > 1.0 + 1e-9:
-            raise InputError(
-                f"{prefix}.share_mask and {prefix}.share_random must be at most 1 together, got {self.share_mask} and "
-                f"{self.share_random}; lower one"
-            )
+from jaxlm.objectives.config import MaskingConfig
 
 
 class Specials(NamedTuple):

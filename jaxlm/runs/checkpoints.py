@@ -31,7 +31,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 
 from jaxlm.distributed.agreement import first_process_decides, of_every_process
 from jaxlm.distributed.devices import returning_memory
-from jaxlm.errors import InputError, RunError
+from jaxlm.errors import InputError, RunError, quiet_orbax
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.storage_errors import failure_reason, free_space, not_a_file, raise_unless_damage
 from jaxlm.runs.trees import listed, named_leaves, nested_leaves, shape_and_type
@@ -42,6 +42,7 @@ _ARRAYS, _DESCRIPTION = "state", "description"  # Orbax's items: subdirectories 
 _COMMITTED = "commit_success.txt"  # written last by Orbax on storage without renames
 _CHUNK = 2**21  # bytes of a chunk on disk: other shards than the saved ones read only the chunks they need
 _READ_AT_ONCE = 2**28  # bytes of temporary host memory, or the size of the largest leaf if that is larger
+quiet_orbax()  # if a command runs; it has set up its messages before Orbax was imported
 _managers = itertools.count()  # the same in every process, as all open checkpoints in the same order
 
 

@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxlm.errors import InputError
+from jaxlm.runs.config import TrackerKind as Kind
 from jaxlm.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["wandb", "mlflow", "trackio"]
 PROJECT = "jaxlm"  # unless the tracker's own variable names another one
 FLUSH_SECONDS = 60.0  # the longest wait for a tracker after the training has ended
 LONGEST_PARAMETER = 500  # characters of a parameter in MLflow

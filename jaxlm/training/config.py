@@ -1,25 +1,27 @@
-"""The configs of pretraining and fine-tuning runs, and the fields that may change when a run resumes."""
+"""The configs of pretraining and fine-tuning runs, and the fields that may change when a run resumes.
+
+This module does not import JAX, nor do the configs that it is made of.
+"""
 
 import math
 import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from jax.sharding import Mesh
 
 from jaxlm.config import CHOSEN_BY_FLAG, to_json
 from jaxlm.data.config import DataConfig, Windows
-from jaxlm.distributed.mesh import MeshConfig, check_batch
+from jaxlm.distributed.config import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
-from jaxlm.models.family import UNLIMITED
-from jaxlm.models.heads import Features
-from jaxlm.nn.execution import Execution
-from jaxlm.nn.pointwise import check_rate
+from jaxlm.nn.config import Execution, Features, check_rate
 from jaxlm.objectives.config import LanguageModel, ObjectiveConfig
-from jaxlm.training.optimizer import OptimizerConfig
+from jaxlm.training.optimizer_config import OptimizerConfig
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as written to config.json
 
@@ -321,7 +323,7 @@ def check_seed(name: str, seed: int) -> None:
         raise InputError(f"{name} must be a whole number from 0 to {2**32 - 1}, got {seed}; give another seed")
 
 
-def check_batches(config: Any, mesh: Mesh) -> int:
+def check_batches(config: Any, mesh: "Mesh") -> int:
     """Return the number of sequences per evaluation batch. InputError for batches that do not fit the mesh."""
     check_batch(config.batch_size, 1 if config.micro_batches == "auto" else config.micro_batches, mesh)
     if config.eval_batch_size is not None:
@@ -334,9 +336,9 @@ def check_batches(config: Any, mesh: Mesh) -> int:
 
 def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
     """Raise InputError for a length above the position table, or one that its loss chunks do not divide."""
-    longest = build(model).max_length
-    if not 1 <= length <= longest:
-        if longest == UNLIMITED:
+    longest = family_of(model).max_length(model)
+    if length < 1 or (longest is not None and length > longest):
+        if longest is None:
             raise InputError(f"length must be at least 1, got {length}; give more")
         raise InputError(
             f"length must be from 1 to {longest}, the positions of the model, got {length}; give at most {longest}, or "

@@ -16,8 +16,7 @@ from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, read_published, tokenizer_spec
-from jaxlm.models import ModelConfig, build, family_of
-from jaxlm.models.family import dropout_rates
+from jaxlm.models import ModelConfig, build, dropout_rates, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.merge import merge_parameters

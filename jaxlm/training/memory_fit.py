@@ -12,7 +12,8 @@ from jax.stages import Compiled
 
 from jaxlm.compiler.estimate import memory_of
 from jaxlm.distributed.agreement import first_process_decides
-from jaxlm.distributed.mesh import check_batch, use_mesh
+from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.training.abstract_inputs import abstract_batch
 from jaxlm.training.config import PretrainConfig

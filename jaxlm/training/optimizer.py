@@ -6,146 +6,20 @@ code (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` follow 
 `adafactor` follows T5 (Shazeer and Stern, 2018).
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxlm.distributed import devices
-from jaxlm.errors import InputError
 from jaxlm.training.adafactor import Adafactor
+from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
 from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
-from jaxlm.training.schedule import Decay, Schedule, bert_rate, make_schedule, openai_rate, warmup_then_decay
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Configuration of an optimizer and its learning-rate schedule. Defaults: GPT-1's pretraining (section 4.1)."""
-
-    kind: Literal["adamw", "openai_adam", "bert_adamw", "sgd", "adagrad", "adafactor"] = "adamw"
-    """adamw: bias-corrected, decoupled decay. openai_adam, bert_adamw: as in GPT-1's and BERT's code, with a learning
-    rate of 0 in the first update; BERT's does not correct the bias. sgd: with momentum; the decay is added to the
-    gradient. adagrad: as in TensorFlow, decoupled decay. adafactor: as for T5; peak_lr is relative to the size of each
-    parameter, and eps is not used."""
-    peak_lr: float | None = 2.5e-4
-    """Highest learning rate. None: the task's, in fine-tuning."""
-    warmup: float = 2000.0
-    """Linear warmup in steps, or below 1 as a fraction of the run. A fraction of a step is rounded down by bert_adamw,
-    kept by openai_adam and rounded up by the others."""
-    decay: Decay = "cosine"
-    """Decay of the learning rate from the peak to `floor`. cosine, linear, polynomial: at the last step. constant: no
-    decay. inverse_sqrt: with the inverse root of the step, in units of the warmup. warmup_stable_decay: the peak for
-    the fraction `stable` of the steps after the warmup, then polynomial."""
-    floor: float = 0.0
-    """Lowest learning rate of the decay, as a fraction of peak_lr."""
-    power: float = 1.0
-    """Power of polynomial and warmup_stable_decay. 1: linear."""
-    stable: float = 0.8
-    """Fraction of the steps after the warmup at the peak, with warmup_stable_decay."""
-    beta1: float = 0.9
-    """Decay rate of Adam's first moment."""
-    beta2: float = 0.999
-    """Decay rate of Adam's second moment."""
-    eps: float = 1e-8
-    """Constant added to the root of the second moment, in Adam and adagrad."""
-    weight_decay: float = 0.01
-    """Weight decay of matrices and tables. Biases and norms are not decayed."""
-    clip_norm: float = 1.0
-    """Largest global norm of the gradient. 0: no clipping."""
-    layer_decay: float = 1.0
-    """Divisor of the learning rate from each layer to the one below. The head has the full rate, the embeddings have
-    the lowest. 1: the same rate everywhere."""
-    momentum: float = 0.0
-    """Momentum of sgd. 0: no momentum and no optimizer state."""
-    initial_accumulator: float = 0.1
-    """Initial value of adagrad's sums of squared gradients."""
-
-    def check(self) -> None:
-        """Raise InputError for values out of range."""
-        self._check_range("peak_lr", 0.0)
-        for name in ("beta1", "beta2", "momentum"):
-            self._check_range(name, 0.0, 1.0)
-        for name in ("eps", "weight_decay", "clip_norm", "initial_accumulator"):
-            self._check_range(name, 0.0)
-        if not self.warmup >= 0:
-            raise InputError(
-                f"optimizer.warmup must be a number of steps, or a fraction of the run below 1, got {self.warmup:g}; "
-                "0 turns the warmup off"
-            )
-        if self.momentum and self.kind != "sgd":
-            raise InputError(
-                f"optimizer.momentum must be 0 with optimizer.kind {self.kind}, got {self.momentum:g}; leave it out"
-            )
-        self._check_decay()
-        if not self.layer_decay > 0:
-            raise InputError(f"optimizer.layer_decay must be above 0, got {self.layer_decay:g}; 1 turns it off")
-        if self.kind == "adagrad" and not (self.initial_accumulator or self.eps):
-            raise InputError("optimizer.initial_accumulator must be above 0 where optimizer.eps is 0; give 0.1")
-
-    def _check_decay(self) -> None:
-        """Raise InputError for numbers of a decay that are out of range, or that the chosen one does not use."""
-        self._check_range("floor", 0.0, 1.0)
-        self._check_range("stable", 0.0, 1.0)
-        if not self.power > 0:
-            raise InputError(f"optimizer.power must be above 0, got {self.power:g}; the default is 1")
-        shaped = ("polynomial", "warmup_stable_decay")
-        for name, used in (
-            ("floor", self.decay != "constant"),
-            ("power", self.decay in shaped),
-            ("stable", self.decay == "warmup_stable_decay"),
-        ):
-            value, default = getattr(self, name), getattr(OptimizerConfig, name)
-            if value != default and not used:
-                raise InputError(
-                    f"optimizer.{name} must be {default:g} with optimizer.decay {self.decay}, got {value:g}; "
-                    "leave it out"
-                )
-
-    def _check_range(self, name: str, lowest: float, below: float = math.inf) -> None:
-        value = getattr(self, name)
-        if value is None or not lowest <= value < below:
-            rule = f"{lowest:g} or above" + (f" and below {below:g}" if below < math.inf else "")
-            default = getattr(OptimizerConfig, name)
-            raise InputError(f"optimizer.{name} must be {rule}, got {value}; the default is {default:g}")
-
-    def warmup_steps(self, num_steps: int) -> float:
-        """Return the warmup in steps of a run of `num_steps`; openai_adam's need not be whole."""
-        steps = self.warmup * num_steps if self.warmup < 1 else self.warmup
-        if self.kind == "openai_adam":
-            return steps
-        return math.floor(steps + 1e-9) if self.kind == "bert_adamw" else math.ceil(steps - 1e-9)
-
-    def warmup_note(self, num_steps: int) -> str | None:
-        """Return a note on a warmup that is longer than a run of `num_steps`, else None."""
-        steps = self.warmup_steps(num_steps)
-        if steps <= num_steps:
-            return None
-        return (
-            f"--optimizer.warmup is {steps:g} steps, but the run has {num_steps}: the learning rate never reaches its "
-            "peak; give fewer steps, or a fraction of the run below 1"
-        )
-
-    def depends_on_num_steps(self) -> bool:
-        """Return True if the learning rate of a step depends on the length of the run."""
-        fixed = self.decay in ("constant", "inverse_sqrt")
-        return self.kind == "openai_adam" or not fixed or 0 < self.warmup < 1
-
-    def schedule(self, num_steps: int) -> Schedule:
-        """Return the numbers of the schedule of a run of `num_steps`."""
-        assert self.peak_lr is not None
-        decay = {"floor": self.floor, "power": self.power, "stable": self.stable}
-        return make_schedule(self.peak_lr, num_steps, self.warmup_steps(num_steps), **decay)
-
-    def learning_rate(self, step: Any, schedule: Schedule) -> jax.Array:
-        """Return the learning rate of update `step`, counted from 0. The config gives only the kind and the decay."""
-        rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(self.kind, warmup_then_decay)
-        return rate(schedule, step, self.decay)
+from jaxlm.training.schedule import Schedule
 
 
 class Optimizer(NamedTuple):

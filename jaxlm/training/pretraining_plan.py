@@ -1,22 +1,19 @@
 """Decisions of a pretraining run that are made before a device is used: stores, start, length and data order."""
 
 import logging
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
-
-import tyro
+from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxlm.data.config import DataConfig, SentencePairs
 from jaxlm.data.phases import Phase, phases, rows_per_pass, steps_of_passes
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
-from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
 from jaxlm.models import build
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.runs.directory import saved_config
-from jaxlm.runs.trackers import Kind
+from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import PretrainConfig, one_duration, resolved_json
 from jaxlm.training.initialization import (
     Source,
@@ -29,33 +26,6 @@ from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import held_out_rows
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PretrainArguments:
-    """Pretrain a language model on a token store."""
-
-    config: tyro.conf.Positional[str]
-    """A config file, or its name: pretrain/gpt1."""
-    run: str
-    """The run directory, or gs://BUCKET/RUN, to create or to resume."""
-    start: str | None = None
-    """A run to start from (RUN or RUN@STEP). Default: from scratch."""
-    start_with: Literal["parameters", "state"] = "parameters"
-    """Content to load from --start. state: moments and step too, to train longer or at another learning rate."""
-    profile: str | None = None
-    """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
-    verify_stores: bool = False
-    """Check the full hashes of the stores before training."""
-    zero_shot: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME:PATH, a zero-shot task to evaluate before the first step and during training, into zero_shot.jsonl. Can be
-    repeated. See python -m jaxlm.evaluate zero-shot --help."""
-    zero_shot_every: int = 0
-    """Steps between zero-shot evaluations. 0: at the end only."""
-    tracker: Kind | None = None
-    """Send the records of metrics.jsonl to Weights & Biases, MLflow or trackio too. The package must be installed."""
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ that of Vaswani et al. (2017) and T5, in the form of big_vision and Hugging Face
 and BERT measure it from step 0.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Decay = Literal["cosine", "linear", "constant", "inverse_sqrt", "polynomial", "warmup_stable_decay"]
+from jaxlm.training.optimizer_config import Decay
+
 TIMESCALE = 10_000.0  # of inverse_sqrt without a warmup (Raffel et al., 2020, section 3.1.2)
 
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
-from jaxlm.models import build, family_of
-from jaxlm.models.family import without_dropout
+from jaxlm.models import build, family_of, without_dropout
 from jaxlm.models.heads import Head, LSTMHead, task_head
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.objective import Objective

@@ -8,9 +8,8 @@ from pair_store import pair_store
 from jaxlm import bench
 from jaxlm.config import load_config
 from jaxlm.errors import InputError
-from jaxlm.models import build
+from jaxlm.models import build, dropout_rates, without_dropout
 from jaxlm.models.bert import BERT_LARGE
-from jaxlm.models.family import dropout_rates, without_dropout
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.training.config import PretrainConfig
 

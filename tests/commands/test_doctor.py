@@ -14,7 +14,7 @@ import toy_run
 from toy_processes import free_port, joined
 from toy_runs import REPOSITORY, Process, run_here
 
-from jaxlm import doctor
+from jaxlm.views import readiness
 
 
 def lines(ended) -> dict[str, list[str]]:
@@ -27,7 +27,7 @@ def lines(ended) -> dict[str, list[str]]:
 
 @pytest.fixture(autouse=True)
 def no_compilation_cache(monkeypatch):
-    monkeypatch.setattr(doctor, "prepare_process", lambda: None)
+    monkeypatch.setattr(readiness, "prepare_process", lambda: None)
 
 
 def test_a_sound_machine_is_ready(tmp_path):
@@ -57,7 +57,7 @@ def test_a_damaged_store_and_a_batch_that_does_not_fit_are_said(tmp_path):
 
 
 def test_attention_that_is_off_is_said(monkeypatch):
-    monkeypatch.setattr(doctor, "attend", lambda q, k, v, **options: jnp.zeros_like(q))
+    monkeypatch.setattr(readiness, "attend", lambda q, k, v, **options: jnp.zeros_like(q))
     ended = run_here("doctor")
     assert ended.code == 1 and lines(ended)["attention"][0].startswith("!! the error of xla in float32 is ")
 
@@ -74,7 +74,7 @@ def test_versions_that_were_not_tested_are_said(monkeypatch):
 
 
 def test_a_check_that_breaks_is_wrong_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: 1 / 0)
+    monkeypatch.setattr(readiness.shutil, "disk_usage", lambda path: 1 / 0)
     ended = run_here("doctor")
     assert ended.code == 1 and lines(ended)["machine"] == ["!! ZeroDivisionError: division by zero"]
     assert lines(ended)["attention"][0].startswith("ok")
@@ -82,7 +82,7 @@ def test_a_check_that_breaks_is_wrong_and_the_others_go_on(monkeypatch):
 
 def test_a_chip_that_is_not_used_is_said(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(doctor.hardware_utils, "num_available_tpu_chips_and_device_id", lambda: (4, None))
+    monkeypatch.setattr(readiness.hardware_utils, "num_available_tpu_chips_and_device_id", lambda: (4, None))
     ended = run_here("doctor")
     assert ended.code == 1 and "8 of them local, and an idle TPU: launch/setup.sh" in lines(ended)["devices"][0]
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")  # as launch/gpu.sh does
@@ -95,7 +95,7 @@ def test_a_chip_that_is_not_used_is_said(monkeypatch):
 def test_the_store_says_how_large_the_vocabulary_is(tmp_path, monkeypatch):
     store = toy_run.toy_store(tmp_path / "store", toy_run.toy_tokenizer())
     asked = []
-    monkeypatch.setattr(doctor, "make_pretraining", lambda config, _: asked.append(config.model.vocab_size) or 1 / 0)
+    monkeypatch.setattr(readiness, "make_pretraining", lambda config, _: asked.append(config.model.vocab_size) or 1 / 0)
     run_here("doctor", "debug/gpt", "--data.store", store.path)
     run_here("doctor", "debug/gpt")
     assert asked == [store.vocab_size, 40478]
@@ -103,7 +103,7 @@ def test_the_store_says_how_large_the_vocabulary_is(tmp_path, monkeypatch):
 
 def test_where_a_run_would_lie_is_not_known(monkeypatch):
     """It may be at gs://, whatever the room is here."""
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=doctor.GIB + 1))
+    monkeypatch.setattr(readiness.shutil, "disk_usage", lambda path: SimpleNamespace(free=readiness.GIB + 1))
     ended = run_here("doctor", "pretrain/gpt1")
     assert ended.code == 0 and lines(ended)["run"][0].endswith("only 1.0 GiB are free here")
 

@@ -13,13 +13,13 @@ from toy import NO_DROPOUT, TOY, assert_trees_same, boxed_shapes, init_params, p
 from toy_pairs import STILL_BERT, TOY_BERT, bert_shapes, init_bert, pair_rows, pretraining, random_bert
 
 from jaxlm.distributed import mesh as mesh_module
+from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import (
     AXES,
     RULES,
     MeshConfig,
     batch_sharding,
-    check_batch,
     host_rows,
     make_mesh,
     to_devices,

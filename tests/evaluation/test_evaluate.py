@@ -13,6 +13,7 @@ import toy_run
 from sklearn.metrics import accuracy_score
 
 from jaxlm import evaluate, generate
+from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
@@ -58,8 +59,7 @@ def task_run(tokenizer, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_compilation_cache(monkeypatch):
     """Nothing is written to the user's cache folder."""
-    for module in (evaluate, generate):
-        monkeypatch.setattr(module, "prepare_process", lambda: None)
+    monkeypatch.setattr(devices, "prepare_process", lambda: None)
 
 
 def command(main, monkeypatch, capsys, *words):

@@ -18,6 +18,7 @@ from toy_encoder import lines, make_files, softmax, write_lines
 from jaxlm import evaluate, generate
 from jaxlm.atomic_write import write_json
 from jaxlm.bounded_read import read_signed
+from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 from jaxlm.inference import masked_lm_scoring
 from jaxlm.inference.loaded_run import load_run
@@ -45,8 +46,7 @@ def loaded(run):
 @pytest.fixture(autouse=True)
 def no_compilation_cache(monkeypatch):
     """Nothing is written to the user's cache folder."""
-    for module in (evaluate, generate):
-        monkeypatch.setattr(module, "prepare_process", lambda: None)
+    monkeypatch.setattr(devices, "prepare_process", lambda: None)
 
 
 @pytest.fixture

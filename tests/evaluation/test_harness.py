@@ -15,9 +15,12 @@ from toy_processes import run_several
 from toy_runs import run_process
 
 from jaxlm import evaluate
-from jaxlm.convert import Export, export_run
+from jaxlm.distributed import devices
 from jaxlm.errors import InputError
-from jaxlm.evaluation.harness import Harness, check_installed, evaluate_harness, harness_command_line
+from jaxlm.evaluation.arguments import Harness, harness_command_line
+from jaxlm.evaluation.harness import check_installed, evaluate_harness
+from jaxlm.inference.conversion import export_run
+from jaxlm.interop.arguments import ExportArguments
 
 NEEDED = ("lm_eval", "torch", "transformers", "accelerate")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -92,13 +95,13 @@ def tasks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
     directory = tmp_path_factory.mktemp("export") / "hf"
-    export_run(Export(run=str(run), to=f"hf:{directory}"))
+    export_run(ExportArguments(run=str(run), to=f"hf:{directory}"))
     return directory
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    monkeypatch.setattr(evaluate, "prepare_process", lambda: None)
+    monkeypatch.setattr(devices, "prepare_process", lambda: None)
     for name, value in {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}.items():
         monkeypatch.setenv(name, value)
 
@@ -158,7 +161,7 @@ def test_a_trained_vocabulary_has_the_same_prefix(tmp_path, tasks):
 
     store = toy_run.toy_store(tmp_path / "store", toy_run.toy_tokenizer())
     trained = toy_run.pretrained(tmp_path / "run", store, sizes=toy_gpt2.SIZES)
-    export_run(Export(run=str(trained), to=f"hf:{tmp_path / 'hf'}"))
+    export_run(ExportArguments(run=str(trained), to=f"hf:{tmp_path / 'hf'}"))
     theirs = HFLM(pretrained=str(tmp_path / "hf"), device="cpu", dtype="float32", max_length=toy_gpt2.LENGTH)
     ours = HarnessModel(str(trained), batch_size=8)
     names = ("toy_pairs", "toy_rolling")

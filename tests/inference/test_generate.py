@@ -9,6 +9,7 @@ import toy_run
 from toy_runs import assert_one_line, run_here
 
 from jaxlm import generate
+from jaxlm.distributed import devices
 from jaxlm.inference.sampling import Sampler
 
 PROMPTS = ["The cat", "naïve", "A", "In the tree", "on"]
@@ -24,7 +25,7 @@ def run(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_compilation_cache(monkeypatch):
     """Nothing is written to the user's cache folder."""
-    monkeypatch.setattr(generate, "prepare_process", lambda: None)
+    monkeypatch.setattr(devices, "prepare_process", lambda: None)
 
 
 @pytest.fixture(scope="module")

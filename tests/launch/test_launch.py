@@ -1,4 +1,4 @@
-"""The launch scripts and the package: help, refusals, idempotence, and a wheel that carries the configs."""
+"""The launch scripts: help, refusals, idempotence, and the pins that they install."""
 
 import configparser
 import os
@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -159,40 +158,6 @@ def test_constraints_pin_everything_that_is_required():
         assert all(requirement.specifier.contains(version) for version in versions), f"{requirement}: {versions}"
     jax = next(requirement for requirement in wanted if requirement.name == "jax")
     assert jax.specifier.contains("0.10.2") and jax.specifier.contains("0.11.2")
-
-
-@pytest.mark.slow
-def test_wheel_carries_package_and_configs(tmp_path):
-    """Built from a copy, installed into a folder of its own, and asked for its configs from elsewhere."""
-    source, site = tmp_path / "source", tmp_path / "site"
-    source.mkdir()
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("jaxlm", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=unwanted)
-    for name in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    built = run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, source)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("jaxlm-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {str(path.relative_to(source)) for path in (source / "jaxlm").rglob("*.py")}
-    expected |= {f"jaxlm/{path.relative_to(source)}" for path in (source / "configs").rglob("*.py")}
-    expected.add("jaxlm/py.typed")
-    expected |= {str(path.relative_to(source)) for path in (source / "jaxlm").rglob("prompts/*.txt")}
-    page = [path for path in (source / "jaxlm/views/report").rglob("*") if path.is_file()]
-    assert len(page) > 12
-    expected |= {str(path.relative_to(source)) for path in page}
-    assert expected <= names, sorted(expected - names)
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "launch/", "configs/"))]
-
-    zipfile.ZipFile(wheel).extractall(site)
-    code = "import jaxlm.config as c; print(c.__file__); print(c.find_config('pretrain/gpt1'))"
-    asked = run(sys.executable, "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(site)})
-    assert asked.returncode == 0, asked.stderr
-    module, found = asked.stdout.splitlines()
-    assert Path(module).is_relative_to(site) and Path(found) == site / "jaxlm/configs/pretrain/gpt1.py"
 
 
 def test_ci_runs_the_tests():

@@ -12,8 +12,8 @@ import toy_run
 from toy_runs import finetune_arguments, make_task, run_here
 
 from jaxlm.errors import InputError
+from jaxlm.models import dropout_rates
 from jaxlm.models.bert import BertConfig
-from jaxlm.models.family import dropout_rates
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.initialization import FREE_FIELDS, dropout_notes, model_of_source
 

@@ -1,0 +1,231 @@
+"""Arguments of the evaluations, one dataclass per subcommand. This module does not import JAX."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxlm.config import program_name
+from jaxlm.distributed.config import DistributedConfig, MeshConfig
+from jaxlm.tasks.reading.files import Errors
+from jaxlm.tasks.task import Quoting
+from jaxlm.training.config import PretrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Arguments of every evaluation."""
+
+    run: str
+    """A run, RUN or RUN@STEP."""
+    batch_size: int | None = None
+    """Sequences in a batch; the results do not depend on it."""
+    output: Path | None = None
+    """A file for the results: a JSON object, or JSONL with one line per row."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Text to evaluate on."""
+
+    store: tuple[str, ...]
+    """Token stores, made with the run's tokenizer; they count as one text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(Evaluation):
+    """Perplexity on token stores, every token predicted once."""
+
+    data: Stores
+    length: int | None = None
+    """Tokens in a row. Default: the length of the run."""
+    layout: Literal["windows", "packed", "streams"] | None = None
+    """Layout of the text in rows. windows: each row is independent. packed: each document is independent. streams: a
+    model with a state carries it from row to row. Default: the layout of the run."""
+    beyond_length: bool = False
+    """Allow a --length with untrained position embeddings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTask(Evaluation):
+    """Metrics of a fine-tuned run on another labelled file of its task."""
+
+    input: Path
+    """.tsv or .csv with a header, .jsonl or .parquet with the task's columns and labels; a folder per class; or a file
+    in the task's own format."""
+    output: Path | None = None
+    """A file for the predictions and labels of the rows: .csv, .tsv, or JSON lines under any other name."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsToScore:
+    """Fields of a file to score, and their context."""
+
+    input: str
+    """A text file with one sentence per line, or a JSONL, CSV or TSV file with --fields. - is standard input."""
+    fields: tuple[str, ...] = ()
+    """The field or column to score. Several are choices; the most likely is reported."""
+    choice_list: str | None = None
+    """A JSONL field with the choices as a list, instead of --fields; their names are 0, 1, …"""
+    context: str | None = None
+    """A field that precedes each text and is not scored."""
+    separator: str = " "
+    """Separator between the context and the text."""
+    label: str | None = None
+    """A field with the correct choice. Accuracies are then reported."""
+    label_names: tuple[str, ...] = ()
+    """The label of each choice, in order. Default: the names of the fields."""
+    by: Literal["sum", "per-token"] = "sum"
+    """Score of a choice. sum: log-probability of its tokens. per-token: their mean."""
+    quoting: Quoting = "none"
+    """Quoting in a TSV. none: fields are read literally. csv: fields may be in double quotes."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(Evaluation, RowsToScore):
+    """Log-probability of each sentence or choice of a file under the language model, in nats.
+
+    An encoder gives pseudo-log-likelihoods, masking one token at a time, and predictions for [MASK] in a sentence.
+    """
+
+    top: int = 5
+    """Predictions for each [MASK]."""
+    beyond_length: bool = False
+    """Use untrained position embeddings for texts longer than the trained length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesOf(Evaluation):
+    """Features of each token from chosen layers of an encoder, as JSON lines in the format of google-research/bert."""
+
+    input: str
+    """A text file with one sentence, or two separated by ` ||| `, per line. - is standard input."""
+    layers: tuple[int, ...] = (-1, -2, -3, -4)
+    """Layers: -1 is the last, 0 are the embeddings."""
+    length: int | None = None
+    """Longest sequence; longer ones are truncated and counted. Default: the trained length."""
+    beyond_length: bool = False
+    """Allow a --length with untrained position embeddings."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Average of fine-tuned runs of one task: of probabilities, of numbers for scores, of logits for spans."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Runs, RUN or RUN@STEP."""
+    input: Path | None = None
+    """A labelled file of the task. Default: the splits that the runs were evaluated on."""
+    batch_size: int | None = None
+    """Sequences in a batch; the results do not depend on it."""
+    output: Path | None = None
+    """A directory for predictions.jsonl and the other files of the task."""
+    errors: Errors = "strict"
+    """Bytes in --input that are not UTF-8: fail and name them, or replace them by U+FFFD."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions:
+    """Options of the measurement."""
+
+    protocol: Literal["paper", "harness", "all"] = "all"
+    """Protocol of the measurement. paper: as GPT-1 or GPT-2 did. harness: as lm-evaluation-harness does. all: each one
+    that the task has."""
+    left_context: bool = False
+    """Put the end-of-text token in front of every text. Default: only where the protocol has it."""
+    stop_words: Path | None = None
+    """A file with one word per line that the accuracy of lambada does not count as predictions."""
+    pseudo_likelihood: Literal["token", "word"] = "token"
+    """Masks of an encoder's score. token: the scored token (Salazar et al., 2020). word: also the later tokens of its
+    word (Kauf and Ivanova, 2023)."""
+    stride: int | None = None
+    """Tokens of a running text scored per window. Default: the context length, for windows without overlap."""
+    context_length: int | None = None
+    """Maximum number of tokens before a scored token of a running text. Default: the trained length."""
+    prompt: Path | None = None
+    """Prompt file of a task with generated answers. Default: the task's own."""
+    prompt_examples: int | None = None
+    """Number of rows with their answers in the prompt. Default: 5 for nq_open and translation, 0 for others."""
+    prompt_rows: Path | None = None
+    """File of the rows in the prompt, as the task's. Default: the first rows of the task's file, not scored."""
+    seed: int = 0
+    """Seed of the sampling of summaries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShot(Evaluation):
+    """Tasks without fine-tuning. Prints one JSON object per task, protocol and metric."""
+
+    task: tyro.conf.UseAppendAction[tuple[str, ...]]
+    """NAME:PATH, a task and its file or directory. Can be repeated."""
+    checkpoints: tuple[str, ...] = ()
+    """Steps to evaluate, or all, for every checkpoint that was kept."""
+    options: tyro.conf.OmitArgPrefixes[ZeroShotOptions] = field(default_factory=ZeroShotOptions)
+    beyond_length: bool = False
+    """Use untrained position embeddings for texts longer than the trained length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotCurve:
+    """Plot relative zero-shot performance over the steps of pretraining: 0 is chance, 1 the ceiling of each task."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Runs with a zero_shot.jsonl, or such files. Several share the plot."""
+    output: Path
+    """A file for the figure: .png, .pdf or .svg."""
+    ceiling: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """TASK=VALUE, another ceiling of a task. Can be repeated."""
+    distributed: tyro.conf.Suppress[DistributedConfig] = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harness:
+    """Tasks of EleutherAI's lm-evaluation-harness. All other flags are those of lm_eval, for example --tasks."""
+
+    run: str
+    """A run, RUN or RUN@STEP, or published weights, hf:DIR, of a model that predicts the next token."""
+    batch_size: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=("-b",))] = "auto"
+    """Sequences in a batch; the results do not depend on it. auto: those of the run's evaluation."""
+    beyond_length: bool = False
+    """Use untrained position embeddings for texts longer than the trained length."""
+    prefix_token_id: int | None = None
+    """Id in front of a text without a context. Default: the token that starts a text, else the one that ends it."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    of_lm_eval: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """The flags of lm_eval."""
+
+
+def harness_command_line(argv: Sequence[str]) -> Harness:
+    """Return the arguments of a command line; flags that are not of `Harness` are kept for lm_eval."""
+    program = f"{program_name('evaluate')} harness"
+    parsed, others = tyro.cli(Harness, args=list(argv), prog=program, return_unknown_args=True)
+    return replace(parsed, of_lm_eval=tuple(others))
+
+
+@dataclass(frozen=True)
+class BenchArguments:
+    """Measure one training step of a pretraining config."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: pretrain/gpt1."""
+    steps: int = 10
+    """Timed steps. The median counts."""
+    warmup: int = 3
+    """Steps before the timed ones."""
+    forward: bool = False
+    """Measure the forward pass and its loss instead of a training step, and with a causal model also the scoring of the
+    same rows in evaluations."""
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)

@@ -1,0 +1,166 @@
+"""Arguments of prediction, generation and activations. This module does not import JAX."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxlm.distributed.config import DistributedConfig, MeshConfig
+from jaxlm.errors import InputError
+from jaxlm.tasks.reading.formats import TextFormat
+from jaxlm.training.config import check_seed
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of a token: logits are divided by the temperature, then truncated to top_k, then to top_p."""
+
+    temperature: float = 1.0
+    """Temperature of sampling. 0 takes the most likely token."""
+    top_k: int = 0
+    """Sample from this many most likely tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the fewest most likely tokens with this total probability; 1: from all."""
+
+    def check(self) -> None:
+        """Raise InputError for a value out of range."""
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"--temperature must be finite and at least 0, got {self.temperature}; give 0 for the most likely token"
+            )
+        if self.top_k < 0:
+            raise InputError(f"--top-k must be at least 0, got {self.top_k}; give 0 for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"--top-p must be above 0 and at most 1, got {self.top_p}; give 1 for all tokens")
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Settings of generation."""
+
+    length: int | None = None
+    """Maximum number of new tokens. Default: 100, or less to stay within the trained length."""
+    min_length: int = 0
+    """Minimum number of new tokens before the end-of-text id. Stop strings end a text earlier."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a sample. The output ends before them."""
+    num_samples: int = 1
+    """Number of samples per prompt; with --beams the best ones. Sample k is the same for any number."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    repetition_penalty: float = 1.0
+    """Divide positive scores of tokens in the prompt and the output by this, multiply negative ones; 1: off."""
+    beams: int = 1
+    """Number of beams of a beam search. 1: sampling."""
+    length_penalty: float = 1.0
+    """With --beams: rank finished texts of n tokens by log-probability / n^X. Above 0 favours long texts."""
+    seed: int = 0
+    """Seed of the sampling. The same seed, prompt and settings give the same text."""
+    beyond_length: bool = False
+    """Continue texts beyond the trained length: a decoder reads their last tokens, at least half of that length. An
+    encoder uses positions that were never trained."""
+    log_probabilities: bool = False
+    """Write the log-probability of each new token to --output, in nats, as `evaluate score` computes it."""
+    batch_size: int = 8
+    """Prompts per batch. Memory is proportional to it, times --num-samples or --beams."""
+
+    def check(self) -> None:
+        """Raise InputError for a value out of range, or two that exclude each other."""
+        for name, value in (("length", self.length), ("num-samples", self.num_samples), ("beams", self.beams)):
+            if value is not None and value < 1:
+                raise InputError(f"--{name} must be positive, got {value}; give at least 1")
+        if self.batch_size < 1:
+            raise InputError(f"--batch-size must be positive, got {self.batch_size}; give at least 1")
+        self.sampling.check()
+        check_seed("--seed", self.seed)
+        if not 0 <= self.min_length <= (self.length or math.inf):
+            most = "the maximum length" if self.length is None else f"--length {self.length}"
+            raise InputError(f"--min-length must be from 0 to {most}, got {self.min_length}; give another")
+        if isinstance(self.stop, str):
+            raise InputError(f"--stop must be a list of texts, got {self.stop!r}; give [{self.stop!r}]")
+        if "" in self.stop:
+            raise InputError('--stop must not be empty, got ""; leave it out, or give a text')
+        if not 0 < self.repetition_penalty < math.inf:
+            raise InputError(
+                f"--repetition-penalty must be finite and above 0, got {self.repetition_penalty}; give 1 for none"
+            )
+        if not math.isfinite(self.length_penalty):
+            raise InputError(f"--length-penalty must be finite, got {self.length_penalty}; give 1, or 0 for none")
+        self._check_beams()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that samples depend on, as JSON has them, by the names of their flags."""
+        fields = vars(self) | vars(self.sampling) | {"stop": list(self.stop)}
+        return {name.replace("_", "-"): fields[name] for name in fields if name not in ("sampling", "batch_size")}
+
+    def _check_beams(self) -> None:
+        if self.beams > 1 and self.beyond_length:
+            raise InputError(f"--beams must be 1 with --beyond-length, got {self.beams}; leave out one")
+        if self.beams == 1 and self.length_penalty != 1:
+            raise InputError(f"--length-penalty must be given with --beams, got {self.length_penalty} without; add it")
+        if self.beams > 1 and self.num_samples > self.beams:
+            raise InputError(f"--num-samples must be at most --beams {self.beams}, got {self.num_samples}; lower it")
+        if self.beams > 1 and self.sampling not in (Sampling(), Sampling(temperature=0)):
+            raise InputError(
+                f"--beams must be 1 with sampling, got {self.beams}; leave out --temperature, --top-k and --top-p"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """Write the activations of a model for rows of ids, layer by layer, in float32, to compare with another program."""
+
+    start: str
+    """A run, RUN or RUN@STEP, or published weights, hf:PATH, openai:PATH, google:PATH."""
+    ids: Path
+    """A JSON file, {"ids": [[…], …], "segments": [[…], …]}. Segments are for an encoder; default: all 0."""
+    output: Path
+    """The .npz file to write, with arrays hidden_0 … hidden_N, pooled, logits."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True)
+class PredictArguments:
+    """Label new rows with a fine-tuned run."""
+
+    run: str
+    """A fine-tuned run: RUN or RUN@STEP."""
+    input: str
+    """.tsv or .csv with a header, .jsonl or .parquet, with the columns of the task; a directory of text files; - for
+    standard input."""
+    input_format: TextFormat | None = None
+    """Format of the input. Default: that of its name; standard input is JSONL if its first line begins with {, else
+    TSV."""
+    output: Path | None = None
+    """Output file: .csv, .tsv, or JSON lines under any other name. Default: JSON lines on standard output."""
+    with_inputs: bool = False
+    """Write every column of the input too, and the gold label as `label` where there is one."""
+    top_k: int | None = None
+    """Write the scores of the N most probable labels only, best first, or the N best answers. Default: all labels."""
+    embeddings: bool = False
+    """Write the vector that the task's head reads as `embedding`, a list of numbers; for choices a list per choice."""
+    batch_size: int = 32
+    """Examples per batch. Predictions do not depend on it."""
+    errors: Literal["strict", "replace"] = "strict"
+    """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
+    mesh: MeshConfig = MeshConfig()
+
+
+@dataclass(frozen=True)
+class GenerateArguments:
+    """Continue prompts with a trained language model."""
+
+    run: str
+    """A run: RUN or RUN@STEP."""
+    prompt: str | None = None
+    """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
+    prompts: Path | None = None
+    """File of prompts. FILE.txt: one per line. FILE.jsonl: objects with the field prompt."""
+    settings: Annotated[GenerationSettings, tyro.conf.arg(name="")] = field(default_factory=GenerationSettings)
+    stream: bool = False
+    """Print a single sample while it is generated, also where standard output is not a terminal."""
+    top: int = 5
+    """Number of candidates per blank, for an encoder."""
+    output: Path | None = None
+    """JSONL file for the samples. With --prompts nothing is printed, and the same command continues the file."""

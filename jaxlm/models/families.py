@@ -1,0 +1,6 @@
+"""The table of the model families."""
+
+from jaxlm.models import bert, gpt, lstm
+from jaxlm.models.family import Family
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (gpt.FAMILY, bert.FAMILY, lstm.FAMILY)}

@@ -1,0 +1,79 @@
+"""The config of GPT-1 and GPT-2, and the published sizes. The module is in `jaxlm/models/gpt.py`."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxlm.errors import InputError
+from jaxlm.nn.config import ActivationName, Context, check_rate
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Configuration of a GPT: sizes, dropout rates, norms and initialization."""
+
+    kind: Literal["gpt"] = "gpt"
+    vocab_size: int = 0
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
+    num_positions: int = 512
+    """Rows of the position table, the length of the longest sequence."""
+    num_layers: int = 12
+    """Number of Transformer blocks."""
+    width: int = 768
+    """Width of the states and the embeddings, D. It must be divisible by num_heads."""
+    num_heads: int = 12
+    """Attention heads per block."""
+    feed_forward_width: int = 3072
+    """Width of the hidden layer of each feed-forward."""
+    dropout_rate: float = 0.1
+    """Dropout rate of each residual branch."""
+    embedding_dropout_rate: float = 0.1
+    """Dropout rate of the sum of the embeddings."""
+    attention_dropout_rate: float = 0.1
+    """Dropout rate of the attention weights."""
+    norm: Literal["post", "pre"] = "post"
+    """Position of the norms. post: after each residual sum (GPT-1). pre: before each branch and at the end (GPT-2)."""
+    activation: ActivationName = "gelu_tanh"
+    """Activation of the feed-forward. gelu_tanh: the tanh approximation. gelu_erf: exact."""
+    tables: Literal["two", "one"] = "two"
+    """two: separate token and position tables, as in the paper. one: a joint table, as in GPT-1's original code. Its
+    dropout is applied to the table, and the softmax includes the rows of the positions (train.py:149-178)."""
+    init_std: float = 0.02
+    """Standard deviation of all initial weights. 0.02 is the papers' for width 768. Use 0.02 sqrt(768 / D) for a
+    narrow model."""
+    residual_init: Literal["plain", "scaled"] = "plain"
+    """Initialization of residual output projections. scaled: std init_std / sqrt(2 N) (GPT-2, section 2.3). plain:
+    std init_std, as in both original codes."""
+    norm_eps: float = 1e-5
+    """Constant added to the variance in norms."""
+
+    def check(self) -> None:
+        """Raise InputError for sizes and rates that no model can have."""
+        for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
+            check_rate(f"model.{name}", getattr(self, name))
+        for name in ("num_positions", "num_layers", "width", "num_heads", "feed_forward_width"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
+        if self.width % self.num_heads:
+            raise InputError(
+                f"model.width must be divisible by model.num_heads {self.num_heads}, got {self.width}; change one"
+            )
+
+
+# Section 4.1. The published vocabulary has 40,478 entries (40,000 merges); fine-tuning adds three.
+GPT1 = GPTConfig(vocab_size=40_478)
+
+
+# GPT-2's table 2, smallest to largest (its counts, 117M and 345M, are of the models with 124M and 355M parameters).
+GPT2 = GPTConfig(vocab_size=50_257, num_positions=1024, norm="pre", residual_init="scaled")
+
+
+GPT2_MEDIUM = replace(GPT2, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
+
+
+GPT2_LARGE = replace(GPT2, num_layers=36, width=1280, num_heads=20, feed_forward_width=5120)
+
+
+GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_width=6400)
+
+SIZES = {"gpt1": GPT1, "gpt2": GPT2}
+CONTEXT: Context = "causal"

@@ -1,0 +1,61 @@
+"""Arguments of `jaxlm.show`. This module does not import JAX."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxlm.finetuning.arguments import DataArguments, TaskArguments
+from jaxlm.training.config import PretrainConfig
+
+
+@dataclass(frozen=True)
+class ShowArguments:
+    """Show a token store, a run, or several runs side by side."""
+
+    target: tyro.conf.Positional[tuple[str, ...]] = ()
+    """A token store, one or more run directories (or RUN@STEP), or a config file or its name."""
+    step: int | None = None
+    """Show the batch of this step of a run, counted from 0."""
+    count: int = 3
+    """Documents or rows to show."""
+    plot: Path | None = None
+    """Write the curves of the runs, of training and validation, to this file: .png, .pdf or .svg."""
+
+
+@dataclass(frozen=True)
+class ShowPretrainingArguments:
+    """Show a batch of a pretraining config."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name."""
+    step: int = 0
+    """The step, counted from 0."""
+    count: int = 3
+    """Rows to show."""
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFinetuningArguments(TaskArguments):
+    """Show a batch of a fine-tuning config."""
+
+    step: int = 0
+    """The step, counted from 0."""
+    count: int = 3
+    """Examples to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowRowsArguments(DataArguments):
+    """Show the rows of a task before anything is trained."""
+
+    start: str | None = None
+    """A run or published model to measure tokens for."""
+    tokenizer: str | None = None
+    """Tokenizer to measure tokens with, without a start. A vocabulary with CLS and SEP is used as a BERT uses it."""
+    length: int | None = None
+    """Tokens in the longest sequence. Default: the task's, at most those that the start was trained on."""
+    count: int = 3
+    """Training examples to show."""

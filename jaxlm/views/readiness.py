@@ -1,0 +1,283 @@
+"""The checks of `jaxlm.doctor`, and the line for each."""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import hardware_utils  # detects the machine's chips, whether JAX uses them or not
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from packaging.requirements import Requirement
+
+from jaxlm.data.store import open_store
+from jaxlm.distributed.agreement import of_every_process
+from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
+from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
+from jaxlm.errors import InputError, RunError
+from jaxlm.nn.attention import Backend, attend
+from jaxlm.training.abstract_inputs import with_vocabulary
+from jaxlm.training.config import PretrainConfig, check_batches
+from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.program import make_program
+
+GIB = 2.0**30
+COPIES = 2  # copies of the state in host memory while a checkpoint is written: Orbax's, and the compressed one
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # of attention outputs, which are of order 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a check. ok: True, False, or None for information."""
+
+    name: str
+    ok: bool | None
+    message: str
+
+    def line(self) -> str:
+        """Return the printed line."""
+        return f"{ {True: 'ok', False: '!!', None: '--'}[self.ok] }  {self.name:<14} {self.message}"
+
+
+def versions() -> Iterator[Found]:
+    """Compare the installed packages with the requirements of this version of jaxlm."""
+    shown, wrong = [], []
+    for line in importlib.metadata.requires("jaxlm") or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+        if requirement.name in ("jax", "flax", "optax", "orbax-checkpoint"):
+            shown.append(f"{requirement.name} {version}")
+    python = ".".join(map(str, sys.version_info[:3]))
+    remedy = f"{'; '.join(wrong)}: launch/setup.sh cpu, gpu or tpu installs the tested versions"
+    yield Found("versions", not wrong, remedy if wrong else f"Python {python}, {', '.join(shown)}")
+
+
+def devices() -> Iterator[Found]:
+    """Report the devices, and whether their peak is known."""
+    found = jax.devices()
+    kind, platform = found[0].device_kind, found[0].platform
+    message = f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them local"
+    idle = _idle() if platform == "cpu" else None
+    remedy = f"{message}, and {idle}: launch/setup.sh gpu or tpu installs what it needs (JAX_PLATFORMS=cpu ignores it)"
+    yield Found("devices", idle is None, message if idle is None else remedy)
+    if len({device.device_kind for device in found}) > 1:
+        yield Found("devices", False, "they are of several kinds, and the slowest limits all: use machines of one kind")
+    peak = peak_tflops()
+    if platform != "cpu":
+        known = (
+            f"{peak:g} TFLOP/s bfloat16 per device"
+            if peak
+            else f"{kind} is not in jaxlm/distributed/devices.py: no MFU is reported"
+        )
+        yield Found("peak", True if peak else None, known)
+
+
+def _idle() -> str | None:
+    """Return the accelerator that is present, or was requested, but unused; None if there is none."""
+    asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if asked:
+        return None if asked == "cpu" else f"none of JAX_PLATFORMS={asked}"
+    if hardware_utils.num_available_tpu_chips_and_device_id()[0]:
+        return "an idle TPU"
+    return "an idle GPU" if Path("/dev/nvidia0").exists() else None
+
+
+def processes() -> Iterator[Found]:
+    """Check that all processes run the same program, and that a sum over all devices is correct."""
+    count = jax.process_count()
+    given = re.sub(r"--distributed\.process[-_]id[= ]\d+", "", " ".join(sys.argv[1:]))  # the one flag that must differ
+    same = hashlib.sha256(" ".join([*map(_version_of, ("jax", "jaxlib", "flax", "jaxlm")), given]).encode())
+    mine = np.frombuffer(same.digest()[:8], np.uint8)
+    all_of_them = np.asarray(multihost_utils.process_allgather(mine)).reshape(count, -1)
+    different = [k for k in range(count) if not np.array_equal(all_of_them[k], all_of_them[0])]
+    remedy = f"process {different[:1]} has other versions or another command than process 0: install one commit on all"
+    agreed = f"{count}, with the same versions and command"
+    yield Found("processes", not different, remedy if different else agreed)
+    mesh = Mesh(np.array(jax.devices()), ("all",))
+    ones = jax.make_array_from_callback(
+        (mesh.size,), NamedSharding(mesh, PartitionSpec("all")), lambda index: np.ones(mesh.size, np.float32)[index]
+    )
+    total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones))
+    remedy = f"the sum of ones over {mesh.size} devices is {total:g}: a link or a device is broken; replace the machine"
+    ok = total == mesh.size
+    yield Found("interconnect", ok, f"a sum over {mesh.size} devices is correct" if ok else remedy)
+
+
+def attention_backends() -> Iterator[Found]:
+    """Compare attention, causal and with two segments, with softmax(q k / sqrt(K)) v in float64.
+
+    The accelerator's kernel, if it has one, is compared in 16 bits, with its gradients, with the XLA backend.
+    """
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 2, 2, 256, 32))
+    segments = np.repeat([[1, 2]], 128, axis=1).reshape(1, -1).repeat(2, axis=0)
+    scores = np.einsum("bhlk,bhsk->bhls", q, k) / np.sqrt(q.shape[-1])
+    seen = np.tril(np.ones((256, 256), bool)) & (segments[:, None, :, None] == segments[:, None, None, :])
+    weights = np.exp(np.where(seen, scores, -np.inf))
+    expected = np.einsum("bhls,bhsk->bhlk", weights / weights.sum(axis=-1, keepdims=True), v)
+    for dtype in (jnp.float32,) if jax.default_backend() == "cpu" else (jnp.float32, jnp.bfloat16):
+        name = jnp.dtype(dtype).name
+        compute = jax.jit(functools.partial(attend, causal=True, backend="xla"))
+        with jax.default_matmul_precision("highest"):
+            found = compute(*(jnp.asarray(x, dtype) for x in (q, k, v)), segments_BL=jnp.asarray(segments, jnp.int32))
+        error = float(np.abs(np.asarray(found, np.float64) - expected).max())
+        remedy = f"the error of xla in {name} is {error:.1e}: do not train here; report the versions above"
+        ok = error <= TOLERANCE[name]
+        yield Found("attention", ok, f"xla in {name}: error {error:.1e}" if ok else remedy)
+    kernel: Backend | None = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())  # type: ignore[assignment]
+    if kernel is not None:
+        inputs = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
+        found_by = {backend: _with_gradients(backend, inputs, segments) for backend in (kernel, "xla")}
+        both = zip(found_by[kernel], found_by["xla"], strict=True)
+        error = max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both)
+        ok = error <= TOLERANCE["bfloat16"]
+        message = f"{kernel} in bfloat16: outputs and gradients differ from xla's by {error:.1e}"
+        yield Found("attention", ok, message if ok else f"{message}: set --execution.attention xla")
+
+
+def _with_gradients(backend: Backend, inputs: list[jax.Array], segments: np.ndarray) -> list[np.ndarray]:
+    def weighted(q, k, v):
+        found = attend(q, k, v, causal=True, segments_BL=jnp.asarray(segments, jnp.int32), backend=backend)
+        return jnp.sum(jnp.sin(found.astype(jnp.float32))), found
+
+    (_, found), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(*inputs)
+    return [np.asarray(x, np.float64) for x in (found, *gradients)]
+
+
+def machine() -> Iterator[Found]:
+    """Check host memory, disk and the compilation cache."""
+    memory = available_memory()
+    known = "unknown" if memory is None else f"{memory / GIB:.1f} GiB free on this host"
+    yield Found("memory", None if memory is None else True, known)
+    free = shutil.disk_usage(".").free
+    message = f"{free / GIB:.1f} GiB free in {Path.cwd()}"
+    yield Found("disk", free > GIB, message if free > GIB else f"{message}: make room for checkpoints")
+    cache = Path(jax.config.jax_compilation_cache_dir or "")  # type: ignore[attr-defined]
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        yield Found(
+            "cache",
+            None,
+            f"{cache} is not writable ({error.strerror}): every start compiles again; set XDG_CACHE_HOME",
+        )
+    else:
+        yield Found("cache", True, f"compiled programs are cached in {cache}")
+
+
+def of_config(config: PretrainConfig) -> Iterator[Found]:
+    """Check the config on this mesh: its batch, the memory of its state, and its stores."""
+    if config.data.store and not config.model.vocab_size:
+        with contextlib.suppress(InputError):  # reported by the check of the stores
+            vocabulary = open_store(config.data.store[0]).vocab_size
+            config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    config = with_vocabulary(config)
+    try:
+        config.check()
+        mesh = make_mesh(config.mesh)
+        check_batches(config, mesh)
+    except InputError as error:
+        yield Found("config", False, str(error))
+        return
+    shape = ", ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
+    yield Found("config", True, f"{config.batch_size} x {config.length} tokens per step on {shape}")
+    with use_mesh(mesh):
+        program = make_program(make_pretraining(config, None), config, mesh)
+    leaves = jax.tree.leaves(program.abstract)
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    here = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    message = f"{here / GIB:.2f} GiB of the state per device"
+    if limit:
+        message += f" of {limit / GIB:.1f} GiB, without activations (jaxlm.aot estimates them for TPUs)"
+    remedy = f"{message}: it cannot fit; shard it over more --mesh.fsdp or --mesh.tensor"
+    yield Found("state", not limit or here < limit, message if not limit or here < limit else remedy)
+    needed, memory = COPIES * whole / jax.process_count(), available_memory()
+    if memory is not None:
+        message = f"a checkpoint needs {needed / GIB:.2f} GiB of this host's memory"
+        remedy = f"{message}, which has {memory / GIB:.1f} GiB free: use larger hosts, or more of them"
+        yield Found("host memory", needed < memory, message if needed < memory else remedy)
+    free, kept = shutil.disk_usage(".").free, (config.keep_newest + 1) * whole
+    message = f"{config.keep_newest} checkpoints and one being written take {kept / GIB:.2f} GiB in the run directory"
+    yield Found("run", None, message if kept < free else f"{message}; only {free / GIB:.1f} GiB are free here")
+    for path in (*config.data.store, *config.data.validation):
+        yield from _of_store(path)
+
+
+def _of_store(path: str) -> Iterator[Found]:
+    try:
+        store = open_store(path)
+        store.verify()
+    except InputError as error:
+        yield Found("store", False, str(error))
+    else:
+        yield Found("store", True, f"{path}: {store.num_tokens:,} tokens, every checksum is right")
+
+
+def _version_of(package: str) -> str:
+    return f"{package} {importlib.metadata.version(package)}"
+
+
+def examine(config: PretrainConfig | None) -> list[Found]:
+    """Run all checks in order; a check that raises counts as failed, and the others continue."""
+    checks: list[tuple[str, Callable[[], Iterator[Found]]]] = [
+        (check.__name__, check) for check in (versions, devices, processes, attention_backends, machine)
+    ]
+    if config is not None:
+        checks.append(("config", functools.partial(of_config, config)))
+    found: list[Found] = []
+    for name, check in checks:
+        try:
+            for one in check():
+                found.append(one)
+                _print(one)
+        except Exception as error:  # a broken machine may raise anything
+            reason = str(error).splitlines() or ["no message"]
+            found.append(Found(name, False, f"{type(error).__name__}: {reason[0]}"))
+            _print(found[-1])
+    return found
+
+
+def _print(one: Found) -> None:
+    number = jax.process_index()
+    if number == 0 or one.ok is False:
+        print(one.line() if number == 0 else f"{one.line()} (process {number})", flush=True)
+
+
+def report_readiness(config: PretrainConfig | None) -> bool:
+    """Start the devices, run all checks, print their lines and the result; return True if no process has a failure."""
+    try:
+        prepare_process()
+    except RunError:  # the versions may be the reason
+        for one in versions():
+            print(one.line(), flush=True)
+        raise
+    wrong = [one for one in examine(config) if one.ok is False]
+    others = [number for number, (flag,) in enumerate(of_every_process(np.array([bool(wrong)]))) if flag and number]
+    if jax.process_index() == 0:
+        for number in others:
+            print(f"!!  process {number:<6} reports its own failures", flush=True)
+        count = len(wrong) + len(others)
+        print(f"{count} of these must be fixed" if count else "ready", flush=True)
+    return not wrong and not others
