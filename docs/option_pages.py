@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import importlib
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -14,20 +15,11 @@ from typing import Annotated, Any, Literal, Union
 
 import tyro
 
-import jaxlm.aot
-import jaxlm.bench
-import jaxlm.convert
-import jaxlm.doctor
-import jaxlm.evaluate
-import jaxlm.generate
-import jaxlm.predict
-import jaxlm.show
+import jaxlm.__main__
 from jaxlm.config import find_config, known_configs, load_config, to_json
 from jaxlm.data.config import Packed, SentencePairs, Streams, Windows
-from jaxlm.data.preparation import PrepareConfig
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.distributed.processes import DistributedConfig
-from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.flags import field_help, reflowed
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
@@ -38,7 +30,6 @@ from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
-from jaxlm.training.pretraining_plan import PretrainArguments
 
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
@@ -59,29 +50,29 @@ COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
 }
 PAGE_OF = {kind: page for page, (_, kinds) in COMPONENTS.items() for kind in kinds}
 
-# The dataclasses of each command, by the words that follow its name.
-COMMANDS: dict[str, dict[str, Any]] = {
-    "prepare": {"": PrepareConfig},
-    "pretrain": {"CONFIG": PretrainArguments},
-    "finetune": {"CONFIG": FinetuneArguments},
-    "predict": {"": jaxlm.predict.Arguments},
-    "generate": {"": jaxlm.generate.Arguments},
-    "evaluate": {},
-    "show": {
-        "STORE | RUN …": jaxlm.show.Arguments,
-        "PRETRAINING CONFIG": jaxlm.show.PretrainArguments,
-        "FINE-TUNING CONFIG": jaxlm.show.FinetuneArguments,
-        "--task TASK": jaxlm.show.RowsArguments,
-    },
-    "convert": {},
-    "aot": {"CONFIG": jaxlm.aot.Arguments},
-    "bench": {"CONFIG": jaxlm.bench.Arguments},
-    "doctor": {"": jaxlm.doctor.Arguments, "CONFIG": jaxlm.doctor.ConfigArguments},
+# The words that follow a command, for each of its dataclasses; nothing follows the others.
+WORDS = {
+    "pretrain": ("CONFIG",),
+    "finetune": ("CONFIG",),
+    "show": ("STORE | RUN …", "PRETRAINING CONFIG", "FINE-TUNING CONFIG", "--task TASK"),
+    "aot": ("CONFIG",),
+    "bench": ("CONFIG",),
+    "doctor": ("", "CONFIG"),
+    "report": ("RUN …",),
 }
-for _command, _union in (("evaluate", jaxlm.evaluate.Command), ("convert", jaxlm.convert.Command)):
-    for _member in typing.get_args(_union):
-        (_name,) = (mark.name for mark in _member.__metadata__ if getattr(mark, "name", None))
-        COMMANDS[_command][_name] = typing.get_args(_member)[0]
+
+
+def arguments_of(command: str) -> dict[str, type]:
+    """Return the dataclasses of a command, by the words that follow its name: a subcommand, or those of WORDS."""
+    found = importlib.import_module(f"jaxlm.{command}").ARGUMENTS
+    members = typing.get_args(found[0])
+    if not members:
+        return dict(zip(WORDS.get(command, ("",)), found, strict=True))
+    names = [next(mark.name for mark in member.__metadata__ if getattr(mark, "name", None)) for member in members]
+    return {name: typing.get_args(member)[0] for name, member in zip(names, members, strict=True)}
+
+
+COMMANDS = {command: arguments_of(command) for command in jaxlm.__main__.COMMANDS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +212,7 @@ def title_of(kind: type) -> str:
 
 def command_page(command: str) -> str:
     """Return the page of a command."""
-    module = __import__(f"jaxlm.{command}", fromlist=["main"])
+    module = importlib.import_module(f"jaxlm.{command}")
     lines = [f"(options-{command})=", f"# {command}", "", *prose(module.__doc__ or ""), ""]
     for words, kind in COMMANDS[command].items():
         usage = f"python -m jaxlm.{command} {words}".rstrip()

@@ -72,13 +72,13 @@ def push(directory: Path, name: str, *, private: bool = False) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the line of an error's message that says what happened, without its last full stop.
+    """Return the sentence of an error's message that says what happened, without its full stop.
 
     The first line of an error of the service is its code and the id of the request.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     coded = len(lines) > 1 and "Client Error" in lines[0]
-    return lines[1 if coded else 0].removesuffix(".")
+    return lines[1 if coded else 0].partition(". ")[0].removesuffix(".")
 
 
 def _package(needed_by: str) -> Any:

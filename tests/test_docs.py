@@ -45,6 +45,7 @@ BEGINNINGS = (
     ("evaluate", "zero-shot-curve x --output x"),
     ("convert", "import hf:x --run x"),
     ("convert", "export x --to hf:x"),
+    ("report", "x --output x.html"),
     ("show", "debug/gpt --data.store x"),
     ("show", "--task cola"),
     ("show", "."),

@@ -35,7 +35,7 @@ _EXAMPLES = {
 
 
 class About(NamedTuple):
-    """What a card states and no run knows. license: as the Hub spells it. datasets: by their names on the Hub."""
+    """Facts of a card that no run knows. license: as the Hub spells it. datasets: by their names on the Hub."""
 
     license: str | None = None
     languages: tuple[str, ...] = ()
