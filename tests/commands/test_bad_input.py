@@ -87,7 +87,7 @@ def pretrained(tmp_path_factory, stores):
         ("--data.store nowhere", ["nowhere: no such token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile must be START:STOP", "got 5"]),
         ("--start nowhere", ["nowhere: no such run directory"]),
-        ("--start hf:gpt", ["hf:gpt", "gpt is not a directory"]),
+        ("--start hf:gpt", ["hf:gpt must be a directory, or a model that the Hugging Face Hub has"]),
     ],
 )
 def test_pretraining_refuses(stores, tmp_path, flags, fragments):
