@@ -412,7 +412,7 @@ def test_changes_are_tried_in_order():
 def test_a_comparison_that_cannot_run_is_refused_before_the_first_is_compiled(choice, said, monkeypatch):
     """Fails when minutes of compiling are lost to a choice that was wrong from the start."""
     topology_or_skip("v5e:2x2")
-    monkeypatch.setattr(aot, "report", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("jaxlm.views.aot_report.report", lambda *_: pytest.fail("compiled"))
     with pytest.raises(InputError, match=said):
         aot.aot(aot.Arguments("", topology="v5e:2x2", compare=(choice,), settings=tiny()))
 
@@ -421,7 +421,7 @@ def test_a_comparison_that_cannot_run_is_refused_before_the_first_is_compiled(ch
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_compiled(output, monkeypatch):
     """Fails when it is found out at the end, or when a device is replaced by a file."""
     topology_or_skip("v5e:2x2")
-    monkeypatch.setattr(aot, "report", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("jaxlm.views.aot_report.report", lambda *_: pytest.fail("compiled"))
     with pytest.raises(InputError, match=f"--output {output}: .*name a file"):
         aot.aot(aot.Arguments("", topology="v5e:2x2", output=Path(output), settings=tiny()))
 
