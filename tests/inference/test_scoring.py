@@ -11,7 +11,7 @@ import toy
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.scoring import Scored, _chunks, sequence_log_probs, text_sequence
+from jaxlm.inference.scoring import Scored, _chunks, batch_length, sequence_log_probs, text_sequence
 from jaxlm.models import build
 from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
@@ -215,3 +215,12 @@ def test_figures_over_nothing_or_over_the_range():
     found = perplexity(step, None, [None], words=1, bytes=0)
     assert found["word_perplexity"] == math.inf and math.isnan(found["bits_per_byte"])
     assert math.isnan(perplexity(step, None, [], words=0, bytes=0)["validation_loss"])
+
+
+def test_lengths_of_batches():
+    """Fails when a batch is cut, is longer than the model, or is padded by more than a fourth of its length."""
+    lengths = range(1, 2000)
+    assert all(length <= batch_length(length, 4096) <= max(length, 1.25 * length) for length in lengths)
+    assert {batch_length(length, 4096) for length in range(1, 33)} == {*range(1, 17), 20, 24, 28, 32}
+    assert len({batch_length(length, 4096) for length in range(33, 257)}) == 12
+    assert [batch_length(length, 50) for length in (49, 50)] == [50, 50]
