@@ -139,11 +139,12 @@ def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
 
 def _front_matter(about: About, tag: str, name: str, results: dict[str, Any]) -> list[str]:
     """Return the metadata of the card: YAML, of which JSON values are a part."""
-    fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": tag, "tags": ["jaxlm"]}
+    fields: dict[str, Any] = {"tags": ["jaxlm"]}
     fields |= {"license": about.license, "language": list(about.languages), "datasets": list(about.datasets)}
     if results:
         fields["model-index"] = [{"name": name, "results": _index(results, tag)}]
-    return ["---", *(f"{field}: {json.dumps(value)}" for field, value in fields.items() if value), "---"]
+    ours = ["library_name: transformers", *([f"pipeline_tag: {tag}"] if tag else [])]
+    return ["---", *ours, *(f"{field}: {json.dumps(value)}" for field, value in fields.items() if value), "---"]
 
 
 def _index(results: dict[str, Any], tag: str) -> list[dict[str, Any]]:

@@ -194,7 +194,7 @@ def test_pipeline_labels_as_predict_does(tmp_path, monkeypatch, model, kind, for
             assert all(abs(shares[label] - share) < 1e-4 for label, share in line["scores"].items())
     assert np.ptp([line["scores"]["no"] for line in wanted]) > 0.01, "all rows are alike: nothing is told apart"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert 'pipeline_tag: "text-classification"' in card and ('"text_pair": "the second"' in card) == (form == "pair")
+    assert "pipeline_tag: text-classification" in card and ('"text_pair": "the second"' in card) == (form == "pair")
 
 
 def test_a_card_names_input_use_and_all_figures(tmp_path):
