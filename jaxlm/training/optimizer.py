@@ -19,7 +19,7 @@ from jaxlm.training.adafactor import Adafactor
 from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
 from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
-from jaxlm.training.schedule import Schedule
+from jaxlm.training.schedule import Schedule, learning_rate
 
 
 class Optimizer(NamedTuple):
@@ -55,7 +55,9 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
     """
     chain = _Chain(config, parameter_rules(boxed_params, groups))
     transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
-    return Optimizer(transformation, config.learning_rate, chain.direction, partial(without_frozen, chain.rules))
+    return Optimizer(
+        transformation, partial(learning_rate, config), chain.direction, partial(without_frozen, chain.rules)
+    )
 
 
 def make_scaling(config: OptimizerConfig, rules: Any) -> Scaling:

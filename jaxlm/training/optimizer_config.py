@@ -2,14 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from jaxlm.errors import InputError
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxlm.training.schedule import Schedule
 
 Decay = Literal["cosine", "linear", "constant", "inverse_sqrt", "polynomial", "warmup_stable_decay"]
 
@@ -125,18 +120,3 @@ class OptimizerConfig:
         """Return True if the learning rate of a step depends on the length of the run."""
         fixed = self.decay in ("constant", "inverse_sqrt")
         return self.kind == "openai_adam" or not fixed or 0 < self.warmup < 1
-
-    def schedule(self, num_steps: int) -> "Schedule":
-        """Return the numbers of the schedule of a run of `num_steps`."""
-        from jaxlm.training.schedule import make_schedule
-
-        assert self.peak_lr is not None
-        decay = {"floor": self.floor, "power": self.power, "stable": self.stable}
-        return make_schedule(self.peak_lr, num_steps, self.warmup_steps(num_steps), **decay)
-
-    def learning_rate(self, step: Any, schedule: "Schedule") -> "jax.Array":
-        """Return the learning rate of update `step`, counted from 0. The config gives only the kind and the decay."""
-        from jaxlm.training.schedule import bert_rate, openai_rate, warmup_then_decay
-
-        rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(self.kind, warmup_then_decay)
-        return rate(schedule, step, self.decay)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.training.optimizer_config import Decay
+from jaxlm.training.optimizer_config import Decay, OptimizerConfig
 
 TIMESCALE = 10_000.0  # of inverse_sqrt without a warmup (Raffel et al., 2020, section 3.1.2)
 
@@ -49,6 +49,19 @@ def make_schedule(
     """Return the numbers of the schedule of a run of `num_steps`, with `warmup` steps."""
     total = max(1, num_steps)
     return Schedule(*(np.float32(x) for x in (peak_lr, total, warmup, warmup / total, floor, power, stable)))
+
+
+def schedule_of(config: OptimizerConfig, num_steps: int) -> Schedule:
+    """Return the numbers of the schedule of a run of `num_steps`."""
+    assert config.peak_lr is not None
+    decay = {"floor": config.floor, "power": config.power, "stable": config.stable}
+    return make_schedule(config.peak_lr, num_steps, config.warmup_steps(num_steps), **decay)
+
+
+def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax.Array:
+    """Return the learning rate of update `step`, counted from 0. The config gives only the kind and the decay."""
+    rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(config.kind, warmup_then_decay)
+    return rate(schedule, step, config.decay)
 
 
 def warmup_then_decay(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:

@@ -17,7 +17,7 @@ from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.averaging import updated_average
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
-from jaxlm.training.schedule import Schedule
+from jaxlm.training.schedule import Schedule, schedule_of
 from jaxlm.training.spikes import find_spike, no_norms, with_norm
 
 
@@ -180,7 +180,7 @@ def settings_of(
     """Return the settings of a run of `num_steps`, NumPy scalars."""
     every = np.int32(min(norms_every, np.iinfo(np.int32).max))
     guard = np.float32(spike_factor), np.bool_(on_spike == "skip")
-    return Settings(optimizer.schedule(num_steps), every, np.float32(ema), *guard)
+    return Settings(schedule_of(optimizer, num_steps), every, np.float32(ema), *guard)
 
 
 def make_train_step(

@@ -32,6 +32,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
+from jaxlm.training.schedule import schedule_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LISTED = json.loads((GOLDEN / "published.json").read_text())
@@ -137,7 +138,7 @@ def losses(published: Published, sizes: case.Sizes) -> np.ndarray:
         return nn.LogicallyPartitioned(leaf, (axis,) * leaf.ndim)
 
     optimizer = make_optimizer(config, nested_leaves({name: boxed(name, leaf) for name, leaf in names.items()}))
-    schedule = config.schedule(20)
+    schedule = schedule_of(config, 20)
 
     @jax.jit
     def step(params, state):

@@ -18,6 +18,7 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import make_program
+from jaxlm.training.schedule import schedule_of
 from jaxlm.training.step import settings_of
 
 
@@ -82,7 +83,7 @@ def test_a_schedule_that_is_data_has_the_bits_of_one_of_constants(kind, decay):
     """
     config, num_steps = OptimizerConfig(kind=kind, peak_lr=2.5e-4, warmup=0.13, decay=decay), 804
     as_data = jax.jit(config.learning_rate)
-    schedule = config.schedule(num_steps)
+    schedule = schedule_of(config, num_steps)
     total, warmup = num_steps, config.warmup_steps(num_steps)
 
     @jax.jit

@@ -20,6 +20,7 @@ from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.parameter_groups import layer_groups, parameter_rules
+from jaxlm.training.schedule import schedule_of
 from jaxlm.training.step import abstract_state, make_train_step, new_state, settings_of
 
 LAYERS = 3
@@ -83,7 +84,7 @@ def test_steps_are_those_of_pytorchs_parameter_groups(decay, frozen, embeddings)
     params, gradients = random_tree(rng), [random_tree(rng) for _ in range(6)]
     config = OptimizerConfig(warmup=0, decay="constant", peak_lr=0.03, weight_decay=0.2, clip_norm=1.5, eps=1e-3)
     groups = layer_groups(STACK, LAYERS, decay=decay, frozen_layers=frozen, freeze_embeddings=embeddings)
-    optimizer, schedule = make_optimizer(config, boxed(), groups), config.schedule(9)
+    optimizer, schedule = make_optimizer(config, boxed(), groups), schedule_of(config, 9)
     leaves, theirs = {}, []
     for path, value in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -14,6 +14,7 @@ from toy import TOY, boxed_shapes
 from jaxlm.errors import InputError
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.parameter_groups import decay_mask
+from jaxlm.training.schedule import learning_rate, schedule_of
 
 
 def rates(num_steps: int, **fields) -> np.ndarray:
@@ -22,8 +23,8 @@ def rates(num_steps: int, **fields) -> np.ndarray:
 
 
 def rate_of(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    schedule = config.schedule(num_steps)
-    return lambda t: config.learning_rate(t, schedule)
+    schedule = schedule_of(config, num_steps)
+    return lambda t: learning_rate(config, t, schedule)
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "constant"])
@@ -122,7 +123,7 @@ SMALL = {
 
 
 def run_optimizer(config: OptimizerConfig, params, gradients, num_steps: int):
-    optimizer, schedule = make_optimizer(config, SMALL), config.schedule(num_steps)
+    optimizer, schedule = make_optimizer(config, SMALL), schedule_of(config, num_steps)
     params = jax.tree.map(jnp.float32, params)
     state = optimizer.transformation.init(params)
     for t, gradient in enumerate(gradients):

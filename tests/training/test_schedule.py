@@ -12,6 +12,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import ADDED_OPTIONS
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json, run_fields
 from jaxlm.training.optimizer import OptimizerConfig
+from jaxlm.training.schedule import learning_rate, schedule_of
 
 STEPS = 40
 
@@ -20,8 +21,8 @@ def rates(num_steps: int = STEPS, **fields) -> np.ndarray:
     """Return the rates of all updates, with a peak of 1."""
     config = OptimizerConfig(**{"peak_lr": 1.0} | fields)
     config.check()
-    schedule = config.schedule(num_steps)
-    return np.array([float(config.learning_rate(t, schedule)) for t in range(num_steps + 1)])
+    schedule = schedule_of(config, num_steps)
+    return np.array([float(learning_rate(config, t, schedule)) for t in range(num_steps + 1)])
 
 
 def formula(decay: str, t: int, *, warmup: int, floor: float, power: float, stable: float) -> float:
