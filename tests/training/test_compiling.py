@@ -1,5 +1,6 @@
 """What a compiled training step depends on: shapes and kinds, and not on the numbers of a run."""
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import make_program
-from jaxlm.training.schedule import schedule_of
+from jaxlm.training.schedule import learning_rate, schedule_of
 from jaxlm.training.step import settings_of
 
 
@@ -82,7 +83,7 @@ def test_a_schedule_that_is_data_has_the_bits_of_one_of_constants(kind, decay):
     constant, and combines constants, where it divides by data.
     """
     config, num_steps = OptimizerConfig(kind=kind, peak_lr=2.5e-4, warmup=0.13, decay=decay), 804
-    as_data = jax.jit(config.learning_rate)
+    as_data = jax.jit(functools.partial(learning_rate, config))
     schedule = schedule_of(config, num_steps)
     total, warmup = num_steps, config.warmup_steps(num_steps)
 
