@@ -8,9 +8,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub outside this machine
-# Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time.
+# Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time. Eight devices
+# on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    + " --xla_cpu_collective_call_terminate_timeout_seconds=300"
 )
 
 from pathlib import Path
