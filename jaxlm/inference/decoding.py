@@ -88,7 +88,7 @@ class CachedModel:
         self.model, self.mesh, self.end = model, mesh, end
         self.repetition_penalty, self.min_length = repetition_penalty, min_length
         self.positions, self.sliding = positions or model.max_length, sliding
-        self.params = for_inference(params, model.execution.compute_dtype())
+        self.params = for_inference(model, params)
         allowed_V = np.ones(model.config.vocab_size, bool)
         allowed_V[list(forbidden)] = False
         allowed_V[len(allowed_V) if size is None else size :] = False
@@ -222,16 +222,18 @@ def window_starts(lengths: Sequence[int] | np.ndarray, longest: int) -> np.ndarr
     return -(-over // stride) * stride
 
 
-def for_inference(params: Any, dtype: jnp.dtype) -> Any:
-    """Return the parameters cast to the dtype of the computation, norms excepted; no result changes.
+def for_inference(model: Model, params: Any) -> Any:
+    """Return the parameters as decoding reads them fastest; no result changes.
 
-    A decoding step reads all weights for one token: halving their width halves its time.
+    A decoding step reads all weights for one token. In the dtype of the computation, norms excepted, they are half as
+    wide on accelerators; `Model.by_layer` saves copies of them on a CPU.
     """
+    dtype = model.execution.compute_dtype()
 
     def cast(path, leaf):
         return leaf if any("norm" in str(entry) for entry in path) else leaf.astype(dtype)
 
-    return jax.tree_util.tree_map_with_path(cast, params)
+    return model.by_layer(jax.tree_util.tree_map_with_path(cast, params))
 
 
 def left_context(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:

@@ -113,7 +113,7 @@ class Scorer:
     ) -> None:
         check_batch(batch_size, 1, mesh)
         self.mesh, self.batch_size, self.positions = mesh, batch_size, positions or model.max_length
-        self._step = _step(model, mesh, tuple(not_greedy))
+        self._model, self._step = model, _step(model, mesh, tuple(not_greedy))
         self._rows = host_rows(batch_size, mesh)
 
     def tokens(self, params: Any, sequences: Iterable[Scored]) -> Iterator[TokenScores]:
@@ -121,7 +121,7 @@ class Scorer:
 
         Every process must call this with the same sequences.
         """
-        source = iter(sequences)
+        source, params = iter(sequences), self._model.by_layer(params)
         while block := list(itertools.islice(source, BATCHES_SORTED * self.batch_size)):
             chunks = [
                 _Chunk(sequence, part, *chunk)

@@ -58,7 +58,7 @@ class Continuer:
         Every process must call this with the same prompts. InputError if no prompt fits beside its continuation.
         """
         model = self.model
-        self._sampler.cached.params = for_inference(model.params, model.model.execution.compute_dtype())
+        self._sampler.cached.params = for_inference(model.model, model.params)
         encoded = model.tokenizer.encode_batch([query.text for query in queries])
         fitted = [self._fitted(query, ids) for query, ids in zip(queries, encoded, strict=True)]
         order = sorted(range(len(queries)), key=lambda index: -len(fitted[index][0]))

@@ -320,6 +320,19 @@ def test_sizes_that_do_not_fit_are_refused(change, said):
         replace(TOY, **change).check()
 
 
+def test_parameters_by_layer_give_the_same_states(params):
+    """Fails when a layer reads the parameters of another one, or when the split changes a bit of the states."""
+    model, inputs = build(STILL, Execution(dtype="float32")), inputs_of(packed(2))
+    on_device = jax.device_put(params, jax.devices()[0])
+    split = model.by_layer(on_device)
+    assert [*map(type, split["backbone"]["blocks"])] == [dict] * STILL.num_layers
+    found, expected = (jax.jit(lambda params: model(params, inputs).states)(some) for some in (split, on_device))
+    np.testing.assert_array_equal(found, expected)
+    assert model.by_layer(split) is split
+    looped = build(STILL, Execution(dtype="float32", unroll=1))
+    assert looped.by_layer(on_device) is on_device  # a loop reads stacked parameters
+
+
 def test_execution_refuses_an_unroll_beyond_the_layers():
     assert Execution().layers_per_iteration(12) == 12  # on the CPU
     with pytest.raises(InputError, match="execution.unroll must be .*, got 13"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -28,7 +29,7 @@ def peer(tmp_path_factory, data_directory):
 
     def scores(ids):
         with torch.no_grad():
-            table = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1].double(), -1)
+            table = torch.log_softmax(model(torch.tensor([ids[:-1]])).logits[0].double(), -1)
         right = torch.tensor(ids[1:])
         return table.gather(-1, right[:, None])[:, 0], table.argmax(-1) == right
 
@@ -47,6 +48,16 @@ def evaluate(directory, *tasks):
 def value(lines, **fields):
     (found,) = [line for line in lines if all(line.get(name) == wanted for name, wanted in fields.items())]
     return found["value"]
+
+
+def loss_in_windows(scores, ids, length):
+    """The loss of all tokens but the first, `length` at a time; the window of the last ones has `length` inputs too."""
+    loss = 0.0
+    for at in range(1, len(ids), length):
+        end = min(at + length, len(ids))
+        begin = max(0, end - 1 - length)
+        loss -= float(scores(ids[begin:end])[0][at - begin - 1 :].sum())
+    return loss
 
 
 def test_lambada(peer, data_directory, tmp_path):
@@ -113,3 +124,55 @@ def test_winograd(peer, data_directory, tmp_path):
             right[metric] += names[found.index(max(found))] == answer.strip()
     for metric, count in right.items():
         assert value(lines, protocol="paper", metric=metric) == pytest.approx(count / len(blocks))
+
+
+def test_wikitext(peer, data_directory, tmp_path):
+    """Fails when a window scores a token twice or not at all, when the text differs from that without WikiText's
+    blanks, or when the units are counted after the detokenizer.
+    """
+    directory, scores = peer
+    book = next((data_directory / "books" / "test").glob("*.txt")).read_text()
+    sentences = re.findall(r"(?<=[.] )[A-Z][a-z]+(?:,? [a-z]+){6,30}[.](?= )", " ".join(book.split()))[:60]
+    pages = [[" ".join(sentences[at : at + 10]) for at in (first, first + 10, first + 20)] for first in (0, 30)]
+
+    def wiki(paragraph):
+        return re.sub(r"([,.])", r" \1", paragraph)
+
+    names = ("Hill", "Tree")
+    parts = [
+        f" = {name} = \n \n" + "".join(f" {wiki(paragraph)} \n \n" for paragraph in page)
+        for name, page in zip(names, pages, strict=True)
+    ]
+    text = " \n" + "".join(parts)
+    plain = "\n" + "".join(
+        f"= {name} =\n\n" + "".join(f"{paragraph}\n\n" for paragraph in page)
+        for name, page in zip(names, pages, strict=True)
+    )
+    (tmp_path / "wiki.test.raw").write_text(text)
+    lines = evaluate(directory, f"wikitext2:{tmp_path}/wiki.test.raw")
+
+    ids = scores.encode(plain)
+    assert len(ids) > 900  # three windows and a part
+    loss = loss_in_windows(scores, ids, 300)  # nothing predicts the first token
+    words, ends = len(text.split()), text.count("\n")
+    for metric, expected in {
+        "word_perplexity": math.exp(loss / (words + ends)),
+        "word_perplexity_without_line_ends": math.exp(loss / words),
+        "token_perplexity": math.exp(loss / (len(ids) - 1)),
+        "bits_per_byte": loss / len(text.encode()) / math.log(2),
+    }.items():
+        assert value(lines, protocol="paper", metric=metric) == pytest.approx(expected, rel=1e-4), metric
+
+    loss, words, in_bytes = 0.0, 0, 0
+    for number, (name, page, part) in enumerate(zip(names, pages, parts, strict=True)):
+        original = part if number else part[:-1]  # the line end before a heading separates the pages
+        detokenized = f" = {name} =\n\n" + "".join(f"{paragraph}\n\n" for paragraph in page)
+        ids = [scores.end, *scores.encode(detokenized if number else detokenized[:-1])]
+        loss += loss_in_windows(scores, ids, 300)
+        words, in_bytes = words + len(re.split(r"\s+", original)), in_bytes + len(original.encode())
+    for metric, expected in {
+        "word_perplexity": math.exp(loss / words),
+        "byte_perplexity": math.exp(loss / in_bytes),
+        "bits_per_byte": loss / in_bytes / math.log(2),
+    }.items():
+        assert value(lines, protocol="harness", metric=metric) == pytest.approx(expected, rel=1e-4), metric
