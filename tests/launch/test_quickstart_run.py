@@ -127,7 +127,8 @@ esac
 def stage(tmp_path) -> Path:
     """A checkout in which every command only notes that it was called."""
     (tmp_path / "launch").mkdir()
-    shutil.copy(REPOSITORY / "launch" / "quickstart.sh", tmp_path / "launch")
+    for name in ("quickstart.sh", "steps.sh"):
+        shutil.copy(REPOSITORY / "launch" / name, tmp_path / "launch")
     (tmp_path / "launch" / "setup.sh").write_text("#!/usr/bin/env bash\necho ready: $*\n")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}/.venv/bin:$PATH"\n')
