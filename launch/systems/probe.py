@@ -40,8 +40,8 @@ def word_states(model: jaxlm.LoadedModel, sentences: Sequence[TaggedSentence]) -
         rows, ends = [], []
         for sentence in some:
             ids, last = around[:1], []
-            for word in sentence.tokens:
-                ids = ids + tokenizer.encode(word)
+            for number, word in enumerate(sentence.tokens):
+                ids = ids + tokenizer.encode(f" {word}" if number else word)
                 last.append(len(ids) - 1)
             rows.append([*ids, *around[1:]][: model.length])
             ends.append(last)

@@ -28,7 +28,7 @@ def systems(directory: Path) -> list[dict[str, Any]]:
     for path in sorted(directory.glob("*-probe.json")):
         name = path.name.removesuffix("-probe.json")
         perplexity = directory / f"{name}-perplexity.json"  # of a model that gives texts a probability
-        probe, records = read_json(path), read_metrics(directory / name)
+        probe, records = read_json(path), read_metrics(directory / name / "metrics.jsonl")
         trained = [record for record in records if "tokens_per_second" in record]
         if not trained:
             raise InputError(f"{directory / name} has no steps with a speed; run launch/systems.sh again")

@@ -2,12 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from staged_checkout import run_staged, staged_checkout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -114,39 +114,14 @@ def test_a_missing_file_is_named_in_one_line(tmp_path, gone):
 
 # --- the script -------------------------------------------------------------------------------------------------------
 
-PYTHON = """#!/usr/bin/env bash
-echo "$*" >>"$LOG"
-case "$*" in
-  *jaxlm.generate*) echo "The function returns a sample." ;;
-  *jaxlm.pretrain*) exit "${PRETRAIN_CODE:-0}" ;;
-esac
-"""
-
 
 @pytest.fixture
 def stage(tmp_path) -> Path:
-    """A checkout in which every command only notes that it was called."""
-    (tmp_path / "launch").mkdir()
-    for name in ("quickstart.sh", "steps.sh"):
-        shutil.copy(REPOSITORY / "launch" / name, tmp_path / "launch")
-    (tmp_path / "launch" / "setup.sh").write_text("#!/usr/bin/env bash\necho ready: $*\n")
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}/.venv/bin:$PATH"\n')
-    (tmp_path / ".venv" / "bin" / "python").write_text(PYTHON)
-    for path in ("launch/setup.sh", ".venv/bin/python"):
-        (tmp_path / path).chmod(0o755)
-    return tmp_path
+    return staged_checkout(tmp_path, "quickstart.sh")
 
 
 def quickstart(stage: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        ["bash", str(stage / "launch" / "quickstart.sh"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd="/",
-        env=os.environ | {"LOG": str(stage / "calls")} | environment,
-    )
+    return run_staged(stage, "quickstart.sh", *arguments, **environment)
 
 
 def test_the_script_prints_each_command_before_it_runs_and_stops_where_one_fails(stage):

@@ -1,0 +1,184 @@
+"""The comparison of systems: its script with commands that only note a call, its table, and its probe."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_encoder
+import toy_run
+from documents import parse
+from staged_checkout import REPOSITORY, run_staged, staged_checkout
+
+import jaxlm
+from jaxlm.tasks.examples import TaggedSentence
+
+SYSTEMS = REPOSITORY / "launch" / "systems"
+
+
+def script(name: str):
+    """Return a script of launch/systems as a module."""
+    spec = importlib.util.spec_from_file_location(f"systems_{name}", SYSTEMS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stage(tmp_path) -> Path:
+    for part in ("books/train", "books/test", "classify/trec", "glue/SST-2", "ner/wnut17"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+    return staged_checkout(tmp_path, "systems.sh")
+
+
+def systems(stage: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return run_staged(stage, "systems.sh", *arguments, **environment)
+
+
+def test_every_system_is_trained_on_the_same_tokens_and_every_command_parses(stage, monkeypatch):
+    """Fails when a system gets other tokens, when a step lacks a name, or when a command has an unknown flag."""
+    done = systems(stage, "--tokens", "1000000", str(stage / "data"), "out")
+    assert done.returncode == 0, done.stderr
+    calls = [line.split() for line in (stage / "calls").read_text().splitlines()]
+    assert f"[{len(calls)}/{len(calls)}] report" in done.stdout
+    steps = [json.loads(line)["step"] for line in (stage / "out" / "steps.jsonl").read_text().splitlines()]
+    shown = [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith("[")]
+    assert steps == shown
+    trained = {call[2]: int(call[call.index("--num-steps") + 1]) for call in calls if call[1] == "jaxlm.pretrain"}
+    row = {"pretrain/gpt_small": 16 * 128, "pretrain/lstm_small": 16 * 128, "pretrain/bert_small": 64 * 70.4}
+    assert {name: pytest.approx(1e6, rel=0.01) for name in trained} == {
+        name: number * row[name] for name, number in trained.items()
+    }
+    tuned = [call for call in calls if call[1] == "jaxlm.finetune"]
+    assert len(tuned) == 4 * len(trained) and sum("--start" in call for call in tuned) == 2 * len(trained)
+    for call in calls:
+        if call[0] == "-m":
+            assert parse(call[1].removeprefix("jaxlm."), call[2:], monkeypatch) is None, call
+
+
+def test_a_stop_says_how_to_continue(stage):
+    """Fails when a failed step is hidden, or when the command that continues is another one."""
+    failed = systems(stage, "--tokens", "20000", str(stage / "data"), "out", PRETRAIN_CODE="75")
+    assert failed.returncode == 75
+    assert f"(gpt-pretrain); launch/systems.sh --tokens 20000 {stage / 'data'} out continues" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "expected DATA"),
+        (("--tokens", "many", "data"), "--tokens must be a number"),
+        (("--fast", "data"), "unknown option"),
+        (("nowhere",), "must have a directory books/train"),
+    ],
+)
+def test_wrong_usage(stage, arguments, said):
+    wrong = systems(stage, *arguments)
+    assert wrong.returncode == 2 and said in wrong.stderr and not (stage / "calls").exists()
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def filled(directory: Path) -> Path:
+    """Results of one system as the commands leave them, with figures that are easy to check."""
+    (directory / "gpt").mkdir(parents=True)
+    lines = [
+        {"kind": "train", "step": step, "loss": 3.0, "tokens_per_second": speed}
+        for step, speed in ((20, 900), (40, 1100), (60, 1000))
+    ]
+    (directory / "gpt" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "gpt-probe.json").write_text(
+        json.dumps({"parameters": 2_500_000, "embeddings": [1.0, 2.0, 3.0], "last_layer": [10.0, 12.0, 14.0]})
+    )
+    (directory / "gpt-perplexity.json").write_text(json.dumps({"bits_per_byte": 1.2345}))
+    for name, test in (("trec", True), ("trec-scratch", True), ("sst2", False), ("sst2-scratch", False)):
+        runs = [
+            {"dev": {"accuracy": value}} | ({"test": {"accuracy": value + 0.1}} if test else {})
+            for value in (0.5, 0.6, 0.7)
+        ]
+        (directory / f"gpt-{name}").mkdir()
+        (directory / f"gpt-{name}" / "results.json").write_text(json.dumps({"runs": runs}))
+    return directory
+
+
+def run_table(directory: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, SYSTEMS / "table.py", "--directory", str(directory)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        check=False,
+    )
+
+
+def test_the_table_has_means_and_sample_deviations(tmp_path):
+    """Fails when dev is reported where test labels are there, or when the deviation is that of a population."""
+    done = run_table(filled(tmp_path))
+    assert done.returncode == 0, done.stderr
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| gpt"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    trec, sst2 = "70.0 ± 10.0", "60.0 ± 10.0"
+    assert cells == ["gpt", "2.50 M", "1,000", "1.234", trec, trec, sst2, sst2, "12.0 ± 2.0", "2.0 ± 1.0"]
+    assert (tmp_path / "systems.md").read_text() == done.stdout
+    assert json.loads((tmp_path / "systems.json").read_text())[0]["trec"] == pytest.approx([60, 70, 80])
+
+
+def test_a_missing_result_is_one_line(tmp_path):
+    (filled(tmp_path) / "gpt-sst2" / "results.json").unlink()
+    done = run_table(tmp_path)
+    assert done.returncode == 2 and "gpt-sst2" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "systems.md").exists()
+
+
+# --- the probe --------------------------------------------------------------------------------------------------------
+
+
+SENTENCES = (("The", "cat", "sat."), ("A", "bird", "sang", "the", "cat"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("probe")
+    tokenizer = toy_run.toy_tokenizer()
+    store = toy_run.toy_store(directory / "store", tokenizer)
+    toy_run.pretrained(directory / "gpt", store, steps=(7,))
+    toy_encoder.pretrained(directory / "bert", toy_encoder.write_vocabulary(directory / "vocabulary"), steps=(7,))
+    return {name: jaxlm.load(str(directory / name)) for name in ("gpt", "bert")}
+
+
+def test_a_decoders_word_has_the_state_of_its_last_token(models):
+    """Fails when a word gets another token's state: that of the text up to the word is the same, by causality."""
+    model = models["gpt"]
+    found = script("probe").word_states(model, [TaggedSentence(words) for words in SENTENCES])
+    prefixes = [" ".join(words[: end + 1]) for words in SENTENCES for end in range(len(words))]
+    expected = [states[[0, -1], -1] for states in model.hidden_states([model.encode([text])[0] for text in prefixes])]
+    np.testing.assert_allclose(np.swapaxes(found, 0, 1), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_encoder_reads_whole_sentences(models):
+    """Fails when CLS or SEP is missing or counted as a word, or when an encoder reads the words before one only."""
+    model, words = models["bert"], ("ba", "be", "bo")
+    found = script("probe").word_states(model, [TaggedSentence(words)])
+    (whole,) = model.hidden_states([" ".join(words)])
+    assert whole.shape[1] == 2 + len(words)
+    np.testing.assert_allclose(found[1], whole[-1, 1:-1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_probe_finds_entities_that_the_features_name():
+    """Fails when words and tags are out of step, or when the F1 is not that of exact entities."""
+    rng = np.random.default_rng(0)
+    tags = ("O", "B-PER", "I-PER")
+    sentences = [TaggedSentence(("x",) * 3, tuple(["O", "B-PER", rng.choice(["I-PER", "O"])])) for _ in range(60)]
+    features = np.eye(3, dtype=np.float32)[[tags.index(tag) for sentence in sentences for tag in sentence.tags]]
+    probe = script("probe").probe
+    assert probe(features, sentences, features, sentences, 0) == 100
+    assert probe(features, sentences, np.roll(features, 1, axis=0), sentences, 0) < 50
