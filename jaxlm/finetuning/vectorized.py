@@ -397,7 +397,8 @@ class VectorizedRecorder(Recorder):
         reading = self.meter.read()
         peak = peak_tflops()
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
-        speed = {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
+        speed = {"trained_tokens": round(reading.tokens / len(self.trials)), "mfu": mfu}
+        speed |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting}
         for number in alive:
             self.logs[number].write(step, {name: float(value[number]) for name, value in values.items()} | speed)
         mean = {name: float(np.mean(value[alive])) for name, value in values.items()}

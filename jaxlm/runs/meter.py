@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reading:
-    """Speed over an interval: tokens and FLOPs per second, the fraction of time waiting for data, seconds left."""
+    """Speed over an interval: tokens and FLOPs per second, the fraction of time waiting for data, seconds left.
 
+    tokens: those of all steps from the first one on.
+    """
+
+    tokens: float
     tokens_per_second: float
     flops_per_second: float
     waiting: float
@@ -84,6 +88,7 @@ class Meter:
         done = tokens - self._work(self._start)[0]
         pace = (now - self._begin - self._compiled) / done if done else math.nan
         reading = Reading(
+            tokens=tokens,
             tokens_per_second=(tokens - old_tokens) / active,
             flops_per_second=(flops - old_flops) / active,
             waiting=min(self._waited / active, 1.0),

@@ -93,7 +93,8 @@ class Recorder:
         peak = peak_tflops()
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
         line: dict[str, Any] = {name: float(value) for name, value in values.items()}
-        line |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting, "mfu": mfu}
+        line |= {"trained_tokens": round(reading.tokens), "tokens_per_second": reading.tokens_per_second}
+        line |= {"wait_share": reading.waiting, "mfu": mfu}
         if step % self.log_every == 0:  # only these steps compute the norms, and the last step may be another
             line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
         self.metrics.write(step, line)

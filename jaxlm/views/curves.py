@@ -14,7 +14,7 @@ from jaxlm.runs.metrics_log import read_metrics
 
 BARS = "▁▂▃▄▅▆▇█"
 PLOTS = (".png", ".pdf", ".svg")
-OF_A_LINE = {"step", "seed", "peak_lr", "tokens"}  # numbers of a line that are not metrics
+OF_A_LINE = {"step", "seed", "peak_lr", "tokens", "trained_tokens"}  # numbers of a line that are not metrics
 # Ends of the names of metrics whose smallest value is best; of all others it is the largest.
 LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "calibration_error")
 

@@ -84,6 +84,7 @@ def test_metrics_lines_are_as_the_contract_says(base):
     training = [line for line in lines if "loss" in line]
     assert [line["step"] for line in training] == list(range(1, 11))
     for line in training:
+        assert line["trained_tokens"] == 8 * 32 * line["step"]
         assert line["tokens_per_second"] > 0 and 0 <= line["wait_share"] <= 1 and line["mfu"] is None
         assert line["learning_rate"] == pytest.approx(3e-3 * line["step"] / 10)
         assert len(line["update_norm/blocks"]) == 2 and line["gradient_norm"] > 0

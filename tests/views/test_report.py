@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -104,6 +105,24 @@ def test_tokens_and_hours(tmp_path, runs, page):
     assert decoded(clock["tokens"], "<f8") == [32.0 * step for step in range(10)] + [9 * 32 + 64.0]
 
 
+def test_tokens_of_a_fine_tuning(tmp_path, runs, monkeypatch):
+    """Fails when the logged tokens of a run are not read, or when those of its trials are added."""
+    run = tmp_path / "tuned"
+    shutil.copytree(runs[2], run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "tokens_per_second" in line:
+            line["trained_tokens"] = 100 * line["step"] + 2 * line["seed"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    payload = json.loads(Page(html_of(monkeypatch, tmp_path / "r.html", run)).payload)
+    clock = payload["entries"][0]["clock"]
+    steps = sorted({line["step"] for line in lines if "tokens_per_second" in line})
+    assert decoded(clock["steps"], "<i4") == [0, *steps]
+    tokens = [0.0, *(100.0 * step + 2 for step in steps)]  # seeds 0, 1 and 2
+    assert decoded(clock["tokens"], "<f8") == tokens
+    np.testing.assert_allclose(decoded(clock["hours"], "<f8"), np.array(tokens) / 9 / 3600)
+
+
 def test_fields_that_differ(tmp_path, runs, monkeypatch):
     """Fails when an equal field is shown or a differing one is left out."""
     rows = Page(html_of(monkeypatch, tmp_path / "r.html", *runs[:2])).table("Fields of config.json that differ")
@@ -166,6 +185,9 @@ def test_zero_shot_values(runs, page):
     rows = page.table("Values without fine-tuning at the last step")
     assert rows[1] == ["one", "lambada", "paper", "accuracy", "40", f"{last['value']:.4f}", "0.0100", "98"]
     (chart,) = (c for c in json.loads(page.payload)["charts"] if c["title"].startswith("zero-shot lambada, paper: acc"))
+    lines = [json.loads(line) for line in (runs[0] / "zero_shot.jsonl").read_text().splitlines()]
+    errors = [line["stderr"] for line in lines if (line["task"], line["metric"]) == ("lambada", "accuracy")]
+    assert decoded(chart["lines"][0]["e"], "<f4") == [float(np.float32(error)) for error in errors]
     assert decoded(chart["lines"][0]["x"], "<i4") == [10, 20, 40]
 
 

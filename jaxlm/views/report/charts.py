@@ -35,12 +35,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of an entry. kind: `mean` over several seeds, `trial` for one of these, or `single`."""
+    """A curve of an entry. kind: `mean` over several seeds, `trial` for one of these, or `single`.
+
+    errors: the standard error of each value, (n,); None: not known.
+    """
 
     entry: int
     label: str
     curve: Curve
     kind: str = "single"
+    errors: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -103,20 +107,21 @@ def _lines(number: int, entry: Entry, curves: Mapping[Trial, Curve]) -> list[Lin
 def _zero_shot_charts(records: Sequence[Record], entries: Sequence[Entry]) -> list[Chart]:
     """Return a chart for each task, protocol and metric of zero_shot.jsonl; the metric of a task's scale is shown."""
     first = {entry.run: number for number, entry in reversed(list(enumerate(entries)))}
-    found: dict[tuple[str, str, str], dict[int, dict[int, float]]] = {}
+    found: dict[tuple[str, str, str], dict[int, dict[int, tuple[float, float]]]] = {}
     for number, record in enumerate(records):
         for line in record.zero_shot:
             key = (str(line["task"]), str(line["protocol"]), str(line["metric"]))
             if np.isfinite(line["value"]):
-                found.setdefault(key, {}).setdefault(first[number], {})[line["step"]] = line["value"]
+                found.setdefault(key, {}).setdefault(first[number], {})[line["step"]] = line["value"], line["stderr"]
     charts = []
     for (task, protocol, metric), of_entries in sorted(found.items()):
         scale = SCALES.get(task)
         lines = []
         for entry, values in sorted(of_entries.items()):
             steps = sorted(values)
-            curve = Curve(np.array(steps), np.array([values[step] for step in steps]))
-            lines.append(Line(entry, entries[entry].label, curve))
+            of_steps, errors = np.array([values[step] for step in steps]).T
+            curve = Curve(np.array(steps), of_steps)
+            lines.append(Line(entry, entries[entry].label, curve, errors=np.nan_to_num(errors)))
         shown = scale is None or (scale.protocol, scale.metric) == (protocol, metric)
         charts.append(Chart(f"zero-shot {task}, {protocol}: {metric}", lines, shown, metric.endswith(JUDGED)))
     return charts
@@ -137,10 +142,12 @@ def charts_json(charts: Sequence[Chart], entries: Sequence[Entry], records: Sequ
 
 def _chart_json(chart: Chart) -> dict[str, Any]:
     parts = PARTS if chart.shown else FEWER_PARTS
-    lines = [
-        {"entry": line.entry, "label": line.label, "kind": line.kind} | compact(line.curve, parts)
-        for line in chart.lines
-    ]
+    lines = []
+    for line in chart.lines:
+        values = {"entry": line.entry, "label": line.label, "kind": line.kind} | compact(line.curve, parts)
+        if line.errors is not None and "mx" not in values:
+            values["e"] = _base64(line.errors, "<f4")
+        lines.append(values)
     return {"title": chart.title, "lines": lines}
 
 

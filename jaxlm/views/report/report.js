@@ -87,20 +87,21 @@
     });
   }
 
-  function points(entry, x, y, wanted) {
+  function points(entry, x, y, wanted, ...more) { // more: further values of each point
     const xs = onAxis(entry, wanted.axis, int32(x));
     if (!xs) return null;
     const kept = xs.map((_, k) => k).filter((k) => (!wanted.logx || xs[k] > 0) && (!wanted.logy || y[k] > 0));
-    return kept.length ? [kept.map((k) => xs[k]), kept.map((k) => y[k])] : null;
+    return kept.length ? [xs, y, ...more].map((values) => kept.map((k) => values[k])) : null;
   }
 
   function linesOf(chart, wanted) {
     const found = [];
     for (const line of chart.lines) {
       if (!wanted.entries.has(line.entry) || (line.kind !== "single" && line.kind !== wanted.seeds)) continue;
-      const raw = points(line.entry, line.x, float32(line.y), wanted);
-      if (!raw) continue;
-      const style = { ...styleOf(line.entry), entry: line.entry };
+      const whole = points(line.entry, line.x, float32(line.y), wanted, ...(line.e ? [float32(line.e)] : []));
+      if (!whole) continue;
+      const [raw, errors] = [whole.slice(0, 2), whole[2]];
+      const style = { ...styleOf(line.entry), entry: line.entry, errors };
       if (!wanted.smoothing) {
         found.push({ ...style, label: line.label, points: raw, width: line.kind === "trial" ? 1 : 1.8 });
         continue;
@@ -108,7 +109,7 @@
       found.push({ ...style, label: null, points: raw, width: 1, alpha: 0.25 });
       const [x, y] = line.mx ? [line.mx, line.my] : [line.x, line.y];
       const smooth = points(line.entry, x, smoothed(float32(y), wanted.smoothing), wanted);
-      if (smooth) found.push({ ...style, label: line.label, points: smooth, width: 1.8 });
+      if (smooth) found.push({ ...style, errors: undefined, label: line.label, points: smooth, width: 1.8 });
     }
     return found;
   }
@@ -151,7 +152,7 @@
       axes: [axis(options.xlabel, { space: 70, size: 34, ...logTicks(scales.x) }), axis(options.ylabel, { size: 62, ...logTicks(scales.y) })],
       scales,
       cursor: { ...(options.linked ? { sync: { key: "x" } } : {}), drag: { x: options.linked, y: false }, points: { show: false } },
-      hooks: { draw: [options.marks], setCursor: [(u) => showValues(u, lines)] },
+      hooks: { draw: options.marks, setCursor: [(u) => showValues(u, lines)] },
     }, aligned, place);
     const box = element("div", { className: "values", hidden: true });
     place.append(box);
@@ -252,6 +253,42 @@
     };
   }
 
+  function drawErrors(lines) { // one standard error to either side
+    return (plot) => {
+      const { ctx, bbox } = plot, cap = 3 * devicePixelRatio;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      for (const { stroke, points: [xs, ys], errors } of lines.filter((line) => line.errors)) {
+        ctx.strokeStyle = stroke;
+        ctx.beginPath();
+        xs.forEach((x, k) => {
+          const left = Math.round(plot.valToPos(x, "x", true));
+          const ends = [ys[k] - errors[k], ys[k] + errors[k]].map((y) =>
+            plot.scales.y.distr === 3 && y <= 0 ? bbox.top + bbox.height : plot.valToPos(y, "y", true));
+          ctx.moveTo(left, ends[0]);
+          ctx.lineTo(left, ends[1]);
+          for (const end of ends) {
+            ctx.moveTo(left - cap, end);
+            ctx.lineTo(left + cap, end);
+          }
+        });
+        ctx.stroke();
+      }
+      ctx.restore();
+    };
+  }
+
+  function errorRange(lines) { // of a linear y axis; undefined without errors
+    const low = [], high = [];
+    for (const { points: [, ys], errors } of lines.filter((line) => line.errors)) {
+      low.push(...ys.map((y, k) => y - errors[k]));
+      high.push(...ys.map((y, k) => y + errors[k]));
+    }
+    return low.length ? { range: uPlot.rangeNum(Math.min(...low), Math.max(...high), 0.1, true) } : {};
+  }
+
   function redraw() {
     const wanted = settings();
     form.elements.amount.value = wanted.smoothing ? wanted.smoothing.toFixed(2) : "off";
@@ -267,8 +304,9 @@
       if (figure.hidden) continue;
       const lines = linesOf(data.charts[number], wanted), entries = new Set(lines.map((line) => line.entry));
       const x = wanted.logx ? { time: false, distr: 3, range: logRange } : { time: false };
-      const y = wanted.logy ? { distr: 3, range: logRange } : {};
-      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel: "", scales: { x, y }, linked: true, marks: drawMarks(wanted, entries) });
+      const y = wanted.logy ? { distr: 3, range: logRange } : errorRange(lines);
+      const marks = [drawMarks(wanted, entries), drawErrors(lines)];
+      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel: "", scales: { x, y }, linked: true, marks });
       drawn.set(number, { plot, place });
     }
     const left = [...wanted.entries].filter((entry) => wanted.axis !== "step" && !clocks[entry]);
@@ -283,7 +321,7 @@
         ({ ...styleOf(one.entry), label: one.label, points: [one.x, one.y], width: 1.8 }));
       const diagonal = { stroke: cssColor("--quiet"), dash: [2, 4], label: null, points: [[0, 1], [0, 1]], width: 1 };
       place.replaceChildren();
-      draw(place, [...found, diagonal], { xlabel: "probability", ylabel: "accuracy", linked: false, marks: () => {},
+      draw(place, [...found, diagonal], { xlabel: "probability", ylabel: "accuracy", linked: false, marks: [],
         scales: { x: { time: false, range: [0, 1] }, y: { range: [0, 1] } } });
     }
   }

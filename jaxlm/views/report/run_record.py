@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,8 @@ LONGEST_SAMPLES = 1 << 20  # bytes
 class Clock:
     """Tokens and hours of training at some steps. steps: int (n,), increasing. tokens, hours: float (n,).
 
-    Tokens count every position of the batches. Hours leave out evaluation and compilation, as the logged speed does.
+    Tokens count every position of the batches. Hours leave out evaluation and compilation, as the logged speed does; of
+    trials that are trained together each has its share.
     """
 
     steps: np.ndarray
@@ -54,7 +55,8 @@ class Record:
     """A run. summary: its name, config and results.json, and the means of its main curves.
 
     kind: its kind, for people. main: names of the metrics that are shown first. curves: metric -> trial -> curve.
-    clock: None of a fine-tuning run, whose files do not tell its tokens. resumed: steps at which it was resumed.
+    clock: None without logged tokens, which earlier versions did not log in fine-tunings. resumed: steps at which it
+    was resumed.
     zero_shot: lines of zero_shot.jsonl. problems: sentences about damaged parts.
     """
 
@@ -134,9 +136,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
     of_main = {name: mean_curve(list(curves[name].values())) for name in main if name in curves}
     starts = [start for start in part("starts.jsonl", run.starts) or [] if isinstance(start, dict)]
     examples = part("predictions.jsonl", lambda: _examples(run, task, results, count))
-    clock = None
-    if isinstance(config, PretrainConfig) and lines:
-        clock = _attempt(problems, f"{run.name}: its tokens and hours are left out", lambda: _clock(config, lines))
+    clock = _attempt(problems, f"{run.name}: its tokens and hours are left out", lambda: _clock(config, lines))
     zero_shot = part(RESULTS, lambda: _checked_zero_shot(run.path / RESULTS)) or []
     samples = list[str]()
     for file in SAMPLES:
@@ -210,18 +210,25 @@ def _resumed_at(start: Mapping[str, Any]) -> int | None:
     return int(step) if not before and step.isdecimal() else None
 
 
-def _clock(config: PretrainConfig, lines: Iterable[Mapping[str, Any]]) -> Clock | None:
-    """Return the tokens and hours of a pretraining run at its logged steps, or None without a logged speed."""
-    speeds = {line["step"]: line["tokens_per_second"] for line in lines if line.get("tokens_per_second")}
-    speeds = {step: speed for step, speed in sorted(speeds.items()) if np.isfinite(speed) and speed > 0}
-    if not speeds:
+def _clock(config: Any, lines: Sequence[Mapping[str, Any]]) -> Clock | None:
+    """Return the tokens and hours at the logged steps, means over the trials, or None where they are not logged."""
+    found = curves_by_trial(lines, ["tokens_per_second", "trained_tokens"])
+    if "tokens_per_second" not in found:
         return None
-    steps = np.array([0, *speeds])
-    parts = phases(config.data, length=config.length, num_steps=max(config.num_steps or 0, int(steps[-1])))
-    ends = np.array([0, *(part.end_step for part in parts)])
-    sizes = [(part.end_step - part.first_step) * part.length * config.batch_size for part in parts]
-    tokens = np.interp(steps, ends, np.cumsum([0, *sizes]))
-    hours = np.cumsum([0.0, *(np.diff(tokens) / np.array(list(speeds.values())) / 3600)])
+    speed = mean_curve(list(found["tokens_per_second"].values()))
+    usable = speed.values > 0
+    steps = np.array([0, *speed.steps[usable]])
+    if "trained_tokens" in found:
+        logged = mean_curve(list(found["trained_tokens"].values()))
+        tokens = np.interp(steps, [0, *logged.steps], [0.0, *logged.values])
+    elif isinstance(config, PretrainConfig):  # of an earlier version
+        parts = phases(config.data, length=config.length, num_steps=max(config.num_steps or 0, int(steps[-1])))
+        ends = np.array([0, *(part.end_step for part in parts)])
+        sizes = [(part.end_step - part.first_step) * part.length * config.batch_size for part in parts]
+        tokens = np.interp(steps, ends, np.cumsum([0, *sizes]))
+    else:
+        return None
+    hours = np.cumsum([0.0, *(np.diff(tokens) / speed.values[usable] / 3600)])
     return Clock(steps, tokens, hours)
 
 
