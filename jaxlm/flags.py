@@ -143,6 +143,8 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
             hint = Annotated[hint, tyro.conf.arg(help_behavior_hint=functools.partial(_unset, text))]
         if any(mark is tyro.conf.Positional for mark in _marks(hint)):
             hint = Annotated[hint, tyro.conf.arg(metavar=field.name.upper())]
+            if default is tyro.MISSING_NONPROP:
+                hint = Annotated[hint, tyro.conf.arg(help_behavior_hint="(required)")]
         fields.append(StructFieldSpec(field.name, hint, default, text))
     return StructConstructorSpec(info.type, tuple(fields))
 

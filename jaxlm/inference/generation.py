@@ -18,9 +18,9 @@ from jaxlm.inference.beam_search import BeamSearch
 from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.sampling import ENDED, Sampler
+from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer
-from jaxlm.inference.text_stream import TextStream
+from jaxlm.inference.text_stream import TextStream, collect
 
 log = logging.getLogger(__name__)
 
@@ -149,23 +149,7 @@ class Generator:
         """Return the finished streams of all samples of each prompt, without scores. filled: batch and padding."""
         count = self.settings.num_samples
         streams = [self._stream(prompt) for prompt in batch for _ in range(count)]
-        follow = say is not None or bool(self.settings.stop)  # otherwise the ids are decoded once, at the end
-        if say is not None:
-            say(streams[0].push())
-        for new in self._sampler(filled, samples=count):
-            ids = new.reshape(-1).tolist()[: len(streams)]
-            for stream, i in zip(streams, ids, strict=True):
-                if i == ENDED:
-                    continue
-                if not follow:
-                    stream.ids.append(i)
-                elif (fresh := stream.push(i)) and say is not None:
-                    say(fresh)
-            if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
-                break
-        rest = [stream.finish() for stream in streams]
-        if say is not None:
-            say(rest[0])
+        collect(streams, self._sampler(filled, samples=count), say)
         return [[(stream, None) for stream in streams[k : k + count]] for k in range(0, len(streams), count)]
 
     def _searched(self, batch: Sequence[Prompt], filled: Sequence[Prompt], say) -> list[list[tuple[TextStream, float]]]:

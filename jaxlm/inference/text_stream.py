@@ -1,7 +1,10 @@
 """Text of ids that arrive one by one: whole characters only, up to a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
+from jaxlm.inference.sampling import ENDED
 from jaxlm.text import Tokenizer
 
 _PARTIAL_CHARACTERS = 3  # bytes of an incomplete UTF-8 character, each of which may decode to one U+FFFD
@@ -59,6 +62,32 @@ class TextStream:
             return ""
         fresh, self.given = text[len(self.given) : end], text[:end]
         return fresh
+
+
+def collect(
+    streams: Sequence[TextStream], steps: Iterable[np.ndarray], on_text: Callable[[str], None] | None = None
+) -> None:
+    """Add the new ids of each step to streams until all are complete, and finish the streams.
+
+    steps: of a `Sampler`, ids (prompts, samples), which may have further rows at the end; they are not read further
+    than needed. on_text: called with each piece of the first stream's text, prompt included.
+    """
+    if on_text is not None:
+        on_text(streams[0].push())
+    for new in steps:
+        ids = new.reshape(-1).tolist()[: len(streams)]
+        for stream, i in zip(streams, ids, strict=True):
+            if i == ENDED:
+                continue
+            if on_text is None and not stream.stop:
+                stream.ids.append(i)  # decoded once, at the end
+            elif (fresh := stream.push(i)) and on_text is not None:
+                on_text(fresh)
+        if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
+            break
+    rest = [stream.finish() for stream in streams]
+    if on_text is not None:
+        on_text(rest[0])
 
 
 def first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt, for_inference
-from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored
-from jaxlm.inference.text_stream import TextStream
+from jaxlm.inference.text_stream import TextStream, collect
 from jaxlm.progress import Progress
 from jaxlm.zero_shot.prompts import Query
 
@@ -104,13 +104,5 @@ class Continuer:
         padding = Prompt(prompts[0].ids[:1], 1)
         filled = [*prompts, *[padding] * (self.model.batch_size - len(prompts))]  # all batches have one shape
         with use_mesh(self.model.mesh):
-            for new in self._sampler(filled):
-                ids = new[: len(streams), 0].tolist()
-                for stream, i in zip(streams, ids, strict=True):
-                    if i != ENDED:
-                        stream.push(i)
-                if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
-                    break
-        for stream in streams:
-            stream.finish()
+            collect(streams, self._sampler(filled))
         return streams

@@ -12,8 +12,8 @@ from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.sampling import ENDED, Sampler, Sampling
-from jaxlm.inference.text_stream import TextStream
+from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.inference.text_stream import TextStream, collect
 from jaxlm.zero_shot.harness_requests import Answered, HarnessRequests, same_everywhere
 
 DEFAULT_NEW_TOKENS = 256
@@ -123,15 +123,7 @@ class GenerationRequests:
         filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
         streams = [TextStream(self._requests.tokenizer, prompt.ids, wanted.stop) for prompt in batch]
         with use_mesh(mesh):
-            for new in self._sampler(wanted)(filled):
-                ids = new[: len(batch), 0].tolist()
-                for stream, i in zip(streams, ids, strict=True):
-                    if i != ENDED:
-                        stream.push(i)
-                if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
-                    break
-        for stream in streams:
-            stream.finish()
+            collect(streams, self._sampler(wanted)(filled))
         return [stream.generated for stream in streams]
 
     def _sampler(self, wanted: Continuation) -> Sampler:
