@@ -1,11 +1,14 @@
 """The lm-evaluation-harness over a run: against the harness over Hugging Face's model of the same export.
 
-Needs lm_eval 0.4.13 (the extra [harness]); the comparison also torch, transformers and accelerate. Tasks are local.
+Needs lm_eval 0.4.13 (the extra [harness]); the comparison also torch, transformers and accelerate (the extra [parity]).
+Tasks are local.
 """
 
 import importlib.util
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from jaxlm.interop.arguments import ExportArguments
 NEEDED = ("lm_eval", "torch", "transformers", "accelerate")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 compared = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {', '.join(MISSING)}: install the extras [harness] and [parity], and accelerate"
+    bool(MISSING), reason=f"needs {', '.join(MISSING)}: install the extras [harness] and [parity]"
 )
 with_lm_eval = pytest.mark.skipif("lm_eval" in MISSING, reason="needs lm_eval, the extra [harness]")
 
@@ -169,6 +172,55 @@ def test_a_trained_vocabulary_has_the_same_prefix(tmp_path, tasks):
     for name in names:
         for one, other in zip(found["samples"][name], expected["samples"][name], strict=True):
             assert flat(one["resps"], float) == pytest.approx(flat(other["resps"], float), abs=1e-4)
+
+
+def written(directory: Path) -> tuple[dict, dict]:
+    """The results and the samples of each task that a command of the harness wrote."""
+    (file,) = directory.glob("*/results_*.json")
+    samples = {name: next(file.parent.glob(f"samples_{name}_*.jsonl")).read_text().splitlines() for name in TASKS}
+    rows = {name: sorted(map(json.loads, lines), key=lambda row: row["doc_id"]) for name, lines in samples.items()}
+    return json.loads(file.read_text())["results"], rows
+
+
+def number(text: str) -> float | str:
+    """A log-probability, which samples hold as text; other text as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@compared
+@pytest.mark.parity
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [toy_gpt2.LENGTH, None], ids=["trained length", "all positions"])
+def test_lm_evals_own_command_over_the_export_writes_the_same(run, exported, tasks, monkeypatch, tmp_path, length):
+    """Fails when the export does not load as `lm_eval --model hf` loads it, by its directory alone, or when a result or
+    a log-probability of `jaxlm.evaluate harness` on the run differs.
+    """
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")  # of both: standard errors without a fork of the process that runs JAX
+    settings = f"pretrained={exported}" + ("" if length is None else f",max_length={length}")
+    words = ["--include_path", tasks, "--tasks", ",".join(TASKS), "--log_samples", "--output_path"]
+    theirs = ["--model", "hf", "--model_args", settings, "--device", "cpu", *words, tmp_path / "theirs"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "lm_eval", *map(str, theirs)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    beyond = [] if length else ["--beyond-length"]
+    command(monkeypatch, "--run", run, "-b", 8, *beyond, *words, tmp_path / "ours")
+    (expected, wanted), (results, found) = written(tmp_path / "theirs"), written(tmp_path / "ours")
+    assert results.keys() == expected.keys() == set(TASKS)
+    for name, metrics in expected.items():
+        for metric, value in metrics.items():
+            if metric.startswith(("acc", "exact_match")):
+                assert results[name][metric] == value, (name, metric)
+            elif isinstance(value, float):
+                assert results[name][metric] == pytest.approx(value, rel=1e-4, nan_ok=True), (name, metric)
+        assert len(wanted[name]) == len(ROWS)
+        for one, other in zip(found[name], wanted[name], strict=True):
+            assert one["doc"] == other["doc"] and one["arguments"] == other["arguments"]
+            answers, given = ([number(text) for text in flat(row["resps"], (str, float, bool))] for row in (one, other))
+            assert answers == [value if isinstance(value, str) else pytest.approx(value, abs=1e-4) for value in given]
 
 
 @with_lm_eval

@@ -160,6 +160,22 @@ def test_constraints_pin_everything_that_is_required():
     assert jax.specifier.contains("0.10.2") and jax.specifier.contains("0.11.2")
 
 
+def test_optimum_has_the_pins_of_everything_else():
+    """Fails when a line of launch/optimum.txt is not a pin, or has another version than launch/constraints.txt for more
+    than what an earlier transformers needs.
+    """
+    found = {}
+    for name in ("optimum", "constraints"):
+        lines = (ROOT / "launch" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        pins = [line.partition("==") for line in lines if line and not line.startswith("#")]
+        assert all(separator for _, separator, _ in pins)
+        found[name] = {package: version for package, _, version in pins}
+    optimum, others = found.values()
+    assert {"optimum-onnx", "onnxruntime", "torch", "transformers"} <= optimum.keys()
+    differ = {package for package, version in optimum.items() if others.get(package, version) != version}
+    assert differ == {"huggingface-hub", "tokenizers", "transformers"}
+
+
 def test_ci_runs_the_tests():
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "launch/test.sh" in text
