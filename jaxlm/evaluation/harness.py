@@ -6,6 +6,7 @@ those of `Harness`. Tasks, metrics, tables and the files under --output_path are
 
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # lm_eval 0.4.13: of random, numpy, torch
 def evaluate_harness(arguments: Harness) -> dict[str, Any]:
     """Run lm_eval's own command over a run, and return the number of requests that were answered, by kind."""
     check_installed()
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # bootstraps would fork this process, with JAX's threads in it
     with _command_line_of(arguments.of_lm_eval):
         from lm_eval._cli import HarnessCLI
         from lm_eval.utils import setup_logging
