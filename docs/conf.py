@@ -1,5 +1,10 @@
-"""Configuration of the documentation: launch/docs.sh builds it. It is strict and needs no network."""
+"""Configuration of the documentation: launch/docs.sh builds it. It is strict and needs no network.
 
+The notebooks in docs/notebooks are executed when their pages are read, by the interpreter that builds the pages, each
+in a temporary directory. An exception in a cell fails the build.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -12,15 +17,25 @@ import jaxlm  # noqa: E402
 
 write_pages(HERE / "generated")
 
+# The kernels inherit the environment: the kernel of this interpreter is used, whatever the user has installed, and
+# `python` in a cell is this interpreter too.
+os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+os.environ["JAX_PLATFORMS"] = "cpu"
+
 project = "jaxlm"
 author = "the jaxlm authors"
 copyright = "the jaxlm authors, Apache-2.0"
 release = version = jaxlm.__version__
 
 # Without sphinx.ext.napoleon: the docstrings are prose, in which "text:GLOB" is not a name with a type.
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]  # myst_nb includes myst_parser
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # seconds of one cell; machines may be busy
 smartquotes = False
 exclude_patterns = ["_build"]
 nitpicky = True

@@ -1,11 +1,13 @@
 """The documentation: every command is parsed by its own parser, flags and configs exist, links lead somewhere.
 
-Blocks marked `bash run` are run, page by page, and the site is built where Sphinx is installed.
+Blocks marked `bash run` and the cells of notebooks are run, page by page, and the site is built where Sphinx is
+installed.
 """
 
 import ast
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from documents import blocks, commands, documents, of_jaxlm, parse, steps, without_blocks
+from documents import blocks, cells, commands, documents, notebooks, of_jaxlm, parse, steps, without_blocks
 from test_language import text_of
 from toy_runs import run_here
 
@@ -57,10 +59,31 @@ BEGINNINGS = (
 OTHERS = {"--help", "--dry-run", "--spot", "--reserved", "--slices", "--retries", "--name", "--zone", "--project"}
 OTHERS |= {"--type", "--image", "--tasks", "--model", "--model_args", "--device", "--max_batch_size", "--use_cache"}
 OTHERS |= {"--output_path", "--prefix-token-id", "--update-golden", "--xla_gpu_deterministic_ops=true"}
+# For each notebook an expression of its names that holds at its end if what the text says is true.
+CLAIMS = {
+    "compare_runs": '[name for name in configs[0] if configs[0][name] != configs[1][name]] == ["optimizer"]'
+    ' and "rate_0.002" in Path("report.html").read_text(encoding="utf-8")',
+    "finetune_exported": "all(map(np.array_equal, ours, theirs)) and results['test']['accuracy']['mean'] > 0.55",
+    "quickstart": "next(record['loss'] for record in records if 'loss' in record) > records[-1]['validation_loss'] + 1"
+    " and results['test']['accuracy']['mean'] > 0.5",
+}
+# Runs the cells in the file of its first argument, as a kernel does, and then evaluates its second.
+RUNNER = """
+import json, subprocess, sys
+names = {"__name__": "__main__"}
+for line, language, text in json.load(open(sys.argv[1], encoding="utf-8")):
+    if language == "bash":
+        subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
+    else:
+        exec(compile(text, f"the cell at line {line}", "exec"), names)
+assert eval(sys.argv[2], names), sys.argv[2]
+"""
 GROUPS = {"--mesh", "--data", "--model", "--optimizer", "--execution", "--objective", "--options", "--custom"}
-FENCED = {"bash", "python", "text", "json", "toml", "{toctree}", "{include}", "{eval-rst}", "{image}"}
+FENCED = {"bash", "python", "text", "json", "toml", "{toctree}", "{include}", "{eval-rst}", "{image}", "{code-cell}"}
 TEXTS = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in documents()}
-SHELL = {name: [block for block in blocks(text) if block.language == "bash"] for name, text in TEXTS.items()}
+SHELL = {
+    name: [block for block in blocks(text) + cells(text) if block.language == "bash"] for name, text in TEXTS.items()
+}
 RUN = [name for name, found in SHELL.items() if any("run" in block.marks for block in found)]
 
 
@@ -181,9 +204,9 @@ def test_links_between_pages_lead_somewhere(option_pages):
 
 
 def test_every_page_is_in_the_table_of_contents():
-    """Fails when a page is added without an entry in docs/index.md."""
+    """Fails when a page or a notebook is added without an entry in docs/index.md."""
     listed = {entry for block in blocks(TEXTS["docs/index.md"]) for entry in block.text.split()}
-    pages = {Path(name).stem for name in TEXTS if name.startswith("docs/")} - {"index"}
+    pages = {name.removeprefix("docs/").removesuffix(".md") for name in TEXTS if name.startswith("docs/")} - {"index"}
     assert pages <= listed, pages - listed
 
 
@@ -235,9 +258,34 @@ def test_marked_blocks_run(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+def test_notebooks_run(path, tmp_path):
+    """Fails when a cell raises, a command in it fails, the page would show a warning, or its text is not true.
+
+    The cells run in order, in a new process and an empty directory, without Jupyter.
+    """
+    found = cells(path.read_text(encoding="utf-8"))
+    assert found
+    file = tmp_path / "cells.json"
+    file.write_text(json.dumps([(one.line, one.language, one.text) for one in found]), encoding="utf-8")
+    directory = tmp_path / "empty"
+    directory.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "agg",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    words = [sys.executable, "-c", RUNNER, file, CLAIMS[path.stem]]
+    ended = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert not ended.stderr
+
+
+@pytest.mark.slow
 def test_the_site_is_built(tmp_path):
-    """Fails on a warning of Sphinx: a dead link within the site, a page in no list, an unknown name."""
-    for package in ("sphinx", "myst_parser", "sphinx_book_theme"):
+    """Fails on a warning of Sphinx: a dead link within the site, a page in no list, an unknown name, a failing cell."""
+    for package in ("sphinx", "myst_nb", "sphinx_book_theme"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: launch/setup.sh cpu docs")
     source = tmp_path / "source"
@@ -254,6 +302,10 @@ def test_the_site_is_built(tmp_path):
     assert built.returncode == 0, built.stderr[-4000:]
     page = (tmp_path / "site/generated/pretraining-config.html").read_text(encoding="utf-8")
     assert "--num-steps" in page
+    notebook = (tmp_path / "site/notebooks/quickstart.html").read_text(encoding="utf-8")
+    assert "accuracy on test: 0." in notebook and "<img" in notebook
+    assert "stderr" not in notebook, "a cell shows a warning"
+    assert sorted(path.name for path in (source / "docs/notebooks").iterdir()) == [path.name for path in notebooks()]
     assert not re.search(r'<(script|link)[^>]*(src|href)="(https?:)?//', page), "a page loads nothing from elsewhere"
 
     with (source / "docs/speed.md").open("a", encoding="utf-8") as file:
