@@ -6,7 +6,9 @@ from typing import Literal
 
 from jaxlm.errors import InputError
 
-Decay = Literal["cosine", "linear", "constant", "inverse_sqrt", "polynomial", "warmup_stable_decay"]
+Decay = Literal[
+    "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "warmup_stable_decay", "slanted_triangular"
+]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class OptimizerConfig:
     decay: Decay = "cosine"
     """Decay of the learning rate from the peak to `floor`. cosine, linear, polynomial: at the last step. constant: no
     decay. inverse_sqrt: with the inverse root of the step, in units of the warmup. warmup_stable_decay: the peak for
-    the fraction `stable` of the steps after the warmup, then polynomial."""
+    the fraction `stable` of the steps after the warmup, then polynomial. slanted_triangular: linear from `floor` to the
+    peak during the warmup, and linear back, as in ULMFiT (warmup 0.1, floor 0.03125)."""
     floor: float = 0.0
     """Lowest learning rate of the decay, as a fraction of peak_lr."""
     power: float = 1.0
@@ -102,6 +105,8 @@ class OptimizerConfig:
     def warmup_steps(self, num_steps: int) -> float:
         """Return the warmup in steps of a run of `num_steps`; openai_adam's need not be whole."""
         steps = self.warmup * num_steps if self.warmup < 1 else self.warmup
+        if self.decay == "slanted_triangular":
+            return math.floor(steps + 1e-9)
         if self.kind == "openai_adam":
             return steps
         return math.floor(steps + 1e-9) if self.kind == "bert_adamw" else math.ceil(steps - 1e-9)

@@ -10,10 +10,13 @@ leave this fraction of the peak:
     inverse_sqrt         max(f, 1 / sqrt(1 + (t - w) / s)), s = w, or 10,000 without a warmup
     warmup_stable_decay  f + (1 - f) (1 - y)^p, y = max(0, x' - q) / (1 - q), x' = (t - w) / (T - w)
 
+    slanted_triangular   f + (1 - f) (1 - x), and f + (1 - f) t / w during the warmup
+
 f: `floor`, p: `power`, q: `stable`. Polynomial decay is that of BERT's code, with p = 1. The inverse square root is
 that of Vaswani et al. (2017) and T5, in the form of big_vision and Hugging Face. Warmup, stable, decay: Hu et al.
-(2024, MiniCPM, section 4). Most kinds of optimizers measure x from the end of the warmup. The published codes of GPT-1
-and BERT measure it from step 0.
+(2024, MiniCPM, section 4). Slanted triangles: Howard and Ruder (2018, ULMFiT, equation 3), with f = 1 / ratio and w / T
+= cut_frac; the fall ends at the last step, as in their code, where the equation rounds. Most kinds of optimizers
+measure x from the end of the warmup. The published codes of GPT-1 and BERT measure it from step 0.
 """
 
 from typing import Any, NamedTuple
@@ -60,6 +63,8 @@ def schedule_of(config: OptimizerConfig, num_steps: int) -> Schedule:
 
 def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax.Array:
     """Return the learning rate of update `step`, counted from 0. The config gives only the kind and the decay."""
+    if config.decay == "slanted_triangular":
+        return slanted_triangular_rate(schedule, step)
     rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(config.kind, warmup_then_decay)
     return rate(schedule, step, config.decay)
 
@@ -73,6 +78,16 @@ def warmup_then_decay(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
     rise = jnp.minimum(1.0, (t + 1) * (1.0 / jnp.maximum(1.0, schedule.warmup)))
     remaining = _remaining(schedule, t, decay, _after_warmup(schedule, t))
     return schedule.peak_lr * jnp.where(t < schedule.warmup, rise, remaining)
+
+
+def slanted_triangular_rate(schedule: Schedule, step: Any) -> jax.Array:
+    """Return the rate of update `step`, counted from 0, of every kind of optimizer: the floor in the first update, the
+    peak after the warmup, and the floor again in the update after the last.
+    """
+    t = jnp.asarray(step, jnp.float32)
+    rise = t * (1.0 / jnp.maximum(1.0, schedule.warmup))
+    p = jnp.where(t < schedule.warmup, rise, 1.0 - _after_warmup(schedule, t))
+    return schedule.peak_lr * _above_floor(schedule, p)
 
 
 def bert_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:

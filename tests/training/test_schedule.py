@@ -54,6 +54,27 @@ def test_each_decay_is_its_formula(decay, floor, warmup):
     assert found.max() == pytest.approx(1.0) and found[warmup:].min() >= floor - 1e-6
 
 
+@pytest.mark.parametrize("kind", ["adamw", "openai_adam", "bert_adamw", "sgd"])
+@pytest.mark.parametrize(("steps", "cut_frac", "ratio"), [(40, 0.1, 32), (107, 0.1, 32), (30, 1 / 3, 8), (7, 0.05, 4)])
+def test_slanted_triangles_are_ulmfits(kind, steps, cut_frac, ratio):
+    """Fails when the first rate is not max / ratio, the cut is rounded up, or the fall ends elsewhere than at the end.
+
+    The formula is that of the published code (fastai's sgdr.py); it equals the paper's where cut_frac T is whole.
+    """
+    cut = math.floor(steps * cut_frac + 1e-9)
+    wanted = []
+    for t in range(steps + 1):
+        p = t / cut if t < cut else 1 - (t - cut) / (steps - cut)
+        wanted.append((1 + p * (ratio - 1)) / ratio)
+        if cut == steps * cut_frac and t >= cut:
+            paper = 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+            assert wanted[-1] == pytest.approx((1 + paper * (ratio - 1)) / ratio)
+    found = rates(steps, kind=kind, decay="slanted_triangular", warmup=cut_frac, floor=1 / ratio)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert found[cut] == pytest.approx(1.0) and found[-1] == pytest.approx(1 / ratio, abs=1e-6)
+    assert found[0] == pytest.approx(1 / ratio if cut else 1.0)
+
+
 def test_the_stable_part_is_at_the_peak_and_no_longer():
     """Fails when the stable part is a fraction of the whole run, or the decay ends early."""
     found = rates(decay="warmup_stable_decay", warmup=8, stable=0.75)
