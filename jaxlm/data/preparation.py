@@ -7,7 +7,7 @@ continues. The same input gives the same bytes for any number of workers.
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,18 @@ from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError
 from jaxlm.host import cpu_cores
 from jaxlm.progress import LOGGED, STANDARD, Output
-from jaxlm.text import Case, Tokenizer, load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
-from jaxlm.text.specs import TRAINED
+from jaxlm.text import (
+    Case,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_from_spec,
+    train_characters,
+    train_sentencepiece,
+    train_wordpiece,
+    train_words,
+)
+from jaxlm.text.specs import COUNTED, TRAINED
+from jaxlm.text.units import whole_words
 from jaxlm.wording import byte_size, counted, plain_number
 
 # Maximum amount of text that a tokenizer is trained on, sampled evenly from the whole.
@@ -52,8 +62,9 @@ class PrepareConfig:
     """
 
     tokenizer: str
-    """train-sentencepiece:SIZE, train-wordpiece:SIZE, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR,
-    hf:DIR (a tokenizer.json) or store:DIR (the tokenizer of a store or of a run)."""
+    """train-sentencepiece:SIZE, train-wordpiece:SIZE, words:SIZE (white-space words and line ends), characters:SIZE,
+    bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR (a tokenizer.json) or store:DIR (the
+    tokenizer of a store or of a run)."""
 
     output: Path
     """Directory of the store. It must not exist yet."""
@@ -72,6 +83,9 @@ class PrepareConfig:
 
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
     """Model type of train-sentencepiece."""
+
+    minimum_count: int = 1
+    """Occurrences below which words:SIZE and characters:SIZE give a word or character no id."""
 
     wordpiece_case: Case = "auto"
     """Case of text for a WordPiece vocabulary. cased: upper case and accents are kept. uncased: neither is kept.
@@ -98,6 +112,7 @@ def prepare_store(
     workers: int = 1,
     errors: Literal["strict", "replace"] = "strict",
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe",
+    minimum_count: int = 1,
     wordpiece_case: Case = "auto",
     sentences: Sentences = "auto",
     language: str = "en",
@@ -108,7 +123,7 @@ def prepare_store(
 
     Args:
       source: One source or several: `text:GLOB`, `lines:GLOB`, `jsonl:GLOB#FIELD` and others, as --source.
-      tokenizer: train-sentencepiece:SIZE, train-wordpiece:SIZE, hf:DIR, store:DIR and others, as --tokenizer.
+      tokenizer: train-sentencepiece:SIZE, train-wordpiece:SIZE, words:SIZE, bytes, hf:DIR and others, as --tokenizer.
       output: Directory of the store.
       weights: Sampling weights of the sources in training. Default: proportional to their tokens.
       sample: Number of random documents of each source to keep. Default: all documents.
@@ -116,6 +131,7 @@ def prepare_store(
         `if __name__ == "__main__":`, as for Python's multiprocessing. The result does not depend on it.
       errors: strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD.
       sentencepiece_model: Model type of train-sentencepiece.
+      minimum_count: Occurrences below which words:SIZE and characters:SIZE give a word or character no id.
       wordpiece_case: Case of text for a WordPiece vocabulary.
       sentences: Sentence boundaries in the store, which sentence pairs need: split, lines, none or auto.
       language: Code of the language for sentence splitting.
@@ -144,6 +160,7 @@ def prepare_store(
         workers=workers,
         errors=errors,
         sentencepiece_model=sentencepiece_model,
+        minimum_count=minimum_count,
         wordpiece_case=wordpiece_case,
         sentences=sentences,
         language=language,
@@ -163,7 +180,7 @@ def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
     """Make the store, or continue making it, and open it. A complete store is only opened."""
     _check(config)
     output = Path(config.output)
-    arguments = {
+    arguments: dict[str, Any] = {
         "source": list(config.source),
         "tokenizer": config.tokenizer,
         "weights": list(config.weights),
@@ -173,7 +190,9 @@ def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
         "wordpiece_case": "uncased" if config.wordpiece_case == "auto" else config.wordpiece_case,
         "sentences": config.sentences,
         "language": config.language,
-    } | ({} if config.sample is None else {"sample": config.sample})
+    }
+    arguments |= {} if config.sample is None else {"sample": config.sample}
+    arguments |= {} if config.minimum_count == 1 else {"minimum_count": config.minimum_count}
     sources = tuple(parse_source(spec) for spec in config.source)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         return existing_store(output, arguments, sources, config.wordpiece_case, messages)
@@ -305,15 +324,18 @@ def _train(
         if len(units) > TRAINING_UNITS
         else units
     )
-    fraction = min(1.0, TRAINING_BYTES / total)
-    each = None if fraction == 1.0 else TRAINING_BYTES // len(chosen)
+    kind = config.tokenizer.partition(":")[0]
+    if kind in COUNTED:
+        chosen = units
+    each = None if kind in COUNTED or total <= TRAINING_BYTES else TRAINING_BYTES // len(chosen)
     read = 0
 
     def sentences() -> Iterator[str]:
         nonlocal read
         for unit in chosen:
             left = each
-            for text, _ in read_unit(sources[unit.source], unit, config.errors):
+            fragments = read_unit(sources[unit.source], unit, config.errors)
+            for text in whole_words(fragments) if kind in COUNTED else (text for text, _ in fragments):
                 text = text if left is None else text[:left]
                 read += len(text.encode())
                 yield text
@@ -321,16 +343,23 @@ def _train(
                     break
 
     how = "all of the text" if each is None else f"the first {each:,} bytes of {len(chosen):,} of {len(units):,} units"
-    sentencepiece = config.tokenizer.startswith("train-sentencepiece")
     case: Literal["uncased", "cased"] = "cased" if config.wordpiece_case == "cased" else "uncased"
-    name = f"SentencePiece {config.sentencepiece_model}" if sentencepiece else f"WordPiece {case}"
-    messages.say(f"training a {name} vocabulary of {size:,} on {how}")
+    trainers: dict[str, tuple[str, Callable[[], Tokenizer]]] = {
+        "train-sentencepiece": (
+            f"a SentencePiece {config.sentencepiece_model} vocabulary",
+            lambda: train_sentencepiece(sentences(), size, config.sentencepiece_model),
+        ),
+        "train-wordpiece": (
+            f"a WordPiece {case} vocabulary",
+            lambda: train_wordpiece(sentences(), size, case),
+        ),
+        "words": ("a vocabulary of words", lambda: train_words(sentences(), size, config.minimum_count)),
+        "characters": ("a vocabulary of characters", lambda: train_characters(sentences(), size, config.minimum_count)),
+    }
+    name, train = trainers[kind]
+    messages.say(f"training {name} of {size:,} on {how}")
     began = time.monotonic()
-    tokenizer: Tokenizer
-    if sentencepiece:
-        tokenizer = train_sentencepiece(sentences(), size, config.sentencepiece_model)
-    else:
-        tokenizer = train_wordpiece(sentences(), size, case)
+    tokenizer = train()
     seconds = time.monotonic() - began
     messages.say(f"trained on {byte_size(read)} of about {byte_size(total)} in {seconds:.0f} s")
     return tokenizer
@@ -411,6 +440,13 @@ def _check(config: PrepareConfig) -> None:
     kind, _, size = config.tokenizer.partition(":")
     if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
         raise InputError(f"tokenizer must have an integer SIZE, for example {kind}:16000, got {config.tokenizer!r}")
+    if config.minimum_count < 1:
+        raise InputError(f"--minimum-count must be positive, got {config.minimum_count}; 1 keeps every word")
+    if config.minimum_count > 1 and kind not in COUNTED:
+        raise InputError(
+            f"--minimum-count must be 1 for tokenizer {config.tokenizer!r}, got {config.minimum_count}; leave it out, "
+            "or use words:SIZE"
+        )
     if kind == TRAINED[0] and config.wordpiece_case != "auto":
         raise InputError(
             f"wordpiece_case must be auto for {kind}, got {config.wordpiece_case}; leave --wordpiece-case out"

@@ -58,7 +58,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
         f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
-        *(f"  note: {note}" for note in text_notes(run.tokenizer.kind)),
+        *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
     found |= {"layout": layout, "length": length, "carry": carry is not None} | figures

@@ -6,6 +6,7 @@ from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.saved import load_tokenizer
 from jaxlm.text.specs import tokenizer_from_spec
 from jaxlm.text.tokenizer import ROLES, Tokenizer
+from jaxlm.text.units import bytes_tokenizer, train_characters, train_words
 from jaxlm.text.wordpiece import Case, train_wordpiece
 
 __all__ = [
@@ -14,12 +15,15 @@ __all__ = [
     "Case",
     "Inputs",
     "Tokenizer",
+    "bytes_tokenizer",
     "load_tokenizer",
     "padding",
     "published_files",
     "published_tokenizer",
     "tokenizer_from_spec",
+    "train_characters",
     "train_sentencepiece",
     "train_wordpiece",
+    "train_words",
     "wordpiece_tokenizer",
 ]

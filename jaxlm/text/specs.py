@@ -8,11 +8,13 @@ from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json
 from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.saved import load_tokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer
+from jaxlm.text.units import bytes_tokenizer
 from jaxlm.text.wordpiece import Case
 from jaxlm.wording import did_you_mean
 
-TRAINED = ("train-sentencepiece", "train-wordpiece")
-SPECS = "sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run)"
+COUNTED = ("words", "characters")  # vocabularies of what is frequent
+TRAINED = ("train-sentencepiece", "train-wordpiece", *COUNTED)
+SPECS = "bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run)"
 
 
 def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False) -> Tokenizer:
@@ -21,6 +23,8 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it. `notes` give the
     result. trains: whether the caller also trains tokenizers, which the error message lists.
     """
+    if spec == "bytes":
+        return bytes_tokenizer()
     kind, colon, location = spec.partition(":")
     if not colon or not location:
         raise _unknown(spec, trains)

@@ -52,6 +52,7 @@ class Tokenizer(ABC):
 
     kind: str
     cuts = False  # whether `cut` and `cuts_at` are supported
+    lost = ""  # what of a text its ids do not keep
     whole_bytes = 0  # memory per character of a text that is encoded whole, as measured on books
     continuing = ""  # prefix of tokens that continue a word, for schemes that mark them
     opening = ""  # prefix of tokens that begin a word, for schemes that mark them

@@ -66,8 +66,14 @@ class JsonTokenizer(Tokenizer):
         scheme = json.loads(self._library.to_str())
         kinds = _kinds(scheme)
         self._is_bert = kinds == _BERT
-        self.cuts = (self._is_bert or _is_gpt2(scheme)) and not any(map(_spans_white_space, scheme["added_tokens"]))
-        if kinds[2] == "WordPiece":
+        is_lookup = kinds[:2] == [None, "Split"] and kinds[2] == "WordLevel"  # of `units`
+        is_bytes = kinds == [None, "ByteLevel", "BPE"] and not scheme["model"]["merges"]
+        cuts = self._is_bert or _is_gpt2(scheme) or is_lookup or is_bytes
+        self.cuts = cuts and not any(map(_spans_white_space, scheme["added_tokens"]))
+        if is_lookup:
+            words = scheme["pre_tokenizer"]["behavior"] == "Removed"
+            self.lost = "no spacing, unknown words as one id" if words else "unknown characters as one id"
+        elif kinds[2] == "WordPiece":
             self.continuing = scheme["model"]["continuing_subword_prefix"]
         else:  # the marks for a blank in SentencePiece's and GPT-2's vocabularies
             self.opening = next((mark for mark in _BLANKS if any(piece.startswith(mark) for piece in vocabulary)), "")

@@ -65,6 +65,7 @@ class WordPieceTokenizer(Tokenizer):
     """
 
     kind = "wordpiece"
+    lost = "no spacing, unknown words as one id, and of an uncased one lower case without accents"
     cuts = True
     continuing = CONTINUES
 

@@ -4,13 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from jaxlm.text import Tokenizer
 from jaxlm.training.step import EvalStep
-
-# The information that kinds of tokenizers discard, which makes a text easier to predict.
-_LOST = {
-    "gpt1": "lower case, one kind of spacing, unknown characters as one id",
-    "wordpiece": "no spacing, unknown words as one id, and of an uncased one lower case without accents",
-}
 
 
 def perplexity(
@@ -42,13 +37,13 @@ def perplexity(
     }
 
 
-def text_notes(kind: str) -> list[str]:
-    """Return notes on comparing metrics per word or per byte, for a kind of tokenizer."""
-    if kind not in _LOST:
+def text_notes(tokenizer: Tokenizer) -> list[str]:
+    """Return notes on comparing metrics per word or per byte."""
+    if not tokenizer.lost:
         return []
     return [
-        f"metrics per word and per byte count the text without what a {kind} vocabulary drops ({_LOST[kind]}): they do "
-        "not compare with those of a tokenizer that keeps the text"
+        f"metrics per word and per byte count the text without what this {tokenizer.kind} vocabulary drops "
+        f"({tokenizer.lost}): they do not compare with those of a tokenizer that keeps the text"
     ]
 
 

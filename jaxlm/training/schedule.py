@@ -9,7 +9,6 @@ leave this fraction of the peak:
     polynomial           f + (1 - f) (1 - x)^p
     inverse_sqrt         max(f, 1 / sqrt(1 + (t - w) / s)), s = w, or 10,000 without a warmup
     warmup_stable_decay  f + (1 - f) (1 - y)^p, y = max(0, x' - q) / (1 - q), x' = (t - w) / (T - w)
-
     slanted_triangular   f + (1 - f) (1 - x), and f + (1 - f) t / w during the warmup
 
 f: `floor`, p: `power`, q: `stable`. Polynomial decay is that of BERT's code, with p = 1. The inverse square root is

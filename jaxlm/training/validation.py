@@ -87,7 +87,7 @@ class Validation:
             + (", the first token of a document is not predicted" if bare else "")
         ]
         if pretraining.whole_text:
-            self.notes += text_notes(stores[0].tokenizer().kind)
+            self.notes += text_notes(stores[0].tokenizer())
 
     def __call__(self, step: int, params: Any) -> tuple[dict[str, float], str]:
         """Return the metrics of the parameters after `step` updates, for metrics.jsonl, and a sentence for people."""

@@ -71,7 +71,10 @@ def preparing(tokenizer):
         (fine_tuning("--custom.text", "texts"), ["no column 'texts'; its columns are text, label; did you mean text?"]),
         (fine_tuning("--custom.metric", "F-1"), ["--custom.metric must be one of accuracy, f1", "did you mean f1?"]),
         (fine_tuning("--length", "4096"), ["--length must be", "got 4096"]),
-        (preparing("bert-base-uncased"), ["train-wordpiece:SIZE, sentencepiece:FILE", "got 'bert-base-uncased'"]),
+        (
+            preparing("bert-base-uncased"),
+            ["train-wordpiece:SIZE, words:SIZE, characters:SIZE, bytes, sentencepiece:FILE", "got 'bert-base-uncased'"],
+        ),
         (
             preparing("hf:bert-base-uncased"),
             ["hf:bert-base-uncased must be a directory, or a model that"],
