@@ -6,7 +6,10 @@ in a temporary directory. An exception in a cell fails the build.
 
 import os
 import sys
+from functools import partialmethod
 from pathlib import Path
+
+from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -22,6 +25,9 @@ write_pages(HERE / "generated")
 os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 os.environ["JAX_PLATFORMS"] = "cpu"
+# The output of a cell arrives in parts, which would be shown apart from each other. MyST-NB has no setting for it, and
+# its nb_merge_streams breaks lines at the parts.
+NotebookClient.__init__ = partialmethod(NotebookClient.__init__, coalesce_streams=True)
 
 project = "jaxlm"
 author = "the jaxlm authors"
