@@ -56,7 +56,7 @@ printf '\nThe commands below run in %s after: . .venv/bin/activate; export JAX_P
 # Seconds of each step on the author's two cores.
 names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long table report)
 guesses=(25 1 3 6 1 255 3 6 60 50 70 3 4)
-. launch/steps.sh
+. launch/steps.bash
 
 # --- text → tokenizer → language model ----------------------------------------------------------------------------------
 

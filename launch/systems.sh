@@ -81,7 +81,7 @@ for family in "${families[@]}"; do
 done
 names+=(table report)
 guesses+=(2 5)
-. launch/steps.sh
+. launch/steps.bash
 
 for kind in sentencepiece wordpiece; do
   run "$kind-store" python -m jaxlm.prepare --source "text:$data/books/train/*.txt" \

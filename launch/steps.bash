@@ -6,6 +6,7 @@
 #   guesses   seconds of each step on the author's two cores. Their sum, scaled by the speed of this machine so far,
 #             estimates the remaining time.
 
+# shellcheck shell=bash disable=SC2154
 total=${#names[@]}
 number=0
 guessed=0 # expected seconds of the steps that were run, not found complete
