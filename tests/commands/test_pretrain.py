@@ -40,8 +40,9 @@ from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.objectives.language_model import language_model
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.text import load_tokenizer, train_sentencepiece
+from jaxlm.text.gpt1 import GPT1Tokenizer
+from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.training import initialization
-from jaxlm.training import perplexity as perplexity_module
 from jaxlm.training import program as program_module
 from jaxlm.training.step import make_eval_step
 
@@ -217,7 +218,7 @@ def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp
     whole = metrics(tmp_path / "run")
     assert metrics(run) == whole and metrics(fork) == {step: whole[step] for step in (4, 5)}
     assert "do not compare" not in ended.errors
-    monkeypatch.setitem(perplexity_module._LOST, "sentencepiece", perplexity_module._LOST["gpt1"])
+    monkeypatch.setattr(SentencePieceTokenizer, "lost", GPT1Tokenizer.lost)
     ended = run_here("pretrain", *arguments, "--run", tmp_path / "new", "--num-steps", 1)
     assert ended.code == 0 and "metrics per word and per byte count the text" in ended.errors, ended.errors
     assert metrics(tmp_path / "new")[1] != whole[1]
