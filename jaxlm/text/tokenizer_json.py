@@ -66,12 +66,15 @@ class JsonTokenizer(Tokenizer):
         scheme = json.loads(self._library.to_str())
         kinds = _kinds(scheme)
         self._is_bert = kinds == _BERT
-        is_lookup = kinds[:2] == [None, "Split"] and kinds[2] == "WordLevel"  # of `units`
+        splits = scheme["pre_tokenizer"] or {}
+        patterns = ({"Regex": r"\n|\S+"}, {"Regex": r"[\s\S]"})  # of `units`: no match depends on what precedes it
+        is_lookup = kinds == [None, "Split", "WordLevel"] and splits["pattern"] in patterns
         is_bytes = kinds == [None, "ByteLevel", "BPE"] and not scheme["model"]["merges"]
+        is_bytes = is_bytes and splits["add_prefix_space"] is False
         cuts = self._is_bert or _is_gpt2(scheme) or is_lookup or is_bytes
         self.cuts = cuts and not any(map(_spans_white_space, scheme["added_tokens"]))
         if is_lookup:
-            words = scheme["pre_tokenizer"]["behavior"] == "Removed"
+            words = splits["behavior"] == "Removed"
             self.lost = "no spacing, unknown words as one id" if words else "unknown characters as one id"
         elif kinds[2] == "WordPiece":
             self.continuing = scheme["model"]["continuing_subword_prefix"]
