@@ -12,6 +12,7 @@ import tyro
 from jaxlm.errors import InputError
 
 Layout = Literal["windows", "packed", "pairs", "streams"]
+LONGER = 10  # the most tokens by which a varied window exceeds its nominal length (awd-lstm-lm, finetune.py)
 
 _LAYOUT = tyro.conf.arg(
     metavar="{" + ",".join(typing.get_args(Layout)) + "}",
@@ -34,6 +35,10 @@ class Stores:
     weights: tuple[float, ...] = ()
     """Weights of the training stores in the mixture, one per store. Default: the weights given at preparation, or the
     numbers of tokens."""
+
+    def longest_row(self, length: int) -> int:
+        """Return the tokens of a row, with padding, of a run with rows of `length`."""
+        return length
 
     def check(self) -> None:
         """Raise InputError unless there is one positive weight per store, or none."""
@@ -121,6 +126,14 @@ class Streams(Stores):
     """Rows that continue those of the previous batch, for models with a carry."""
 
     layout: Annotated[Literal["streams"], _LAYOUT] = "streams"
+    windows: Literal["fixed", "varied"] = "fixed"
+    """Number of tokens that a step reads of each stream. fixed: `length`. varied: drawn for each step from N(length, 5)
+    and, in 5 % of the steps, from N(length / 2, 5), at least 5 and at most length + 10; the learning rate of the step
+    is multiplied by this number / length (Merity et al., 2018, section 4.1)."""
+
+    def longest_row(self, length: int) -> int:
+        """Return the tokens of a row, with padding, of a run with rows of `length`."""
+        return length + LONGER if self.windows == "varied" else length
 
     def check(self) -> None:
         """Raise InputError for mixture weights, as streams have no mixture."""

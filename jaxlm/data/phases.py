@@ -68,8 +68,11 @@ def steps_of_passes(
     batch_size: int,
     num_epochs: float,
     versions: DataVersions = CURRENT,
+    seed: int = 0,
 ) -> int:
-    """Return the number of steps of num_epochs passes, summed over the phases."""
+    """Return the number of steps of num_epochs passes, summed over the phases. seed: the run's."""
+    if isinstance(data, Streams):
+        return StreamRows(stores, length, batch_size, data.windows, seed).windows.steps(num_epochs)
     passes = 0.0  # per step
     for phase in phases(data, length=length, num_steps=1_000_000):
         fraction = (phase.end_step - phase.first_step) / 1_000_000
@@ -78,11 +81,16 @@ def steps_of_passes(
 
 
 def rows_per_pass(
-    stores: Sequence[Store], data: DataConfig, length: int, batch_size: int, versions: DataVersions = CURRENT
+    stores: Sequence[Store],
+    data: DataConfig,
+    length: int,
+    batch_size: int,
+    versions: DataVersions = CURRENT,
+    seed: int = 0,
 ) -> int:
     """Return the number of rows in one pass over the stores. Raises InputError if they are too short for a row."""
     if isinstance(data, Streams):
-        return StreamRows(stores, length, batch_size).rows
+        return StreamRows(stores, length, batch_size, data.windows, seed).rows
     return sum(rows_per_epoch(stores, data, length, versions))
 
 
@@ -111,6 +119,15 @@ class PhasedRows:
         number, first = self._phase(int(indices[0]))
         batch = self.rows[number].read([int(index) - first for index in indices])
         return self._with_seeds(batch, indices)
+
+    def slots(self, step: int) -> list[tuple[int, int]]:
+        """Return the length of each phase, and the tokens of its rows in the first `step` steps of the run."""
+        found = []
+        for phase, rows in zip(self.phases, self.rows, strict=True):
+            steps = min(max(step, phase.first_step), phase.end_step) - phase.first_step
+            fixed = steps * self.batch_size * phase.length
+            found.append((phase.length, rows.slots(steps) if isinstance(rows, StreamRows) else fixed))
+        return found
 
     def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
         """Return the origins of the tokens of a row, in order."""
@@ -144,7 +161,7 @@ def phased_rows(
     mask_seed = seed if masked and data.layout != "pairs" else None  # rows of pairs have their own seeds
     found = phases(data, length=length, num_steps=num_steps)
     if isinstance(data, Streams):
-        streams = [StreamRows(stores, phase.length, batch_size) for phase in found]
+        streams = [StreamRows(stores, phase.length, batch_size, data.windows, seed) for phase in found]
         return PhasedRows(found, streams, batch_size, mask_seed)
     rows = [training_rows(stores, data, length=phase.length, seed=seed, versions=versions) for phase in found]
     return PhasedRows(found, rows, batch_size, mask_seed)

@@ -2,15 +2,22 @@
 
 For models that carry a state from batch to batch: truncated backpropagation through time (Zaremba et al., 2014,
 "Recurrent neural network regularization", section 4.1), the memory of Transformer-XL (Dai et al., 2019). As in
-the other layouts, the batch is arithmetic on the step; it also depends on the batch size, and on no seed.
+the other layouts, the batch is arithmetic on the step; it also depends on the batch size, and on a seed only if the
+windows vary.
 """
 
+import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 
 from jaxlm.data.batch import Batch
+from jaxlm.data.config import LONGER, Streams
+from jaxlm.data.draws import Draws
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.rows import empty_batch
 from jaxlm.data.store import Store
@@ -48,19 +55,111 @@ class Text:
         return found
 
 
+class FixedWindows:
+    """Windows of `length` inputs of a stream of `size` inputs: the same in every epoch, the remainder left out."""
+
+    kind = "windows"
+
+    def __init__(self, size: int, length: int):
+        self._length, self.per_epoch = length, size // length
+        self.unused = size - self.per_epoch * length
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the first input of the window of a step, and its number of inputs."""
+        return step % self.per_epoch * self._length, self._length
+
+    def steps(self, epochs: float) -> int:
+        """Return the steps of a number of epochs."""
+        return max(1, math.ceil(epochs * self.per_epoch - 1e-9))
+
+    def inputs(self, steps: int) -> int:
+        """Return the inputs of a stream in the first `steps` steps."""
+        return steps * self._length
+
+
+class VariedWindows:
+    """Windows of varied numbers of inputs, drawn for each epoch; the last of an epoch ends with the stream.
+
+    A window has max(5, int(n)) inputs, n from N(length, 5), or with a probability of 5 % from N(length / 2, 5) (Merity
+    et al., 2018, section 4.1; awd-lstm-lm, main.py:180-187), and at most length + LONGER, as in its finetune.py, so
+    that all rows have one shape. The draws are a function of the seed and the epoch.
+    """
+
+    kind, unused = "varied windows", 0
+
+    def __init__(self, size: int, length: int, seed: int):
+        self._size, self._length, self._seed = size, length, seed
+        self._epochs: list[np.ndarray] = []  # first input of each window, and the size
+        self._first_steps = [0]
+        self._prepare(0)
+        self.per_epoch = self._first_steps[1]
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the first input of the window of a step, and its number of inputs."""
+        epoch = self._epoch_of(step)
+        starts, window = self._epochs[epoch], step - self._first_steps[epoch]
+        return int(starts[window]), int(starts[window + 1] - starts[window])
+
+    def steps(self, epochs: float) -> int:
+        """Return the steps of a number of epochs."""
+        whole = math.floor(epochs + 1e-9)
+        self._prepare(whole)
+        part = (epochs - whole) * (self._first_steps[whole + 1] - self._first_steps[whole])
+        return max(1, self._first_steps[whole] + math.ceil(part - 1e-9))
+
+    def inputs(self, steps: int) -> int:
+        """Return the inputs of a stream in the first `steps` steps."""
+        epoch = self._epoch_of(steps)
+        return epoch * self._size + int(self._epochs[epoch][steps - self._first_steps[epoch]])
+
+    def _epoch_of(self, step: int) -> int:
+        while self._first_steps[-1] <= step:
+            self._prepare(len(self._epochs))
+        return bisect.bisect_right(self._first_steps, step) - 1
+
+    def _prepare(self, epoch: int) -> None:
+        for number in range(len(self._epochs), epoch + 1):
+            starts = self._drawn(number)
+            self._epochs.append(starts)
+            self._first_steps.append(self._first_steps[-1] + len(starts) - 1)
+
+    def _drawn(self, epoch: int) -> np.ndarray:
+        key = np.random.SeedSequence((self._seed % 2**64, epoch)).generate_state(2, np.uint64)
+        normal, starts = NormalDist(0.0, _SPREAD).inv_cdf, [0]
+        draws = Draws(key, (0, 0, 0, 0))
+        while starts[-1] < self._size:
+            short, place = draws.fractions(2)
+            mean = self._length / 2 if short < _SHORT_SHARE else self._length
+            tokens = max(_FEWEST, int(mean + normal(max(place, 2.0**-53))))
+            starts.append(min(starts[-1] + min(tokens, self._length + LONGER), self._size))
+        return np.array(starts)
+
+
+_SPREAD, _SHORT_SHARE, _FEWEST = 5.0, 0.05, 5
+
+
 class StreamRows:
     """Endless rows of a run in streams: row r belongs to stream r % batch_size.
 
     The T concatenated tokens of the stores are split into B = batch_size streams of S = floor((T - 1) / B)
     inputs: stream b has the inputs b S to b S + S - 1, and the tokens that follow them as targets. Its rows are
-    spans of `length` of them, one per step; the last target of a row is the first input of the next. S mod length
-    inputs at the end of each stream, and (T - 1) mod B at the end of the text, are in no row. Every epoch has the same
-    streams. rows: number of rows per epoch. unused: number of inputs in no row.
+    windows of it, one per step; the last target of a row is the first input of the next, and all streams have the same
+    windows. Fixed windows have `length` inputs: S mod length inputs at the end of each stream are in no row. Varied
+    windows are padded to `longest` inputs. (T - 1) mod B inputs at the end of the text are in no row. Every epoch has
+    the same streams. rows: number of rows per epoch, of varied windows those of the first one. unused: number of inputs
+    in no row. seed: of the varied windows.
 
     Raises InputError if the text is too short for one row per stream.
     """
 
-    def __init__(self, stores: Sequence[Store], length: int, batch_size: int):
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        length: int,
+        batch_size: int,
+        windows: Literal["fixed", "varied"] = "fixed",
+        seed: int = 0,
+    ):
         self._text = Text(stores)
         inputs = max(self._text.tokens - 1, 0)
         if inputs < length * batch_size:
@@ -70,49 +169,54 @@ class StreamRows:
                 f"{name} must be at most {most} for streams of {self._text.tokens:,} tokens in rows of {length}, "
                 f"got {got}; give a smaller one, or more text"
             )
-        self.length, self.batch_size = length, batch_size
+        self.batch_size, self.longest = batch_size, Streams(windows=windows).longest_row(length)
         self._weighted = any(section.weight is not None for store in stores for section in store.sections)
         self._stream = inputs // batch_size
-        self.rows_per_stream = self._stream // length
-        self.rows = self.rows_per_stream * batch_size
-        self.unused = inputs - self.rows * length
+        varied = windows == "varied"
+        self.windows = VariedWindows(self._stream, length, seed) if varied else FixedWindows(self._stream, length)
+        self.rows = self.windows.per_epoch * batch_size
+        self.unused = inputs - (self._stream - self.windows.unused) * batch_size
 
     def empty(self, rows: int) -> Batch:
-        """Return a batch of padding, (rows, L)."""
-        return empty_streams(rows, self.length)
+        """Return a batch of padding, (rows, longest)."""
+        return empty_streams(rows, self.longest)
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch:
-        """Return the rows of these indices as one batch, (len(indices), L)."""
+        """Return the rows of these indices as one batch, (len(indices), longest)."""
         batch = self.empty(len(indices))
         for b, index in enumerate(indices):
-            start, first = self._place(int(index))
-            span = self._text.read(start, start + self.length + 1)
-            batch.ids[b] = span[:-1]
-            batch.targets[b] = span[1:]
+            start, tokens, first = self._place(int(index))
+            span = self._text.read(start, start + tokens + 1)
+            batch.ids[b, :tokens] = span[:-1]
+            batch.targets[b, :tokens] = span[1:]
             batch.begins[b] = first
-        batch.positions[:] = np.arange(self.length)
-        batch.segments[:] = 1
-        batch.weights[:] = 1
+            batch.positions[b, :tokens] = np.arange(tokens)
+            batch.segments[b, :tokens] = 1
+            batch.weights[b, :tokens] = 1
         return batch
 
     def origin(self, index: int) -> list[RowOrigin]:
         """Return the origins of a row's tokens, its last target included."""
-        start, _ = self._place(index)
-        return self._text.origins(start, start + self.length + 1)
+        start, tokens, _ = self._place(index)
+        return self._text.origins(start, start + tokens + 1)
+
+    def slots(self, steps: int) -> int:
+        """Return the inputs of all streams in the first `steps` steps."""
+        return self.windows.inputs(steps) * self.batch_size
 
     def description(self) -> str:
         """Return one line on the streams for logs."""
         return (
-            f"{self.batch_size} streams of {self.rows_per_stream * self.length:,} tokens, {self.rows_per_stream:,} "
-            f"steps per epoch; {self.unused:,} tokens, at the ends of the streams and of the text, are in no row"
-            + ("; the weights given at preparation are not used" if self._weighted else "")
+            f"{self.batch_size} streams of {self._stream - self.windows.unused:,} tokens, {self.windows.per_epoch:,} "
+            f"{self.windows.kind} per epoch; {self.unused:,} tokens, at the ends of the streams and of the text, are "
+            "in no row" + ("; the weights given at preparation are not used" if self._weighted else "")
         )
 
-    def _place(self, index: int) -> tuple[int, bool]:
-        """Return the token at which row `index` begins, and whether it is the first row of its stream."""
+    def _place(self, index: int) -> tuple[int, int, bool]:
+        """Return the token at which row `index` begins, its inputs, and whether it is the first of its stream."""
         step, stream = divmod(index, self.batch_size)
-        row = step % self.rows_per_stream
-        return stream * self._stream + row * self.length, row == 0
+        start, tokens = self.windows.place(step)
+        return stream * self._stream + start, tokens, start == 0
 
 
 def empty_streams(rows: int, length: int) -> Batch:

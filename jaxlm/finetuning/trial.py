@@ -41,7 +41,7 @@ from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
-from jaxlm.training.loop import ScheduledEvaluation, Session, run_training
+from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
 from jaxlm.training.step import Settings, TrainState, from_saved, saved_part
 from jaxlm.training.task_model import TaskLearner, make_task_learner
@@ -200,10 +200,10 @@ class _TrialRun:
             batch = jax.tree.map(lambda x: x[rows], self.data[number])
             yield to_devices(batch, self.context.mesh, self.context.batch_size)
 
-    def evaluate(self, recorder: Recorder, step: int, state: TrainState) -> bool:
+    def evaluate(self, recorder: Recorder, step: int, state: TrainState) -> Outcome:
         """Evaluate on the selection split, and keep the parameters if they are the best so far.
 
-        Return True if training ends here, by the patience of the config.
+        Training ends here if the patience of the config says so.
         """
         split, limit = self.context.task.selects, self.context.config.patience
         _, metrics = evaluate_split(self.context, self.programs, state.weights, split, self.data.lengths)
@@ -223,7 +223,7 @@ class _TrialRun:
             best.params, best.step, best.metrics = self.programs.copy(state.weights), step, metrics
         if ends:
             recorder.note(best.patience.note(self.context.task))
-        return ends
+        return Outcome(ends=ends)
 
     def save(self, step: int, state: TrainState) -> None:
         """Start a checkpoint of the state and the best parameters so far."""

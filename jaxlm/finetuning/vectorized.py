@@ -52,7 +52,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
 from jaxlm.tasks import TrainBatches
-from jaxlm.training.loop import ScheduledEvaluation, Session, run_training
+from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import Settings, TrainState, saved_part, state_of
 
@@ -292,7 +292,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
         recorder.note(note)
 
-    def evaluate(number: int, state: TrainState) -> bool:
+    def evaluate(number: int, state: TrainState) -> Outcome:
         better = np.zeros(len(group.all), np.bool_)
         for k in recorder.alive:
             lengths = group.data[k].lengths
@@ -317,7 +317,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
             seed, rate = trials[k]
             recorder.note(f"seed {seed} at learning rate {rate:g}: {best.patience[k].note(task)}")
         recorder.stopped = best.stopped
-        return not recorder.alive
+        return Outcome(ends=not recorder.alive)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict]:
         if recorder.stopped != halted:  # a trial that has ended keeps its state

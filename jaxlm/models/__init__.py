@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxlm.models import bert_config, gpt_config, lstm_config
+from jaxlm.models import awd_lstm_config, bert_config, gpt_config, lstm_config
+from jaxlm.models.awd_lstm_config import AWDLSTMConfig
 from jaxlm.models.bert_config import BertConfig
 from jaxlm.models.gpt_config import GPTConfig
 from jaxlm.models.lstm_config import LSTMConfig
@@ -25,6 +26,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "FAMILIES",
     "SIZES",
+    "AWDLSTMConfig",
     "BertConfig",
     "Family",
     "GPTConfig",
@@ -39,10 +41,20 @@ __all__ = [
 ]
 
 # A config file fixes the family of its model; the command line offers the fields of that family.
-ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig, tyro.conf.AvoidSubcommands]
+ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig, tyro.conf.AvoidSubcommands]
 DEFAULT_MODEL = GPTConfig
-SIZES: dict[str, Any] = {**gpt_config.SIZES, **bert_config.SIZES, **lstm_config.SIZES}
-_CONTEXTS = {GPTConfig: gpt_config.CONTEXT, BertConfig: bert_config.CONTEXT, LSTMConfig: lstm_config.CONTEXT}
+SIZES: dict[str, Any] = {
+    **gpt_config.SIZES,
+    **bert_config.SIZES,
+    **lstm_config.SIZES,
+    **awd_lstm_config.SIZES,
+}
+_CONTEXTS = {
+    GPTConfig: gpt_config.CONTEXT,
+    BertConfig: bert_config.CONTEXT,
+    LSTMConfig: lstm_config.CONTEXT,
+    AWDLSTMConfig: awd_lstm_config.CONTEXT,
+}
 
 _MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}
 

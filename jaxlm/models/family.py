@@ -39,13 +39,15 @@ class Outputs(NamedTuple):
 
     states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, if
     requested. carry: the state that the model keeps of these tokens, None if no carry was given. output: the arrays of
-    this pass that the output layer needs, for example the token table that it is tied to.
+    this pass that the output layer needs, for example the token table that it is tied to. undropped: `states` before
+    their dropout, None if they have none.
     """
 
     states: jax.Array
     layers: jax.Array | None
     carry: Any
     output: Any
+    undropped: jax.Array | None = None
 
 
 class OutputLayer(Protocol):

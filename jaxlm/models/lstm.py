@@ -7,8 +7,6 @@ state is zero at the beginning of each window (`data.layout windows`, as in the 
 batch to the next (`data.layout streams`).
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -20,7 +18,7 @@ from jaxlm.nn.cross_entropy import TiedOutput
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, project
 from jaxlm.nn.pointwise import dropout, fold
-from jaxlm.nn.recurrence import LSTMState, lstm
+from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
 
 def flops_per_token(config: LSTMConfig, length: int, predicted: float | None = None) -> float:
@@ -54,7 +52,7 @@ class LSTM(nn.Module):
         key = self.make_rng("dropout") if train else None
         x_BLD, table_VD = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
         x_BLD = constrain(dropout(x_BLD, config.embedding_dropout_rate, fold(key, 0)), _STATES)
-        real_LB, reset_LB = boundaries(inputs)
+        real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
         start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
         hidden, ends = [x_BLD], []
         for number in range(config.num_layers):
@@ -91,10 +89,10 @@ class Layer(nn.Module):
     def __call__(self, x_BLD, start: LSTMState, real_LB, reset_LB) -> tuple[jax.Array, LSTMState]:
         config, dtype = self.config, self.execution.compute_dtype()
         d, u = config.width, config.units
-        uniform = _uniform(u**-0.5)
+        init = uniform(u**-0.5)
         names_in, names_state, names_out = ("width", "gates"), ("whole_width", "gates"), ("units", "whole_width")
-        kernel_in = self.param("in_kernel", with_axes(uniform, names_in), (d, 4 * u))
-        kernel_state = self.param("state_kernel", with_axes(uniform, names_state), (u, 4 * u))
+        kernel_in = self.param("in_kernel", with_axes(init, names_in), (d, 4 * u))
+        kernel_state = self.param("state_kernel", with_axes(init, names_state), (u, 4 * u))
         bias = self.param("bias", with_axes(self._bias, ("gates",)), (4 * u,))
         normal, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
         kernel_out = self.param("out_kernel", with_axes(normal, names_out), (u, d))
@@ -111,24 +109,6 @@ class Layer(nn.Module):
 
 
 _STATES = ("batch", "length", "whole_width")
-
-
-def boundaries(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
-    """Return two bool arrays (L, B): real tokens, and beginnings of a segment within a row."""
-    if inputs.segments is None:
-        return jnp.ones(inputs.ids.shape[::-1], bool), jnp.zeros(inputs.ids.shape[::-1], bool)
-    real_BL = inputs.segments > 0
-    changed_BL = jnp.pad(inputs.segments[:, 1:] != inputs.segments[:, :-1], ((0, 0), (1, 0)))
-    return real_BL.T, (real_BL & changed_BL).T
-
-
-def _uniform(bound: float) -> Callable[..., jax.Array]:
-    """Return an initializer that is uniform from -bound to bound."""
-
-    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-
-    return init
 
 
 FAMILY = Family(

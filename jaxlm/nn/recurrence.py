@@ -5,6 +5,7 @@ the gradients of the gates and computes the gradient of the recurrent kernel in 
 `jax.lax.scan` would add to that gradient, 4 U^2 numbers, at every position.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -91,3 +92,21 @@ def _backward(residuals, cotangents):
 
 
 lstm.defvjp(_forward, _backward)
+
+
+def boundaries(ids_BL: jax.Array, segments_BL: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Return two bool arrays (L, B): real tokens, and beginnings of a segment within a row. segments: see `Inputs`."""
+    if segments_BL is None:
+        return jnp.ones(ids_BL.shape[::-1], bool), jnp.zeros(ids_BL.shape[::-1], bool)
+    real_BL = segments_BL > 0
+    changed_BL = jnp.pad(segments_BL[:, 1:] != segments_BL[:, :-1], ((0, 0), (1, 0)))
+    return real_BL.T, (real_BL & changed_BL).T
+
+
+def uniform(bound: float) -> Callable[..., jax.Array]:
+    """Return an initializer that is uniform from -bound to bound."""
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+    return init

@@ -23,9 +23,18 @@ class LanguageModel:
     """Next-token prediction, for models that depend on earlier tokens alone."""
 
     kind: Annotated[Literal["language_model"], _KIND] = "language_model"
+    activation_regularization: float = 0.0
+    """Weight of the mean square of the last layer's states, after dropout, in the training loss (Merity et al., 2018,
+    section 4.6: 2)."""
+    temporal_activation_regularization: float = 0.0
+    """Weight of the mean square of the difference of the last layer's states at consecutive tokens, before dropout, in
+    the training loss (section 4.6: 1)."""
 
     def check(self) -> None:
-        """Accept every value: there are no fields."""
+        """Raise InputError for weights below 0."""
+        for name in ("activation_regularization", "temporal_activation_regularization"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"objective.{name} must be at least 0, got {getattr(self, name)}; give 0 for none")
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,65 @@ from jaxlm.models.family import Inputs, Model
 from jaxlm.objectives.objective import Objective, Sums
 
 
-def language_model(model: Model, *, loss_chunks: int = 0) -> Objective:
+def language_model(
+    model: Model,
+    *,
+    loss_chunks: int = 0,
+    activation_regularization: float = 0.0,
+    temporal_activation_regularization: float = 0.0,
+    nominal_length: int | None = None,
+) -> Objective:
     """Return the objective of next-token prediction (Radford et al., 2018, equation 1).
 
-    Terms: `nll`, the loss in nats per token; `accuracy`, the fraction of targets with the highest score. The carry of
-    rows that begin a stream is set to zero first.
+    Terms: `nll`, the loss in nats per token; `accuracy`, the fraction of targets with the highest score; with their
+    coefficients above 0, `activation`, the mean over tokens and units of the squared states, and `temporal_activation`,
+    that of the squared differences of consecutive states of a row (Merity et al., 2018, in the form of their code,
+    main.py:201-203). The carry of rows that begin a stream is set to zero first.
+    nominal_length: if given, the learning rate of a step is multiplied by the number of tokens in its longest row, as a
+    fraction of this one.
     """
+    coefficients = {
+        "nll": 1.0,
+        "activation": activation_regularization,
+        "temporal_activation": temporal_activation_regularization,
+    }
+    coefficients = {name: value for name, value in coefficients.items() if value or name == "nll"}
 
     def weights(batch: Batch) -> Sums:
         total = jnp.sum(batch.weights)
-        return {"nll": total, "accuracy": total}
+        found = {"nll": total, "accuracy": total}
+        if "activation" in coefficients:
+            found["activation"] = jnp.sum(batch.segments > 0).astype(jnp.float32)
+        if "temporal_activation" in coefficients:
+            found["temporal_activation"] = jnp.sum(_continues(batch.segments))
+        return found
 
     def sums(params: Any, batch: Batch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         inputs = Inputs(batch.ids, batch.positions, batch.segments)
         outputs = model(params, inputs, reset_carry(carry, batch), key=key)
         nll, correct = model.loss(params, outputs.states, outputs.output, batch.targets, batch.weights, loss_chunks)
-        return {"nll": nll, "accuracy": correct}, jax.lax.stop_gradient(outputs.carry)
+        found = {"nll": nll, "accuracy": correct}
+        if "activation" in coefficients:
+            squares_BL = jnp.mean(jnp.square(outputs.states.astype(jnp.float32)), axis=-1)
+            found["activation"] = jnp.sum(jnp.where(batch.segments > 0, squares_BL, 0.0))
+        if "temporal_activation" in coefficients:
+            states = outputs.states if outputs.undropped is None else outputs.undropped
+            steps_BLD = jnp.diff(states.astype(jnp.float32), axis=1)
+            found["temporal_activation"] = jnp.sum(
+                _continues(batch.segments) * jnp.mean(jnp.square(steps_BLD), axis=-1)
+            )
+        return found, jax.lax.stop_gradient(outputs.carry)
 
-    return Objective({"nll": 1.0}, weights, sums)
+    def rate_factor(batch: Batch) -> jax.Array:
+        return jnp.max(jnp.sum(batch.segments > 0, axis=1)) / jnp.float32(nominal_length)
+
+    factor = None if nominal_length is None else rate_factor
+    return Objective(dict(coefficients), weights, sums, rate_factor=factor)
+
+
+def _continues(segments_BL: jax.Array) -> jax.Array:
+    """Return 1.0 for each token but the first of a row that continues the segment of the one before it, (B, L - 1)."""
+    return ((segments_BL[:, 1:] > 0) & (segments_BL[:, 1:] == segments_BL[:, :-1])).astype(jnp.float32)
 
 
 def reset_carry(carry: Any, batch: Batch) -> Any:

@@ -30,13 +30,15 @@ class Objective:
     is the dropout key, None for evaluation; `carry` is the model's state after the batch before, None for most models.
     Metrics without a coefficient are only reported.
     prepare(batch): called once per step with the whole batch, for example to choose masks; every array it returns has
-    the rows of the batch as its first axis.
+    the rows of the batch as its first axis. rate_factor(prepared): a factor of the learning rate of a step, computed
+    from the whole batch; None: 1.
     """
 
     coefficients: dict[str, float | Callable[[jax.Array], jax.Array]]
     weights: Callable[[Any], Sums]
     sums: Callable[[Any, Any, Any, jax.Array | None], tuple[Sums, Any]]
     prepare: Callable[[Any], Any] = unchanged
+    rate_factor: Callable[[Any], jax.Array] | None = None
 
     def coefficient(self, name: str, step: jax.Array | int) -> jax.Array | float:
         """Return the coefficient of a term at a step."""

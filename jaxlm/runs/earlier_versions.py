@@ -30,6 +30,11 @@ ADDED_OPTIONS: dict[str, Any] = {
     "custom.skip_bad_rows": False,
     "spike_factor": 0.0,
     "on_spike": "report",
+    "average_iterates": "off",
+    "average_interval": 5,
+    "objective.activation_regularization": 0.0,
+    "objective.temporal_activation_regularization": 0.0,
+    "data.windows": "fixed",
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).

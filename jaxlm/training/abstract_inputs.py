@@ -29,6 +29,7 @@ def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
 
 def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
     """Return a batch of rows of `length` as jax.ShapeDtypeStruct, its rows sharded over `mesh`."""
+    length = config.data.longest_row(length)
     row: Any = empty_batch(1, length)
     if config.data.layout == "pairs":
         row = empty_pairs(1, length, chunk_options(config.data, length).pairs_per_row)

@@ -1,16 +1,20 @@
-"""The exponential moving average of a model's parameters, which is evaluated and used in place of the raw ones.
+"""Averages of a model's parameters, which are evaluated and used in place of the raw ones.
 
-After update t, counted from 1, with parameters p and decay d, the average is
+The exponential moving average: after update t, counted from 1, with parameters p and decay d, the average is
 
     a <- a - (1 - d_t) (a - p),  d_t = min(d, (1 + t) / (10 + t))
 
 as in tf.train.ExponentialMovingAverage with num_updates. It begins at the parameters before the first update. The
 smaller decay of the early updates keeps these from outweighing later ones, as the correction of Adam's moments does. A
 parameter that is not trained has its own bits in the average.
+
+The mean of the iterates (ASGD: Polyak and Juditsky, 1992): all of them from the first update, or from the evaluation on
+at which the validation loss stopped falling (NT-ASGD: Merity et al., 2018, algorithm 1). Before that the average is the
+parameters themselves.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +30,43 @@ def updated_average(average: Any, params: Any, update: Any, decay: Any) -> Any:
     """Return the average after update t, counted from 1, that led to `params`."""
     weight = 1.0 - decay_at(decay, update)
     return jax.tree.map(lambda a, p: a - weight * (a - p), average, params)
+
+
+class Iterates(NamedTuple):
+    """The mean of the iterates: how many it has, and the validation losses that decide when it begins.
+
+    count: int32, the number of iterates in the mean; 0: it begins with the next one; -1: it has not begun.
+    losses: float32 (interval,), the newest validation losses, the oldest first. lowest: float32, the lowest one before
+    these. Losses that do not exist yet are inf.
+    """
+
+    count: jax.Array
+    losses: jax.Array
+    lowest: jax.Array
+
+
+def no_iterates(interval: int, *, from_start: bool) -> Iterates:
+    """Return the mean before the first update. from_start: begin with the first one, whatever the losses."""
+    count = jnp.asarray(0 if from_start else -1, jnp.int32)
+    return Iterates(count, jnp.full((interval,), jnp.inf, jnp.float32), jnp.asarray(jnp.inf, jnp.float32))
+
+
+def with_loss(iterates: Iterates, loss: Any) -> Iterates:
+    """Return `iterates` after an evaluation.
+
+    The mean begins if the loss is above the lowest one of all evaluations but the last `interval` ones. The loss itself
+    is compared first and recorded after, as in awd-lstm-lm (main.py:275-283).
+    """
+    begins = (iterates.count < 0) & (loss > iterates.lowest)
+    losses = jnp.append(iterates.losses[1:], jnp.asarray(loss, jnp.float32))
+    lowest = jnp.minimum(iterates.lowest, iterates.losses[0])
+    return Iterates(jnp.where(begins, 0, iterates.count), losses, lowest)
+
+
+def updated_mean(mean: Any, params: Any, count: jax.Array) -> Any:
+    """Return the mean of the iterates with one more, `params`. count: of the iterates before it; below 0: `params`."""
+    weight = 1.0 / (jnp.maximum(count, 0) + 1).astype(jnp.float32)
+    return jax.tree.map(lambda a, p: jnp.where(count < 1, p, a + weight * (p - a)), mean, params)
 
 
 def first_average(params: Any) -> Any:

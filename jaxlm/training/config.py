@@ -77,6 +77,12 @@ class PretrainConfig:
     ema: float = 0.0
     """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, and is
     what other commands use. 0: no average."""
+    average_iterates: Literal["off", "non_monotone", "from_start"] = "off"
+    """Mean of the parameters after each update, evaluated and used like that of ema. non_monotone: from the first
+    evaluation on whose validation loss is above the lowest one of all but the last average_interval evaluations
+    (NT-ASGD, Merity et al., 2018). from_start: from the first update on (ASGD)."""
+    average_interval: int = 5
+    """The newest evaluations that non_monotone leaves out of its comparison."""
     spike_factor: float = 0.0
     """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
     0: off."""
@@ -107,6 +113,7 @@ class PretrainConfig:
         check_fields(self)
         self.data.check()
         self.objective.check()
+        check_averages(self)
         is_causal = build(self.model).is_causal
         wanted = "language_model" if is_causal else "masked_lm"
         if self.objective.kind != wanted:
@@ -126,7 +133,7 @@ class PretrainConfig:
                 "one of these"
             )
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
-        check_sizes(self.length, 0 if encoder else self.execution.loss_chunks, self.model)
+        check_sizes(self.data.longest_row(self.length), 0 if encoder else self.execution.loss_chunks, self.model)
 
 
 @dataclass(frozen=True)
@@ -270,6 +277,19 @@ def check_freezing(config: FinetuneConfig) -> None:
             raise InputError(
                 f"{name} must be {default} with frozen, which fixes the whole model, got {value}; leave it out"
             )
+
+
+def check_averages(config: PretrainConfig) -> None:
+    """Raise InputError for two averages, and for a mean of iterates that no evaluation can begin."""
+    check_positive(config, "average_interval")
+    if config.average_iterates == "off":
+        return
+    if config.ema:
+        raise InputError(f"ema must be 0 with average_iterates, got {config.ema:g}; give one of them")
+    if config.average_iterates == "non_monotone" and not config.eval_every:
+        raise InputError(
+            "eval_every must be above 0 with average_iterates non_monotone, got 0; give the steps of an epoch"
+        )
 
 
 def check_fields(config: PretrainConfig | FinetuneConfig) -> None:

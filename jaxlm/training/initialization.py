@@ -21,7 +21,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.averaging import first_average
+from jaxlm.training.averaging import Iterates, first_average
 from jaxlm.training.config import MAY_DIFFER
 from jaxlm.training.spikes import no_norms
 from jaxlm.training.step import OPTIONAL, TrainState, from_saved, saved_part
@@ -325,11 +325,14 @@ def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[T
     return from_saved(restored.state, abstract, seed), notes
 
 
-def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
+def continue_state(
+    source: Source, abstract: TrainState, seed: int, iterates: Callable[[], Iterates] | None = None
+) -> tuple[TrainState, list[str]]:
     """Return parameters, moments and step of another run (`--start-with state`).
 
-    Parts that this run needs and the other one lacks are new: an average begins at the parameters, and the norms by
-    which spikes are found are collected from here on. Parts that only the other run has are left out.
+    Parts that this run needs and the other one lacks are new: an average begins at the parameters, the norms by which
+    spikes are found and the validation losses that begin a mean of iterates are collected from here on. Parts that only
+    the other run has are left out.
     """
     checkpoints, step = source.of_run, source.opened().step
     saved, wanted = checkpoints.metadata(step).tree, saved_part(abstract)
@@ -343,6 +346,11 @@ def continue_state(source: Source, abstract: TrainState, seed: int) -> tuple[Tra
     notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
     if "average" in fresh:
         state = replace(state, average=first_average(state.params))
+    if "iterates" in fresh:
+        assert iterates is not None
+        state = replace(
+            state, iterates=jax.device_put(iterates(), jax.tree.map(lambda leaf: leaf.sharding, abstract.iterates))
+        )
     if "recent_norms" in fresh:
         state = replace(state, recent_norms=jax.device_put(no_norms(), abstract.recent_norms.sharding))
     return state, notes

@@ -20,14 +20,21 @@ from jaxlm.training.step import TrainState
 log = logging.getLogger(__name__)
 
 
+class Outcome(NamedTuple):
+    """The consequences of an evaluation. ends: training ends here. state: the one to continue with, None: the same."""
+
+    ends: bool = False
+    state: TrainState | None = None
+
+
 class ScheduledEvaluation(NamedTuple):
     """An evaluation during training, at the last step and at those in between that are due.
 
-    run(step, state): evaluates and records; if it returns True, training ends at this step. every: the number of steps
-    from one to the next; 0: none in between. first: whether to evaluate before the first update too.
+    run(step, state): evaluates and records; None: nothing follows. every: the number of steps from one to the next; 0:
+    none in between. first: whether to evaluate before the first update too.
     """
 
-    run: Callable[[int, TrainState], bool | None]
+    run: Callable[[int, TrainState], Outcome | None]
     every: int
     first: bool = False
 
@@ -68,11 +75,18 @@ class Session:
         if "spike" in metrics:
             self.recorder.spike(step, metrics, self.describe_batch)
 
-    def evaluate(self, due: Sequence[ScheduledEvaluation], step: int, state: TrainState) -> None:
-        """Run evaluations, and end training here if one says so; the time does not count as training time."""
+    def evaluate(self, due: Sequence[ScheduledEvaluation], step: int, state: TrainState) -> TrainState:
+        """Run evaluations, and end training here if one says so; return the state to go on with.
+
+        The time does not count as training time.
+        """
         with self.recorder.meter.pause("evaluation"):
-            if any([one.run(step, state) for one in due]):
-                self.num_steps = step
+            for one in due:
+                outcome = one.run(step, state) or Outcome()
+                if outcome.ends:
+                    self.num_steps = step
+                state = state if outcome.state is None else outcome.state
+        return state
 
     def run_save(self, step: int, state: TrainState) -> None:
         """Write all metrics up to `step`, then start its checkpoint; the time does not count as training time."""
@@ -104,7 +118,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
     recorder, profile = session.recorder, session.profile
     first = done = saved = _steps(state)
     if first == 0 and (due := session.due(0)):
-        session.evaluate(due, 0, state)
+        state = session.evaluate(due, 0, state)
     pending: tuple[int, dict] | None = None  # metrics of the last step, not fetched yet
     damage: DamagedStore | None = None
     try:
@@ -115,7 +129,7 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
                     session.record(*pending)
                     pending = None
                 if due:
-                    session.evaluate(due, done, state)
+                    state = session.evaluate(due, done, state)
                 if session.saves(done):  # also the step at which an evaluation has ended training
                     session.run_save(done, state)
                     saved = done

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig, SentencePairs
+from jaxlm.data.config import DataConfig, SentencePairs, Streams
 from jaxlm.data.pairs import mask_slots
-from jaxlm.data.phases import Phase
+from jaxlm.data.phases import PhasedRows
 from jaxlm.data.store import Store
 from jaxlm.models import build
 from jaxlm.models.family import Model
-from jaxlm.objectives.config import MaskedLM
+from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
@@ -65,17 +65,13 @@ class Pretraining(Learner):
         loss = sum(float(self.objective.coefficient(name, 0)) * means[name] for name in self.objective.coefficients)
         return {"validation_loss": loss} | {f"validation_{name}": value for name, value in means.items()}
 
-    def work(self, phases: Sequence[Phase], batch_size: int) -> Work:
+    def work(self, rows: PhasedRows) -> Work:
         """Return a function from a step to the tokens and FLOPs of a run up to it."""
 
         def work(step: int) -> tuple[float, float]:
-            tokens = flops = 0.0
-            for phase in phases:
-                slots = (
-                    batch_size * phase.length * (min(max(step, phase.first_step), phase.end_step) - phase.first_step)
-                )
-                tokens, flops = tokens + slots, flops + slots * self.flops_per_token(phase.length)
-            return tokens, flops
+            slots = rows.slots(step)
+            flops = sum(count * self.flops_per_token(length) for length, count in slots)
+            return float(sum(count for _, count in slots)), float(flops)
 
         return work
 
@@ -101,11 +97,21 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         body, words, _ = jax.random.split(key, 3)
         return {"backbone": model.init(body), "head": model.output_layer.init(words)}
 
-    make = left_to_right_language_model if of_pairs else language_model
+    objective = left_to_right_language_model(model, loss_chunks=chunks)
+    if not of_pairs:
+        assert isinstance(config.objective, LanguageModel)
+        varied = isinstance(config.data, Streams) and config.data.windows == "varied"
+        objective = language_model(
+            model,
+            loss_chunks=chunks,
+            activation_regularization=config.objective.activation_regularization,
+            temporal_activation_regularization=config.objective.temporal_activation_regularization,
+            nominal_length=config.length if varied else None,
+        )
     return Pretraining(
         model=model,
         init_params=init_params,
-        objective=make(model, loss_chunks=chunks),
+        objective=objective,
         flops_per_token=model.flops_per_token,
         groups=_groups(model, config),
         carry=partial(carry_of, model, config.data.layout),

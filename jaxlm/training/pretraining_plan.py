@@ -87,10 +87,13 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
             batch_size=config.batch_size,
             num_epochs=config.num_epochs,
             versions=versions,
+            seed=config.seed,
         )
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
-    rows = tuple(rows_per_pass(stores, config.data, phase.length, config.batch_size, versions) for phase in found)
+    rows = tuple(
+        rows_per_pass(stores, config.data, phase.length, config.batch_size, versions, config.seed) for phase in found
+    )
     if config.data.layout == "pairs":  # fail here, not within a run, if the stores give no pairs
         for phase in found:
             held_out_rows(validation, config, phase.length, versions, batch_size=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.compiler.memory import check_batch_memory
@@ -30,6 +31,7 @@ from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
 from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
+from jaxlm.training.averaging import with_loss
 from jaxlm.training.config import PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import (
     continue_state,
@@ -38,7 +40,7 @@ from jaxlm.training.initialization import (
     resume,
     with_parameters,
 )
-from jaxlm.training.loop import Profile, ScheduledEvaluation, Session, explain_failure, run_training
+from jaxlm.training.loop import Outcome, Profile, ScheduledEvaluation, Session, explain_failure, run_training
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.pretraining_plan import (
@@ -270,7 +272,7 @@ def _train(
         MetricsLog(run.path, first_step if resumes else None, on_record=observer.record),
         start=first_step,
         total=num_steps,
-        work=ready.pretraining.work(planned.phases, config.batch_size),
+        work=ready.pretraining.work(ready.rows),
         log_every=config.log_every,
         unigram_entropy=ready.unigram_entropy,
         gate_metric=ready.pretraining.language_loss,
@@ -311,7 +313,7 @@ def first_state(
         state, notes = resume(checkpoints, program.abstract, config.seed)
         return state, f"resumed at step {int(state.step)}", notes
     if source is not None and start_with == "state":
-        state, notes = continue_state(source, program.abstract, config.seed)
+        state, notes = continue_state(source, program.abstract, config.seed, program.kept.get("iterates"))
         return state, f"state of {source.name}", notes
     fresh = program.fresh_state(config.seed)
     if source is not None:
@@ -347,7 +349,7 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
     """Return the evaluation on the validation stores, or none without any.
 
     If there is an average of the parameters, the metrics are those of the average; `raw_validation_loss` is that of the
-    parameters themselves.
+    parameters themselves. A mean of iterates differs from these, and has such a metric, from its beginning on.
     """
     planned = ready.plan
     if not planned.validation:
@@ -364,12 +366,22 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
     for sentence in validation.notes:
         recorder.note(sentence)
 
-    def evaluate(step: int, state: TrainState) -> None:
+    def evaluate(step: int, state: TrainState) -> Outcome | None:
         metrics, said = validation(step, state.weights)
-        if state.average is not None:
+        averaged = None if state.iterates is None else int(state.iterates.count)
+        if state.average is not None and averaged != -1:
             raw = validation(step, state.params)[0]["validation_loss"]
             metrics, said = metrics | {"raw_validation_loss": raw}, f"{said}; {raw:.4f} without averaging"
         recorder.validation(step, metrics, said)
+        if state.iterates is None or step == 0:  # the losses of an algorithm that has begun to train
+            return None
+        iterates = record(state.iterates, np.float32(metrics["validation_loss"]))
+        if averaged == -1 and int(iterates.count) == 0:
+            recorder.note(f"step {step}: the validation loss no longer falls; the iterates are averaged from here on")
+        return Outcome(state=replace(state, iterates=iterates))
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, ready.program.abstract.iterates)
+    record = jax.jit(with_loss, out_shardings=shardings)
 
     return [ScheduledEvaluation(evaluate, planned.config.eval_every, first=True)]
 

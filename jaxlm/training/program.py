@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from jaxlm.compiler.memory import check_program_memory
 from jaxlm.distributed.mesh import abstract_replicated
 from jaxlm.models.family import Model
 from jaxlm.objectives.objective import Objective
+from jaxlm.training.averaging import no_iterates
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from jaxlm.training.parameter_groups import ParameterGroup
@@ -54,7 +55,8 @@ class Program:
     """A learner's state and step on a mesh.
 
     pure_step: (state, batch, settings) -> (state, metrics); step: the same under jit, which donates the state.
-    abstract: the state's leaves as jax.ShapeDtypeStruct. carry: makes the carry before the first batch.
+    abstract: the state's leaves as jax.ShapeDtypeStruct. carry: makes the carry before the first batch. kept: the
+    arguments of `new_state` for the optional parts of the state.
     """
 
     learner: Learner
@@ -64,6 +66,7 @@ class Program:
     step: Wrapped
     mesh: Mesh
     carry: Callable[[], Any]
+    kept: Mapping[str, Any]
 
     def lowered(self, batch: Any) -> Lowered:
         """Trace the step for a batch, of which only shapes, dtypes and shardings are used."""
@@ -72,7 +75,7 @@ class Program:
 
     def fresh_state(self, seed: int) -> TrainState:
         """Return the state before the first update."""
-        return fresh_state(self.learner.init_params, self.optimizer, self.abstract, seed, self.carry)
+        return fresh_state(self.learner.init_params, self.optimizer, self.abstract, seed, self.carry, **self.kept)
 
 
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:
@@ -88,7 +91,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
 
     boxed = jax.eval_shape(lambda: learner.init_params(jax.random.key(0)))
     optimizer = make_optimizer(config.optimizer, boxed, learner.groups)
-    kept = {"averages": config.ema > 0, "finds_spikes": config.spike_factor > 0}
+    kept = {"averages": config.ema > 0, "finds_spikes": config.spike_factor > 0, **_iterates(config)}
     abstract = abstract_state(learner.init_params, optimizer, mesh, carry, **kept)
     pure_step = make_train_step(
         learner.objective,
@@ -98,7 +101,15 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     step = jax.jit(pure_step, donate_argnums=0, out_shardings=(shardings, None))
-    return Program(learner, optimizer, abstract, pure_step, step, mesh, carry)
+    return Program(learner, optimizer, abstract, pure_step, step, mesh, carry, kept)
+
+
+def _iterates(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
+    """Return the arguments of `new_state` for the mean of the iterates."""
+    if isinstance(config, FinetuneConfig) or config.average_iterates == "off":
+        return {}
+    from_start = config.average_iterates == "from_start"
+    return {"averages": True, "iterates": lambda: no_iterates(config.average_interval, from_start=from_start)}
 
 
 def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int) -> Settings:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.devices import RARELY
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
-from jaxlm.training.averaging import updated_average
+from jaxlm.training.averaging import Iterates, updated_average, updated_mean
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
 from jaxlm.training.schedule import Schedule, schedule_of
 from jaxlm.training.spikes import find_spike, no_norms, with_norm
@@ -28,9 +28,9 @@ class TrainState:
     halted: bool, set for good by the first loss or gradient that is not finite. seed: uint32, the run's; all keys are
     derived from it and the step. A checkpoint holds neither of the two.
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
-    models without one. average: the moving average of the parameters (`jaxlm.training.averaging`), or None.
-    recent_norms: gradient norms, by which spikes are found (`jaxlm.training.spikes`), or None. A checkpoint holds those
-    that are not None.
+    models without one. average: the average of the parameters (`jaxlm.training.averaging`), or None. iterates: if it is
+    the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
+    norms, by which spikes are found (`jaxlm.training.spikes`), or None. A checkpoint holds those that are not None.
     """
 
     step: jax.Array
@@ -40,6 +40,7 @@ class TrainState:
     halted: jax.Array
     carry: Any = None
     average: Any = None
+    iterates: Iterates | None = None
     recent_norms: Any = None
 
     @property
@@ -48,8 +49,16 @@ class TrainState:
         return self.params if self.average is None else self.average
 
 
-SAVED = ("step", "params", "opt_state", "carry", "average", "recent_norms")  # the fields that a checkpoint holds
-OPTIONAL = ("average", "recent_norms")  # of these, the ones without which a state can be continued
+SAVED = (
+    "step",
+    "params",
+    "opt_state",
+    "carry",
+    "average",
+    "iterates",
+    "recent_norms",
+)  # the fields that a checkpoint holds
+OPTIONAL = ("average", "iterates", "recent_norms")  # of these, the ones without which a state can be continued
 
 InitParams = Callable[[jax.Array], Any]  # a key -> parameters boxed with their logical axes
 
@@ -61,9 +70,13 @@ def new_state(
     carry: Any = None,
     *,
     averages: bool = False,
+    iterates: Callable[[], Iterates] | None = None,
     finds_spikes: bool = False,
 ) -> TrainState:
-    """Return the state before the first update. averages: with an average of the parameters."""
+    """Return the state before the first update. averages: with an average of the parameters.
+
+    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates.
+    """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -72,6 +85,7 @@ def new_state(
         halted=jnp.zeros((), jnp.bool_),
         carry=carry,
         average=jax.tree.map(jnp.copy, params) if averages else None,
+        iterates=None if iterates is None else iterates(),
         recent_norms=no_norms() if finds_spikes else None,
     )
 
@@ -81,7 +95,7 @@ def abstract_state(
     optimizer: Optimizer,
     mesh: Mesh,
     carry: Callable[[], Any] = lambda: None,
-    **settings: bool,
+    **settings: Any,
 ) -> TrainState:
     """Return shapes, dtypes and shardings of the state for the parameters of `init_params`; nothing is allocated.
 
@@ -120,11 +134,11 @@ def fresh_state(
     abstract: TrainState,
     seed: int,
     carry: Callable[[], Any] = lambda: None,
+    **settings: Any,
 ) -> TrainState:
-    """Return the state before the first update; each shard is computed on its own device."""
+    """Return the state before the first update; each shard is computed on its own device. settings: of `new_state`."""
 
     def make(seed: jax.Array) -> TrainState:
-        settings = {"averages": abstract.average is not None, "finds_spikes": abstract.recent_norms is not None}
         return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), **settings))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -202,10 +216,13 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
-        loss, means, carry, gradient = _gradient(objective, state, batch, micro_batches, dropout_bits)
+        prepared = objective.prepare(batch)
+        loss, means, carry, gradient = _gradient(objective, state, prepared, micro_batches, dropout_bits)
         norm = optax.tree.norm(optimizer.trained(gradient))
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
         rate, applied, recent_norms, spike = optimizer.rate(state.step, settings.schedule), is_finite, None, None
+        if objective.rate_factor is not None:
+            rate = rate * objective.rate_factor(prepared)
         if state.recent_norms is not None:
             spike = find_spike(state.recent_norms, norm, settings.spike_factor, settings.skips_spikes)
             applied = is_finite & ~spike["skipped"]
@@ -214,10 +231,15 @@ def make_train_step(
             gradient, state.opt_state, state.params, learning_rate=rate, applied=applied
         )
         params = jax.tree.map(lambda p, u: jnp.where(applied, p + u, p), state.params, updates)
-        average = state.average
+        average, iterates = state.average, state.iterates
         if average is not None:
             params = computed_once(params)
-            moved = updated_average(average, params, state.step + 1, settings.ema)
+            if iterates is None:
+                moved = updated_average(average, params, state.step + 1, settings.ema)
+            else:
+                moved = updated_mean(average, params, iterates.count)
+                counted = applied & (iterates.count >= 0)
+                iterates = iterates._replace(count=iterates.count + counted.astype(jnp.int32))
             average = jax.tree.map(partial(jnp.where, applied), moved, average)
         new = TrainState(
             step=state.step + is_finite.astype(jnp.int32),
@@ -227,6 +249,7 @@ def make_train_step(
             halted=~is_finite,
             carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
             average=average,
+            iterates=iterates,
             recent_norms=recent_norms,
         )
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~is_finite}
@@ -246,10 +269,9 @@ def make_train_step(
 
 
 def _gradient(
-    objective: Objective, state: TrainState, batch: Any, micro_batches: int, dropout_bits: Literal["threefry", "rbg"]
+    objective: Objective, state: TrainState, prepared: Any, micro_batches: int, dropout_bits: Literal["threefry", "rbg"]
 ) -> tuple[jax.Array, Metrics, Any, Any]:
     """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient."""
-    prepared = objective.prepare(batch)
     weights = objective.weights(prepared)
     key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
 

@@ -94,7 +94,7 @@ def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versi
     if config.num_steps is not None:
         return config.num_steps
     if config.num_epochs is not None:
-        sizes = {"length": config.length, "batch_size": config.batch_size}
+        sizes = {"length": config.length, "batch_size": config.batch_size, "seed": config.seed}
         return steps_of_passes(stores, config.data, num_epochs=config.num_epochs, versions=versions, **sizes)
     if isinstance(config.data, SentencePairs) and config.data.short_length:
         raise InputError(

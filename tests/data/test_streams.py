@@ -52,7 +52,7 @@ def test_each_row_goes_on_where_the_one_before_ended(stores):
         text = text_of(stores[:number])
         rows = StreamRows(stores[:number], length, batch_size)
         stream = (len(text) - 1) // batch_size
-        steps = rows.rows_per_stream
+        steps = rows.windows.per_epoch
         assert steps == stream // length and rows.rows == steps * batch_size
         assert rows.unused == len(text) - 1 - steps * length * batch_size < batch_size * (length + 1)
         epochs = [[batch_at(rows, epoch * steps + step, batch_size) for step in range(steps)] for epoch in (0, 1, 5)]
@@ -86,7 +86,7 @@ def test_global_batch_does_not_depend_on_the_processes(stores, processes, dealt)
 
 def test_any_step_is_had_at_once(stores):
     rows = phased_rows(stores, Streams(), length=7, seed=0, num_steps=10, batch_size=4)
-    steps = rows.rows[0].rows_per_stream
+    steps = rows.rows[0].windows.per_epoch
     first = batches(rows, batch_size=4, host_rows=np.arange(4), first_step=0)
     read = list(itertools.islice(first, 2 * steps + 3))
     assert [bool(batch.begins.all()) for batch in read] == [step % steps == 0 for step in range(len(read))]
@@ -110,7 +110,7 @@ def test_rows_say_where_they_come_from(stores):
     by_path = {str(store.path): store for store in stores}
     rows = phased_rows(stores, Streams(), length=9, seed=0, num_steps=10, batch_size=3)
     several = 0
-    for step in range(rows.rows[0].rows_per_stream):
+    for step in range(rows.rows[0].windows.per_epoch):
         batch, origins = batch_at(rows, step, 3), row_origins(rows, step, 3)
         for b, pieces in enumerate(origins):
             found = []

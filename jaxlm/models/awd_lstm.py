@@ -1,0 +1,160 @@
+"""AWD-LSTM: an LSTM language model regularized by dropout alone, ULMFiT's body.
+
+Merity, Keskar and Socher, 2018, and their code, salesforce/awd-lstm-lm (model.py, weight_drop.py, embed_regularize.py,
+locked_dropout.py). The sizes are 400, 1150, 1150, 400: the last layer has the width of the embedding, as the output
+layer is tied to it. Every dropout mask is drawn once per pass, before the recurrence:
+
+- whole words: (V, 1), the same for all rows; not in the output layer;
+- recurrent kernels: each element, the same for all rows and positions;
+- the embedding, and the output of each layer: (B, 1, D), the same at all positions of a row.
+
+The regularization of activations, the rows of varied lengths and the average of the iterates belong to the training:
+`objective.activation_regularization`, `data.windows varied`, `average_iterates`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxlm.distributed.partition import constrain, with_axes
+from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB, CONTEXT, SIZES, AWDLSTMConfig
+from jaxlm.models.family import Family, Inputs, Outputs
+from jaxlm.nn.cross_entropy import BiasedTiedOutput
+from jaxlm.nn.execution import Execution
+from jaxlm.nn.linear import embed, gathered, project
+from jaxlm.nn.pointwise import dropout, fold
+from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
+
+State = tuple[LSTMState, ...]  # of each layer, (1, B, U)
+
+
+def flops_per_token(config: AWDLSTMConfig, length: int, predicted: float | None = None) -> float:
+    """Return the FLOPs of a training step per token, forward and backward: six per parameter of a matrix."""
+    total, before = config.vocab_size * config.width, config.width
+    for layer in range(config.num_layers):
+        units = config.units_of(layer)
+        total, before = total + (before + units) * 4 * units, units
+    return 6.0 * total
+
+
+def empty_state(config: AWDLSTMConfig, rows: int) -> State:
+    """Return the state before the first token of `rows` rows, zeros."""
+    zeros = (jnp.zeros((1, rows, config.units_of(layer)), jnp.float32) for layer in range(config.num_layers))
+    return tuple(LSTMState(zero, zero) for zero in zeros)
+
+
+class AWDLSTM(nn.Module):
+    """An AWD-LSTM language model: embedding, layers, and the token table as output layer."""
+
+    config: AWDLSTMConfig
+    execution: Execution = Execution()
+
+    @nn.compact
+    def __call__(
+        self, inputs: Inputs, carry: State | None = None, *, train: bool = False, layers: bool = False
+    ) -> Outputs:
+        """Return states, the carry after the last token of each row, and as `output` the token table and its bias.
+
+        The state is set to zero where a new segment of a packed row begins; padding leaves it unchanged. Positions are
+        not used. carry: see `empty_state`; None: zero, and no carry is returned. layers: narrower ones are padded with
+        zeros.
+        """
+        config = self.config
+        key = self.make_rng("dropout") if train else None
+        x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids, fold(key, 0))
+        x_BLD = constrain(_locked(x_BLD, config.embedding_dropout_rate, fold(key, 1)), _STATES)
+        real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
+        start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
+        hidden, ends, raw_BLD = [x_BLD], [], x_BLD
+        for number in range(config.num_layers):
+            layer = Layer(config, self.execution, config.units_of(number), name=f"layer_{number}")
+            raw_BLD, end = layer(hidden[-1], start[number], real_LB, reset_LB, fold(key, 2 * number + 2))
+            last = number == config.num_layers - 1
+            rate = config.output_dropout_rate if last else config.dropout_rate
+            hidden.append(constrain(_locked(raw_BLD, rate, fold(key, 2 * number + 3)), _STATES))
+            ends.append(end)
+        after = None if carry is None else tuple(ends)
+        return Outputs(hidden[-1], _stacked(hidden) if layers else None, after, output, raw_BLD)
+
+
+class Embeddings(nn.Module):
+    """The token table (V, D), and the bias (V,) of the scores if there is one."""
+
+    config: AWDLSTMConfig
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, ids_BL: jax.Array, key: jax.Array | None) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        """Return rows of the table (B, L, D), dropped words as zeros, and the inputs of `BiasedTiedOutput`."""
+        config, names = self.config, ("vocabulary", "width")
+        v, d = config.vocab_size, config.width
+        table_VD = self.param("tokens", with_axes(uniform(config.init_range), names), (v, d))
+        bias_V = None
+        if config.output_bias:
+            bias_V = self.param("output_bias", with_axes(nn.initializers.zeros_init(), ("vocabulary",)), (v,))
+        x_BLD = embed(table_VD, ids_BL, names, self.execution)
+        if key is not None and config.word_dropout_rate:
+            kept_V1 = dropout(jnp.ones((v, 1), x_BLD.dtype), config.word_dropout_rate, key)
+            x_BLD = x_BLD * jnp.take(kept_V1, ids_BL, axis=0)
+        return x_BLD, (table_VD, bias_V)
+
+
+class Layer(nn.Module):
+    """An LSTM layer with the two biases of torch.nn.LSTM, each of which is trained."""
+
+    config: AWDLSTMConfig
+    execution: Execution
+    units: int
+
+    @nn.compact
+    def __call__(
+        self, x_BLD: jax.Array, start: LSTMState, real_LB: jax.Array, reset_LB: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, LSTMState]:
+        """Return the outputs (B, L, U) and the state after the last token, (1, B, U). key: of the weight drop."""
+        dtype, u = self.execution.compute_dtype(), self.units
+        init, names_in, names_state = uniform(u**-0.5), ("width", "gates"), ("whole_width", "gates")
+        kernel_in = self.param("in_kernel", with_axes(init, names_in), (x_BLD.shape[-1], 4 * u))
+        kernel_state = self.param("state_kernel", with_axes(init, names_state), (u, 4 * u))
+        bias = self.param("in_bias", with_axes(init, ("gates",)), (4 * u,))
+        bias = bias + self.param("state_bias", with_axes(init, ("gates",)), (4 * u,))
+        x_BLG = project(x_BLD, kernel_in, bias, names_in, self.execution)  # for all positions at once
+        kernel_state = dropout(kernel_state, self.config.recurrent_dropout_rate, key)
+        kernel_UG = gathered(kernel_state, dtype, names_state)
+        of_layer = LSTMState(start.h[0], start.c[0])
+        h_LBU, end = lstm(jnp.swapaxes(x_BLG, 0, 1), kernel_UG, of_layer, real_LB, reset_LB)
+        return jnp.swapaxes(h_LBU, 0, 1).astype(dtype), LSTMState(end.h[None], end.c[None])
+
+
+_STATES = ("batch", "length", "whole_width")
+
+
+def _locked(x_BLD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Return `x` after a dropout whose mask is the same at all positions of a row (Gal and Ghahramani, 2016)."""
+    return dropout(x_BLD, rate, key, shared_axes=(1,))
+
+
+def _stacked(hidden: list[jax.Array]) -> jax.Array:
+    widest = max(x.shape[-1] for x in hidden)
+    return jnp.stack([jnp.pad(x, ((0, 0), (0, 0), (0, widest - x.shape[-1]))) for x in hidden])
+
+
+FAMILY = Family(
+    name="awd_lstm",
+    title="a recurrent decoder (awd_lstm)",
+    config=AWDLSTMConfig,
+    module=AWDLSTM,
+    output_layer=lambda config: BiasedTiedOutput(),
+    context=CONTEXT,
+    input_format="gpt1",
+    flops_per_token=flops_per_token,
+    max_length=lambda config: None,
+    sizes=SIZES,
+    vocab_size=AWD_LSTM_PTB.vocab_size,
+    finetuning_rate=1e-2,  # ULMFiT's
+    initial_carry=empty_state,
+    decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
+    layers=None,
+    vocabulary_leaves=("embeddings/tokens", "embeddings/output_bias"),
+)

@@ -1,0 +1,69 @@
+"""The config of AWD-LSTM, and the published sizes. The module is in `jaxlm/models/awd_lstm.py`."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxlm.errors import InputError
+from jaxlm.nn.config import Context, check_rate
+
+
+@dataclass(frozen=True)
+class AWDLSTMConfig:
+    """Configuration of an AWD-LSTM: sizes, dropout rates and initialization.
+
+    Defaults: the README of the original code for the Penn Treebank (salesforce/awd-lstm-lm).
+    """
+
+    kind: Literal["awd_lstm"] = "awd_lstm"
+    vocab_size: int = 0
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
+    num_layers: int = 3
+    """Number of LSTM layers."""
+    width: int = 400
+    """Width of the embedding, and units of the last layer, whose output is scored by the token table."""
+    units: int = 1150
+    """Units of each LSTM layer but the last."""
+    word_dropout_rate: float = 0.1
+    """Dropout rate of whole words: a dropped word is zero at all its occurrences in a batch. The output layer uses the
+    whole table."""
+    embedding_dropout_rate: float = 0.4
+    """Dropout rate of the embedding. The mask is the same at all positions of a row."""
+    recurrent_dropout_rate: float = 0.5
+    """Dropout rate of the recurrent kernels (weight drop). The mask is the same for all rows and positions."""
+    dropout_rate: float = 0.25
+    """Dropout rate between two layers. The mask is the same at all positions of a row."""
+    output_dropout_rate: float = 0.4
+    """Dropout rate of the last layer's output. The mask is the same at all positions of a row."""
+    output_bias: bool = True
+    """Add a bias to the scores of the words. ULMFiT's code has none."""
+    init_range: float = 0.1
+    """The token table is uniform from -init_range to init_range; LSTM parameters within 1 / sqrt(units)."""
+
+    @property
+    def init_std(self) -> float:
+        """The standard deviation of the token table, with which task heads begin."""
+        return self.init_range / math.sqrt(3)
+
+    def units_of(self, layer: int) -> int:
+        """Return the units of a layer, counted from 0."""
+        return self.width if layer == self.num_layers - 1 else self.units
+
+    def check(self) -> None:
+        """Raise InputError for sizes and rates that no model can have."""
+        for name in ("num_layers", "width", "units"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name} must be positive, got {getattr(self, name)}; give at least 1")
+        for name in ("word", "embedding", "recurrent", "output"):
+            check_rate(f"model.{name}_dropout_rate", getattr(self, f"{name}_dropout_rate"))
+        check_rate("model.dropout_rate", self.dropout_rate)
+        if not self.init_range > 0:
+            raise InputError(f"model.init_range must be above 0, got {self.init_range}; the default is 0.1")
+
+
+# The README's commands, with the vocabularies of the data sets.
+AWD_LSTM_PTB = AWDLSTMConfig(vocab_size=10_000)
+AWD_LSTM_WT2 = replace(AWD_LSTM_PTB, vocab_size=33_278, embedding_dropout_rate=0.65, dropout_rate=0.2)
+
+SIZES = {"awd-lstm-ptb": AWD_LSTM_PTB, "awd-lstm-wt2": AWD_LSTM_WT2}
+CONTEXT: Context = "causal"
