@@ -58,7 +58,7 @@ class Text:
 class FixedWindows:
     """Windows of `length` inputs of a stream of `size` inputs: the same in every epoch, the remainder left out."""
 
-    kind = "windows"
+    note = ""
 
     def __init__(self, size: int, length: int):
         self._length, self.per_epoch = length, size // length
@@ -85,7 +85,7 @@ class VariedWindows:
     that all rows have one shape. The draws are a function of the seed and the epoch.
     """
 
-    kind, unused = "varied windows", 0
+    note, unused = ", in windows of varied lengths", 0
 
     def __init__(self, size: int, length: int, seed: int):
         self._size, self._length, self._seed = size, length, seed
@@ -208,8 +208,8 @@ class StreamRows:
         """Return one line on the streams for logs."""
         return (
             f"{self.batch_size} streams of {self._stream - self.windows.unused:,} tokens, {self.windows.per_epoch:,} "
-            f"{self.windows.kind} per epoch; {self.unused:,} tokens, at the ends of the streams and of the text, are "
-            "in no row" + ("; the weights given at preparation are not used" if self._weighted else "")
+            f"steps per epoch{self.windows.note}; {self.unused:,} tokens, at the ends of the streams and of the text, "
+            "are in no row" + ("; the weights given at preparation are not used" if self._weighted else "")
         )
 
     def _place(self, index: int) -> tuple[int, int, bool]:

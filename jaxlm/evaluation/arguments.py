@@ -9,6 +9,7 @@ import tyro
 
 from jaxlm.config import program_name
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
+from jaxlm.errors import InputError
 from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.task import Quoting
 from jaxlm.training.config import PretrainConfig
@@ -36,6 +37,29 @@ class Stores:
     """Token stores, made with the run's tokenizer; they count as one text."""
 
 
+@dataclass(frozen=True)
+class PointerCache:
+    """A cache of the words that followed the last tokens of a text, for --layout streams (Grave et al., 2017)."""
+
+    window: int = 0
+    """Tokens in the cache. 0: no cache."""
+    theta: float = 1.0
+    """Factor of the products of the states, whose softmax weighs the words of the cache."""
+    weight: float = 0.1
+    """Probability of the cache in the mixture with the model's predictions (lambda)."""
+
+    def check(self, layout: str) -> None:
+        """Raise InputError for values out of range, and for rows that do not continue each other."""
+        if self.window < 0:
+            raise InputError(f"cache.window must be at least 0, got {self.window}; give 0 for no cache")
+        if not 0 <= self.weight < 1:
+            raise InputError(f"cache.weight must be at least 0 and below 1, got {self.weight:g}; the default is 0.1")
+        if not self.theta >= 0:
+            raise InputError(f"cache.theta must be at least 0, got {self.theta:g}; the default is 1")
+        if self.window and layout != "streams":
+            raise InputError(f"layout must be streams with cache.window, got {layout}; give --layout streams")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(Evaluation):
     """Perplexity on token stores, every token predicted once."""
@@ -48,6 +72,7 @@ class Perplexity(Evaluation):
     model with a state carries it from row to row. Default: the layout of the run."""
     beyond_length: bool = False
     """Allow a --length with untrained position embeddings."""
+    cache: PointerCache = field(default_factory=PointerCache)
 
 
 @dataclass(frozen=True, kw_only=True)

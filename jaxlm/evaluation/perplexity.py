@@ -1,10 +1,12 @@
 """`evaluate perplexity`: perplexity of a language model on token stores."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 
+from jaxlm.config import to_json
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store, open_store
@@ -12,6 +14,7 @@ from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Perplexity
 from jaxlm.evaluation.command import batch_size_for, progress_of, say, write_figures
+from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_sizes
@@ -36,6 +39,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     batch_size = batch_size_for(arguments, run, mesh)
     objective = language_model(model, loss_chunks=0)
     layout = arguments.layout or ("windows" if run.layout == "pairs" else run.layout)
+    arguments.cache.check(layout)
     batches = validation_batches(
         stores,
         length=length,
@@ -47,8 +51,13 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
-        step = CompiledStep("evaluation", jax.jit(make_eval_step(objective)))
-        carry = first_carry(partial(carry_of, model, layout), batch_size, mesh)
+        make_carry: Callable[[int], Any] = partial(carry_of, model, layout)
+        has_carry, evaluate = make_carry(1) is not None, make_eval_step(objective)
+        if arguments.cache.window:
+            make_carry = with_history(model, arguments.cache, make_carry)
+            evaluate = make_cached_step(model, arguments.cache)
+        step = CompiledStep("evaluation", jax.jit(evaluate))
+        carry = first_carry(make_carry, batch_size, mesh)
         figures = perplexity(step, run.params, from_host, words=words, bytes=size, carry=carry)
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     say(
@@ -61,7 +70,8 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
-    found |= {"layout": layout, "length": length, "carry": carry is not None} | figures
+    found |= {"layout": layout, "length": length, "carry": has_carry}
+    found |= ({"cache": to_json(arguments.cache)} if arguments.cache.window else {}) | figures
     write_figures(arguments.output, found)
     return found
 

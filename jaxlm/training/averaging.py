@@ -35,12 +35,12 @@ def updated_average(average: Any, params: Any, update: Any, decay: Any) -> Any:
 class Iterates(NamedTuple):
     """The mean of the iterates: how many it has, and the validation losses that decide when it begins.
 
-    count: int32, the number of iterates in the mean; 0: it begins with the next one; -1: it has not begun.
+    averaged: int32, the number of iterates in the mean; 0: it begins with the next one; -1: it has not begun.
     losses: float32 (interval,), the newest validation losses, the oldest first. lowest: float32, the lowest one before
     these. Losses that do not exist yet are inf.
     """
 
-    count: jax.Array
+    averaged: jax.Array
     losses: jax.Array
     lowest: jax.Array
 
@@ -57,10 +57,10 @@ def with_loss(iterates: Iterates, loss: Any) -> Iterates:
     The mean begins if the loss is above the lowest one of all evaluations but the last `interval` ones. The loss itself
     is compared first and recorded after, as in awd-lstm-lm (main.py:275-283).
     """
-    begins = (iterates.count < 0) & (loss > iterates.lowest)
+    begins = (iterates.averaged < 0) & (loss > iterates.lowest)
     losses = jnp.append(iterates.losses[1:], jnp.asarray(loss, jnp.float32))
     lowest = jnp.minimum(iterates.lowest, iterates.losses[0])
-    return Iterates(jnp.where(begins, 0, iterates.count), losses, lowest)
+    return Iterates(jnp.where(begins, 0, iterates.averaged), losses, lowest)
 
 
 def updated_mean(mean: Any, params: Any, count: jax.Array) -> Any:

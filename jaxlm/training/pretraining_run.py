@@ -368,7 +368,7 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
 
     def evaluate(step: int, state: TrainState) -> Outcome | None:
         metrics, said = validation(step, state.weights)
-        averaged = None if state.iterates is None else int(state.iterates.count)
+        averaged = None if state.iterates is None else int(state.iterates.averaged)
         if state.average is not None and averaged != -1:
             raw = validation(step, state.params)[0]["validation_loss"]
             metrics, said = metrics | {"raw_validation_loss": raw}, f"{said}; {raw:.4f} without averaging"
@@ -376,7 +376,7 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
         if state.iterates is None or step == 0:  # the losses of an algorithm that has begun to train
             return None
         iterates = record(state.iterates, np.float32(metrics["validation_loss"]))
-        if averaged == -1 and int(iterates.count) == 0:
+        if averaged == -1 and int(iterates.averaged) == 0:
             recorder.note(f"step {step}: the validation loss no longer falls; the iterates are averaged from here on")
         return Outcome(state=replace(state, iterates=iterates))
 

@@ -237,9 +237,9 @@ def make_train_step(
             if iterates is None:
                 moved = updated_average(average, params, state.step + 1, settings.ema)
             else:
-                moved = updated_mean(average, params, iterates.count)
-                counted = applied & (iterates.count >= 0)
-                iterates = iterates._replace(count=iterates.count + counted.astype(jnp.int32))
+                moved = updated_mean(average, params, iterates.averaged)
+                counted = applied & (iterates.averaged >= 0)
+                iterates = iterates._replace(averaged=iterates.averaged + counted.astype(jnp.int32))
             average = jax.tree.map(partial(jnp.where, applied), moved, average)
         new = TrainState(
             step=state.step + is_finite.astype(jnp.int32),

@@ -3,6 +3,7 @@
 Fails when a config names a field that is gone, has sizes that do not fit together, or says what its file does not mean.
 """
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from toy_runs import (
 
 from jaxlm.config import find_config, from_json, load_config, to_json
 from jaxlm.models import FAMILIES, build
+from jaxlm.models.awd_lstm_config import AWDLSTMConfig
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
@@ -56,7 +58,7 @@ def layout_of(name: str) -> str:
 
 
 def toy_model(name: str) -> tuple:
-    is_lstm = isinstance(load_config(name, KINDS[name]).model, LSTMConfig)
+    is_lstm = isinstance(load_config(name, KINDS[name]).model, LSTMConfig | AWDLSTMConfig)
     return TOY_LSTM if is_lstm else TOY_MODEL
 
 
@@ -89,6 +91,11 @@ def test_a_config_is_sound_at_full_size(name):
     if isinstance(model, LSTMConfig):
         layer = 4 * model.units * (model.width + model.units + 1) + model.width * (model.units + 1)
         assert count == model.vocab_size * model.width + model.num_layers * layer
+        return
+    if isinstance(model, AWDLSTMConfig):
+        units = [model.width, *map(model.units_of, range(model.num_layers))]
+        layers = sum(4 * after * (before + after + 2) for before, after in itertools.pairwise(units))
+        assert count == model.vocab_size * (model.width + 1) + layers
         return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer

@@ -42,7 +42,8 @@ def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
     assert list(metrics(whole)) == list(range(1, 2 * steps + 1))
     saved = json.loads((whole / "config.json").read_text())
     assert saved["fingerprints"]["data_order"] == 1 and saved["num_steps"] == 2 * steps
-    assert saved["data"] == {"layout": "streams", "store": [str(store)], "validation": [str(store)], "weights": []}
+    stores = {"store": [str(store)], "validation": [str(store)], "weights": []}
+    assert saved["data"] == {"layout": "streams", "windows": "fixed"} | stores
 
     process = Process("pretrain", *arguments(killed, store, *flags), log=tmp_path / "killed-log")
     process.until(lambda: newest_step(killed) >= steps + 2, "a step of the second epoch")

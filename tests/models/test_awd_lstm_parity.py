@@ -166,7 +166,7 @@ def check_steps(model: Model, sizes: case.Sizes, params: dict, windows: list, ex
     losses = []
     for number, window in enumerate(windows):
         if number == case.BEGIN:
-            state = state.replace(iterates=state.iterates._replace(count=jnp.int32(0)))
+            state = state.replace(iterates=state.iterates._replace(averaged=jnp.int32(0)))
         state, metrics = step(state, batch_of(window, sizes, begins=number == 0), settings)
         losses.append(float(metrics["loss"]))
         np.testing.assert_allclose(
@@ -175,7 +175,7 @@ def check_steps(model: Model, sizes: case.Sizes, params: dict, windows: list, ex
         if number < case.BEGIN:
             jax.tree.map(np.testing.assert_array_equal, state.average, state.params)
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-4)
-    assert int(state.iterates.count) == case.NUM_STEPS - case.BEGIN
+    assert int(state.iterates.averaged) == case.NUM_STEPS - case.BEGIN
     before = case.to_flat(params["backbone"])
     for prefix, tree in (("", state.params), ("mean/", state.average)):
         found = case.to_flat(nn.unbox(tree)["backbone"])

@@ -15,6 +15,7 @@ from flax import linen as nn
 from toy import boxed_shapes, init_params
 from toy_pairs import bert_shapes, init_bert
 
+from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
@@ -94,6 +95,13 @@ def test_lstm(update_golden):
     small = replace(GPT1_LSTM, vocab_size=2000)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("lstm.txt", table(boxed_shapes(GPT1_LSTM), drawn, 0.02), update_golden)
+
+
+def test_awd_lstm(update_golden):
+    """Fails when a kernel is sharded otherwise or not decayed, a bias is missing, or an initial value changes."""
+    small = replace(AWD_LSTM_PTB, vocab_size=2000)
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    compare("awd_lstm.txt", table(boxed_shapes(AWD_LSTM_PTB), drawn), update_golden)
 
 
 def test_sequence_head(update_golden):

@@ -1,5 +1,6 @@
 """The moving average of the parameters: a NumPy loop, resuming to the bit, and who uses it."""
 
+import functools
 import json
 
 import jax
@@ -13,7 +14,7 @@ from toy_runs import checkpoints, checksums, copy_at, make_stores, metrics, pret
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.training.averaging import decay_at, first_average, updated_average
+from jaxlm.training.averaging import decay_at, first_average, no_iterates, updated_average, with_loss
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.initialization import continue_state, open_source
 from jaxlm.training.step import TrainState, saved_part, settings_of
@@ -134,3 +135,41 @@ def test_decays_out_of_range_are_refused(kind, value):
     """Fails when a decay that keeps the first parameters for good, or that grows, is accepted."""
     with pytest.raises(InputError, match=f"ema must be from 0 to below 1, got {value:g}; give 0 for no average"):
         kind(ema=value).check()
+
+
+def test_the_mean_of_iterates_begins_by_the_rule_of_the_original():
+    """Fails when the newest losses take part in the comparison, or a loss is recorded before it is compared."""
+    rng = np.random.default_rng(0)
+    record = jax.jit(with_loss)
+    for interval in (1, 3, 5):
+        for _ in range(20):
+            iterates, history, begun = no_iterates(interval, from_start=False), [], False
+            for loss in (5 - 0.2 * np.arange(12) + rng.normal(size=12)).astype(np.float32):
+                # awd-lstm-lm, main.py:275-283, in its own terms
+                begun = begun or (len(history) > interval and loss > min(history[:-interval]))
+                history.append(loss)
+                iterates = record(iterates, loss)
+                assert (int(iterates.averaged) == 0) == begun
+
+
+@pytest.mark.parametrize("begin", [0, 4])
+def test_the_mean_of_iterates_is_that_of_numpy(begin):
+    """Fails when an iterate is left out, counted twice, or averaged before the mean begins."""
+    step, optimizer = toy_linear.regression()
+    iterates = functools.partial(no_iterates, 5, from_start=begin == 0)
+    state = toy_linear.start(optimizer, averages=True, iterates=iterates)
+    settings, seen = settings_of(toy_linear.RUN, 12), []
+    for number, batch in enumerate(toy_linear.rows(12)):
+        if number == begin:
+            state = state.replace(iterates=state.iterates._replace(averaged=jnp.int32(0)))
+        state, _ = step(state, batch, settings)
+        if number < begin:
+            assert_trees_same(state.average, state.params)
+            continue
+        seen.append(np.asarray(state.params["backbone"]["w"], np.float64))
+        np.testing.assert_allclose(state.average["backbone"]["w"], np.mean(seen, axis=0), rtol=1e-5)
+        assert int(state.iterates.averaged) == len(seen)
+    kept = state.average
+    halted, _ = step(state, np.full_like(batch, np.inf), settings)
+    assert_trees_same(halted.average, kept)
+    assert int(halted.iterates.averaged) == len(seen)

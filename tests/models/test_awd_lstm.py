@@ -1,0 +1,225 @@
+"""AWD-LSTM: its dropout masks, padded windows, decoding, and whole runs with averaged iterates.
+
+Parity with torch.nn.LSTM is in test_awd_lstm_parity, the windows in tests/data/test_varied_windows.py.
+"""
+
+import dataclasses
+import json
+import math
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from toy_runs import Process, checksums, make_stores, metrics, newest_step, run_here
+
+from jaxlm.errors import InputError
+from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.models import awd_lstm, build, without_dropout
+from jaxlm.models.awd_lstm import AWDLSTMConfig, empty_state
+from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB, AWD_LSTM_WT2
+from jaxlm.models.family import Inputs, Model
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.training.config import PretrainConfig
+
+TOY = AWDLSTMConfig(vocab_size=31, num_layers=3, width=8, units=12)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return build(TOY)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return {"backbone": nn.unbox(model.init(jax.random.key(3)))}
+
+
+def ids_of(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(rows + length).integers(TOY.vocab_size, size=(rows, length)).astype(np.int32)
+
+
+def test_sizes_are_those_of_the_paper(params):
+    """Fails when the last layer is wide, a bias is missing, or an initial value has another range."""
+    for config, millions in ((AWD_LSTM_PTB, 24.2), (AWD_LSTM_WT2, 33.6)):  # section 4: 24 and 33 million
+        boxed = jax.eval_shape(build(config).init, jax.random.key(0))
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nn.unbox(boxed)))
+        assert round(count / 1e6, 1) == millions
+    backbone = params["backbone"]
+    assert not backbone["embeddings"]["output_bias"].any()
+    assert 0.09 < np.abs(backbone["embeddings"]["tokens"]).max() <= 0.1
+    for name, units in (("layer_0", 12), ("layer_2", 8)):
+        for leaf in backbone[name].values():
+            assert 0.85 * units**-0.5 < np.abs(leaf).max() <= units**-0.5
+
+
+def test_each_mask_is_drawn_once_with_its_rate_and_key(model, params, monkeypatch):
+    """Fails when two masks share a key, a rate is another one's, or a pass without a key drops anything."""
+    drawn = []
+    original = awd_lstm.dropout
+
+    def recorded(x, rate, key, *, shared_axes=()):
+        if key is not None:
+            shape = tuple(1 if axis in shared_axes else size for axis, size in enumerate(x.shape))
+            drawn.append((shape, rate, jax.random.key_data(key).tolist()))
+        return original(x, rate, key, shared_axes=shared_axes)
+
+    monkeypatch.setattr(awd_lstm, "dropout", recorded)
+    ids, rates = ids_of(4, 5), iter([0.11, 0.21, 0.31, 0.41, 0.51])
+    names = ("word", "embedding", "recurrent", "", "output")
+    changed = {f"{name}_dropout_rate" if name else "dropout_rate": next(rates) for name in names}
+    regularized = build(dataclasses.replace(TOY, **changed))
+    regularized(params, Inputs(ids, ids), key=jax.random.key(1))
+    shapes = [(31, 1), (4, 1, 8), (12, 48), (4, 1, 12), (12, 48), (4, 1, 12), (8, 32), (4, 1, 8)]
+    assert [shape for shape, _, _ in drawn] == shapes
+    assert [rate for _, rate, _ in drawn] == [0.11, 0.21, 0.31, 0.41, 0.31, 0.41, 0.31, 0.51]
+    assert len({tuple(key) for _, _, key in drawn}) == len(drawn)
+    drawn.clear()
+    still = regularized(params, Inputs(ids, ids))
+    assert not drawn
+    np.testing.assert_array_equal(still.states, build(without_dropout(TOY))(params, Inputs(ids, ids)).states)
+    np.testing.assert_array_equal(still.states, still.undropped)
+
+
+def test_locked_masks_are_the_same_at_all_positions_and_differ_by_row():
+    """Fails when a mask is drawn for each position, or is shared by the batch as in the paper's first code."""
+    kept = np.asarray(awd_lstm._locked(jnp.ones((6, 50, 40)), 0.5, jax.random.key(0)))
+    assert set(np.unique(kept)) == {0.0, 2.0}
+    assert (kept == kept[:, :1]).all() and len(np.unique(kept[:, 0], axis=0)) == 6
+
+
+def test_a_dropped_word_is_zero_everywhere_but_in_the_output(params):
+    """Fails when the mask of words is drawn by position, or reaches the scores."""
+    config = dataclasses.replace(without_dropout(TOY), word_dropout_rate=0.5)
+    ids = np.arange(62, dtype=np.int32).reshape(2, 31) % 31
+    found = build(config)(params, Inputs(ids, ids), key=jax.random.key(5), layers=True)
+    table = np.asarray(params["backbone"]["embeddings"]["tokens"])
+    embedded = np.asarray(found.layers[0])[..., :8]
+    dropped = ~embedded[0].any(axis=-1)
+    assert 5 < dropped.sum() < 26
+    np.testing.assert_array_equal(embedded[0], embedded[1])
+    np.testing.assert_allclose(embedded[0][~dropped], 2 * table[~dropped], rtol=1e-6)
+    np.testing.assert_array_equal(found.output[0], table)
+
+
+def test_a_padded_window_ends_with_the_state_of_its_last_token(model, params):
+    """Fails when padding changes a state, or two halves with a carried state are not the whole."""
+    ids = ids_of(3, 10)
+    whole = model(params, Inputs(ids, ids), empty_state(TOY, 3))
+    segments = np.array([[1] * 4 + [0] * 3] * 3, np.int32)
+    padded_ids = np.pad(ids[:, :4], ((0, 0), (0, 3)), constant_values=7)
+    first = model(params, Inputs(padded_ids, padded_ids, segments), empty_state(TOY, 3))
+    second = model(params, Inputs(ids[:, 4:], ids[:, 4:]), first.carry)
+    np.testing.assert_allclose(np.concatenate([first.states[:, :4], second.states], 1), whole.states, atol=1e-6)
+    jax.tree.map(lambda found, wanted: np.testing.assert_allclose(found, wanted, atol=1e-6), second.carry, whole.carry)
+    alone = model(params, Inputs(ids[:, :4], ids[:, :4]), empty_state(TOY, 3))
+    jax.tree.map(np.testing.assert_array_equal, first.carry, alone.carry)
+
+
+def test_decoding_is_that_of_whole_passes(model, params):
+    """Fails when a layer's state is lost between steps, or the bias is left out of the scores."""
+    bias = np.random.default_rng(0).normal(size=31).astype(np.float32)
+    embeddings = params["backbone"]["embeddings"] | {"output_bias": bias}
+    params = {"backbone": params["backbone"] | {"embeddings": embeddings}}
+    prompt = ids_of(1, 5)[0].tolist()
+    sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
+    ids = prompt + [row[0].tolist()[0] for row in sampler([Prompt(prompt, 6)], samples=1)]
+    states = model(params, Inputs(np.array([ids]), np.array([ids]))).states
+    logits = np.asarray(states[0] @ embeddings["tokens"].T + bias)
+    assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def arguments(run, stores, *more):
+    """Twelve steps with an evaluation after every second one; at this learning rate the losses soon rise."""
+    sizes = "--model.width 16 --model.units 24 --length 12 --eval-batch-size 8 --optimizer.peak-lr 60".split()
+    steps = "--num-steps 12 --checkpoint-every 3 --eval-every 2 --average-interval 1".split()
+    paths = ("--run", run, "--data.store", stores[0], "--data.validation", stores[1])
+    return ("debug/awd_lstm", *paths, *sizes, *steps, *more)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, stores):
+    run = tmp_path_factory.mktemp("base") / "run"
+    ended = run_here("pretrain", *arguments(run, stores))
+    assert ended.code == 0, ended.errors
+    return run
+
+
+def test_averaging_begins_by_the_validation_losses(base):
+    """Fails when the rule is not applied to the losses of this run, or the raw parameters are evaluated after it."""
+    losses, raw = metrics(base, "validation_loss"), metrics(base, "raw_validation_loss")
+    steps = [step for step in sorted(losses) if step]
+    begins = next(
+        step
+        for number, step in enumerate(steps)
+        if losses[step] > min((losses[before] for before in steps[: max(number - 1, 0)]), default=math.inf)
+    )
+    assert begins < 10 and sorted(raw) == [step for step in steps if step > begins]
+    assert all(raw[step] != losses[step] for step in raw if step > begins)
+    assert f"step {begins}: the validation loss no longer falls" in (base / "log.txt").read_text()
+    rates = set(metrics(base, "learning_rate").values())
+    assert len(rates) > 3 and max(rates) <= 60 * 22 / 12 + 1e-6
+    saved = Checkpoints(base / "checkpoints", read_only=True).metadata(12)
+    assert saved.weights == "average"
+
+
+def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
+    """Fails when the losses that begin the averaging, their number, the carry or the windows are lost."""
+    kinds = {name.split("/")[0] for name in checksums(base)}
+    assert {"carry", "iterates", "average", "params"} <= kinds
+    run = tmp_path / "run"
+    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
+    process.until(lambda: newest_step(run) >= 5, "step 5")
+    process.kill(signal.SIGKILL)
+    ended = run_here("pretrain", *arguments(run, stores))
+    assert ended.code == 0, ended.errors
+    for name in ("loss", "validation_loss", "raw_validation_loss", "learning_rate"):
+        assert metrics(run, name) == metrics(base, name)
+    assert checksums(run) == checksums(base)
+
+
+def test_another_mesh_draws_the_same_masks(base, stores, tmp_path):
+    """Fails when a mask is drawn for the rows of a device, or the carry is dealt to other rows by micro-batches."""
+    run = tmp_path / "run"
+    flags = ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--num-steps", 3)
+    ended = run_here("pretrain", *arguments(run, stores, *flags))
+    assert ended.code == 0, ended.errors
+    assert [metrics(run)[step] for step in (1, 2, 3)] == pytest.approx(list(metrics(base).values())[:3], rel=1e-4)
+
+
+def test_the_average_is_what_other_commands_read(base, stores):
+    """Fails when evaluate, generate or show read the raw parameters, or cannot read the family."""
+    ended = run_here(
+        "evaluate", "perplexity", "--run", base, "--data.store", stores[1], "--length", 12, "--batch-size", 8
+    )
+    figures = json.loads(ended.output.splitlines()[-1])
+    assert figures["validation_loss"] == pytest.approx(metrics(base, "validation_loss")[12], rel=1e-6)
+    shown = run_here("show", base)
+    assert shown.code == 0 and "awd_lstm" in shown.output, shown.errors
+    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
+    assert made.code == 0, made.errors
+
+
+def test_a_config_refuses_what_no_run_has():
+    """Fails when two averages, a rule without evaluations, or a size below 1 reach the run."""
+    for field, value in (("units", 0), ("num_layers", 0), ("recurrent_dropout_rate", 1.0), ("init_range", 0.0)):
+        with pytest.raises(InputError, match=f"model.{field} must be .*got {value}"):
+            dataclasses.replace(TOY, **{field: value}).check()
+    config = PretrainConfig(model=TOY, average_iterates="non_monotone")
+    with pytest.raises(InputError, match="ema must be 0 with average_iterates, got 0.9"):
+        dataclasses.replace(config, ema=0.9).check()
+    with pytest.raises(InputError, match="eval_every must be above 0 with average_iterates non_monotone, got 0"):
+        dataclasses.replace(config, eval_every=0).check()
+    with pytest.raises(InputError, match="average_interval must be above 0, got 0"):
+        dataclasses.replace(config, average_interval=0).check()
