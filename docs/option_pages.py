@@ -21,6 +21,7 @@ from jaxlm.data.config import Packed, SentencePairs, Streams, Windows
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.flags import field_help, reflowed
+from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.lstm import LSTMConfig
@@ -33,7 +34,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
-    "models": ("Models", {GPTConfig: "model.", BertConfig: "model.", LSTMConfig: "model."}),
+    "models": ("Models", {GPTConfig: "model.", BertConfig: "model.", LSTMConfig: "model.", AWDLSTMConfig: "model."}),
     "data": ("Data and layouts", {Windows: "data.", Packed: "data.", SentencePairs: "data.", Streams: "data."}),
     "objectives": (
         "Objectives",

@@ -19,9 +19,9 @@ from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives.config import MaskedLM
+from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.renamed import MOVED
-from jaxlm.runs.earlier_versions import completed, upgraded
+from jaxlm.runs.earlier_versions import ADDED_OPTIONS, completed, upgraded
 from jaxlm.training.config import (
     RUN_FIELDS,
     FinetuneConfig,
@@ -390,6 +390,15 @@ def test_a_config_of_an_earlier_version_has_the_fields_of_its_layout():
         assert upgraded(strange) == strange
     misspelt = {"data": {"layout": "windows", "chunk": 1}}
     assert upgraded(misspelt) == misspelt  # for the strict reader to refuse
+
+
+def test_a_run_has_the_fields_of_its_objective():
+    """Fails when options that were added for one objective are filled in for another."""
+    for objective in (LanguageModel(), MaskedLM()):
+        saved = to_json(PretrainConfig(objective=objective))
+        for name in ADDED_OPTIONS:
+            saved["objective"].pop(name.removeprefix("objective."), None)
+        assert from_json(PretrainConfig, completed(saved)).objective == objective
 
 
 def test_a_derived_value_stays_what_the_run_has_saved():

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.data.batch import Batch, PairBatch, mask_seeds
-from jaxlm.data.config import SentencePairs
+from jaxlm.data.config import SentencePairs, Streams
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
@@ -160,6 +160,8 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
         )
     if isinstance(config.data, SentencePairs):
         config = replace(config, data=replace(config.data, short_length=0))
+    if isinstance(config.data, Streams):
+        config = replace(config, data=replace(config.data, windows="fixed"))
     config = replace(
         config,
         optimizer=replace(config.optimizer, peak_lr=1e-4, warmup=0, decay="constant"),

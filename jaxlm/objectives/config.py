@@ -88,3 +88,6 @@ class MaskedLM:
 
 
 ObjectiveConfig = LanguageModel | MaskedLM
+
+# Dataclass of each objective.
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {member.kind: member for member in typing.get_args(ObjectiveConfig)}

@@ -38,9 +38,9 @@ def language_model(
         total = jnp.sum(batch.weights)
         found = {"nll": total, "accuracy": total}
         if "activation" in coefficients:
-            found["activation"] = jnp.sum(batch.segments > 0).astype(jnp.float32)
+            found["activation"] = jnp.sum(_segments(batch) > 0).astype(jnp.float32)
         if "temporal_activation" in coefficients:
-            found["temporal_activation"] = jnp.sum(_continues(batch.segments))
+            found["temporal_activation"] = jnp.sum(_continues(_segments(batch)))
         return found
 
     def sums(params: Any, batch: Batch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
@@ -50,20 +50,25 @@ def language_model(
         found = {"nll": nll, "accuracy": correct}
         if "activation" in coefficients:
             squares_BL = jnp.mean(jnp.square(outputs.states.astype(jnp.float32)), axis=-1)
-            found["activation"] = jnp.sum(jnp.where(batch.segments > 0, squares_BL, 0.0))
+            found["activation"] = jnp.sum(jnp.where(_segments(batch) > 0, squares_BL, 0.0))
         if "temporal_activation" in coefficients:
             states = outputs.states if outputs.undropped is None else outputs.undropped
             steps_BLD = jnp.diff(states.astype(jnp.float32), axis=1)
             found["temporal_activation"] = jnp.sum(
-                _continues(batch.segments) * jnp.mean(jnp.square(steps_BLD), axis=-1)
+                _continues(_segments(batch)) * jnp.mean(jnp.square(steps_BLD), axis=-1)
             )
         return found, jax.lax.stop_gradient(outputs.carry)
 
     def rate_factor(batch: Batch) -> jax.Array:
-        return jnp.max(jnp.sum(batch.segments > 0, axis=1)) / jnp.float32(nominal_length)
+        return jnp.max(jnp.sum(_segments(batch) > 0, axis=1)) / jnp.float32(nominal_length)
 
     factor = None if nominal_length is None else rate_factor
     return Objective(dict(coefficients), weights, sums, rate_factor=factor)
+
+
+def _segments(batch: Batch) -> jax.Array:
+    """Return the segments (B, L), ones for a batch of full rows without."""
+    return jnp.ones_like(batch.ids) if batch.segments is None else batch.segments
 
 
 def _continues(segments_BL: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from jaxlm.data.config import MEMBERS
+from jaxlm.objectives.config import OBJECTIVES
 
 # Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
 # without them, and with no other values.
@@ -55,13 +56,23 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     Earlier versions wrote the fields of all layouts into `data`; those of another layout had no effect. They wrote the
     fields of the masked language model beside the others, for every model, and chose the objective by the layout.
     """
-    config, data = with_objective(config), config.get("data")
-    if not isinstance(data, dict) or data.get("layout") not in list(MEMBERS):
-        return dict(config)
-    member = MEMBERS[data["layout"]]
-    own = {field.name for field in fields(member)}
-    foreign = {field.name for other in MEMBERS.values() for field in fields(other)} - own
-    return dict(config) | {"data": {name: value for name, value in data.items() if name not in foreign}}
+    values = with_objective(config)
+    return values | {
+        part: _own_fields(values[part], members, discriminator)
+        for part, members, discriminator in (("data", MEMBERS, "layout"), ("objective", OBJECTIVES, "kind"))
+        if isinstance(values.get(part), dict)
+    }
+
+
+def _own_fields(values: Mapping[str, Any], members: Mapping[str, type], discriminator: str) -> dict[str, Any]:
+    """Return the fields of a union's member without those that only other members have."""
+    name = values.get(discriminator)
+    if name not in list(members):
+        return dict(values)
+    member = members[name]
+    foreign = {field.name for other in members.values() for field in fields(other)}
+    foreign -= {field.name for field in fields(member)}
+    return {name: value for name, value in values.items() if name not in foreign}
 
 
 def with_objective(config: Mapping[str, Any]) -> dict[str, Any]:

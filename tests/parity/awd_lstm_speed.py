@@ -1,0 +1,85 @@
+"""Time a training step of AWD-LSTM here and with torch.nn.LSTM, in turn: `cd tests && python -m parity.awd_lstm_speed`.
+
+WikiText-2's sizes, 20 rows of 70 tokens, float32 on the CPU: all dropout, AR and TAR, clip and SGD in both. Each round
+is one process of `jaxlm.bench` and one of PyTorch, of which the median step counts.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from jaxlm.models.awd_lstm_config import AWD_LSTM_WT2
+
+
+def time_torch(rows: int, length: int, steps: int, warmup: int) -> float:
+    """Return the median seconds of a training step of PyTorch."""
+    import torch
+    from torch.nn import functional
+
+    config = AWD_LSTM_WT2
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    table = torch.nn.Parameter(torch.empty(config.vocab_size, config.width).uniform_(-0.1, 0.1))
+    bias, lstms, before = torch.nn.Parameter(torch.zeros(config.vocab_size)), [], config.width
+    for layer in range(config.num_layers):
+        lstms.append(torch.nn.LSTM(before, config.units_of(layer), batch_first=True))
+        before = config.units_of(layer)
+    parameters = [table, bias, *(leaf for lstm in lstms for leaf in lstm.parameters())]
+    optimizer = torch.optim.SGD(parameters, lr=30, weight_decay=1.2e-6)
+    ids = torch.randint(config.vocab_size, (rows, length + 1))
+    state = [tuple(torch.zeros(1, rows, lstm.hidden_size) for _ in range(2)) for lstm in lstms]
+
+    def locked(x, rate):
+        return x * functional.dropout(torch.ones(x.shape[0], 1, x.shape[2]), rate)
+
+    def step() -> None:
+        kept = functional.dropout(torch.ones(config.vocab_size, 1), config.word_dropout_rate)
+        x = locked(functional.embedding(ids[:, :-1], table * kept), config.embedding_dropout_rate)
+        for number, lstm in enumerate(lstms):
+            weights = dict(lstm.named_parameters())
+            weights["weight_hh_l0"] = functional.dropout(weights["weight_hh_l0"], config.recurrent_dropout_rate)
+            raw, end = torch.func.functional_call(lstm, weights, (x, state[number]))
+            state[number] = tuple(part.detach() for part in end)
+            last = number == len(lstms) - 1
+            x = locked(raw, config.output_dropout_rate if last else config.dropout_rate)
+        scores = functional.linear(x.reshape(-1, config.width), table, bias)
+        loss = functional.cross_entropy(scores, ids[:, 1:].reshape(-1))
+        loss = loss + 2 * x.pow(2).mean() + (raw[:, 1:] - raw[:, :-1]).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.25)
+        optimizer.step()
+
+    seconds = []
+    for _ in range(warmup + steps):
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[warmup:])
+
+
+def time_jaxlm(rows: int, length: int, steps: int, warmup: int) -> float:
+    """Return the median seconds of a training step of `jaxlm.bench`."""
+    words = ["pretrain/awd_lstm_wt2", "--model.vocab-size", AWD_LSTM_WT2.vocab_size, "--batch-size", rows]
+    words += ["--length", length, "--steps", steps, "--warmup", warmup]
+    command = [sys.executable, "-m", "jaxlm.bench", *map(str, words)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
+
+
+def main() -> None:
+    """Print the seconds of each round and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("rows", 20), ("length", 70), ("steps", 5), ("warmup", 2), ("rounds", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    arguments = vars(parser.parse_args())
+    for _ in range(arguments.pop("rounds")):
+        ours, theirs = time_jaxlm(**arguments), time_torch(**arguments)
+        print(f"jaxlm {ours:.3f} s, torch {theirs:.3f} s, speed {theirs / ours:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
