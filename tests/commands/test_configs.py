@@ -35,7 +35,7 @@ NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path 
 KINDS = {name: FinetuneConfig if "finetune" in name else PretrainConfig for name in NAMES}
 TOY_MODEL = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
 TOY_MODEL += "--model.num-positions 64 --length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
-TOY_LSTM = ("--model.num-layers", 2, "--model.width", 32, "--model.units", 48)
+TOY_LSTM = ("--model.num-layers", 2, "--model.width", 32, "--model.units", 48, "--batch-size", 8)
 ONE_LENGTH = {"pairs": ("--data.short-length", 0)}
 
 
@@ -95,7 +95,7 @@ def test_a_config_is_sound_at_full_size(name):
     if isinstance(model, AWDLSTMConfig):
         units = [model.width, *map(model.units_of, range(model.num_layers))]
         layers = sum(4 * after * (before + after + 2) for before, after in itertools.pairwise(units))
-        assert count == model.vocab_size * (model.width + 1) + layers
+        assert count == model.vocab_size * (model.width + model.output_bias) + layers
         return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
