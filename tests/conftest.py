@@ -56,3 +56,21 @@ def folder(tmp_path_factory) -> Path:
     from toy_api import make_folder
 
     return make_folder(tmp_path_factory.mktemp("api"))
+
+
+@pytest.fixture(scope="module")
+def two_devices():
+    """For modules that are not about meshes: the same runs take twice the time on eight devices."""
+    from toy_devices import first_devices
+
+    with first_devices(2):
+        yield
+
+
+@pytest.fixture
+def eight_devices(two_devices):
+    """All devices again, for a test of such a module whose meaning they are."""
+    from toy_devices import first_devices
+
+    with first_devices(8):
+        yield

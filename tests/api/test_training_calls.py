@@ -14,6 +14,8 @@ import jaxlm
 from jaxlm.distributed.devices import user_cache
 from jaxlm.runs.metrics_log import finite, read_metrics
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 CHANGES = {"length": 32, "log_every": 1, "optimizer.warmup": 2, "num_steps": 8, "checkpoint-every": 3}
 TUNING = {"length": 16, "batch_size": 8, "num_epochs": 2, "log_every": 1, "checkpoint_every": 3}
 UNEQUAL = ("tokens_per_second", "wait_share")  # of two runs
@@ -136,6 +138,7 @@ def test_a_store_of_the_function_is_that_of_the_command(tmp_path, capsys, caplog
         jaxlm.prepare_store(source, tokenizer="train-sentencepiece:310", output=tmp_path / "called")
 
 
+ONE_DEVICE = "--xla_backend_optimization_level=0"
 TRACES = """
 import logging, os, signal, sys, threading, warnings
 import jaxlm
@@ -186,7 +189,7 @@ def test_calls_leave_no_trace_in_the_process(work):
         capture_output=True,
         text=True,
         cwd=toy_runs.REPOSITORY,
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(user_cache() / "xla")},
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(user_cache() / "xla"), "XLA_FLAGS": ONE_DEVICE},
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr

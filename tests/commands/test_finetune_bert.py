@@ -21,6 +21,9 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.finetuning import vectorized
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
+from jaxlm.training import task_model
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 toy_runs.COMMANDS["predict"] = predict.main
 
@@ -61,8 +64,10 @@ SLOW = {"regression", "choice"}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS])
-def test_every_kind_end_to_end(tmp_path, vocabulary, kind):
+def test_every_kind_end_to_end(tmp_path, vocabulary, kind, request):
     """13 and 7 examples fill no batch on eight devices; each has its prediction, and predict gives the same ones."""
+    if kind == "classification":
+        request.getfixturevalue("eight_devices")  # one kind stands for the others: filler is not the heads' concern
     files = make_files(tmp_path / "files", kind)
     run = tune(tmp_path / "run", files, kind, "--tokenizer", f"wordpiece:{vocabulary}", *toy_encoder.FLAGS)
     found = lines(run / "predictions.jsonl")
@@ -159,8 +164,16 @@ def test_starts_take_the_step_that_is_named_and_fresh_layers_and_pooler(tmp_path
     assert {"backbone/pooler/kernel", "backbone/blocks/attention/qkv_kernel", "head/kernel"} <= fresh
 
 
+class NarrowLSTMHead(task_model.LSTMHead):
+    """The paper's units would take a minute."""
+
+    width: int = 24
+
+
 @pytest.mark.parametrize("head", ["linear", pytest.param("bilstm", marks=pytest.mark.slow)])
-def test_a_frozen_model_stays_and_has_no_moments(tmp_path, pretrained, files, head):
+def test_a_frozen_model_stays_and_has_no_moments(tmp_path, pretrained, files, head, monkeypatch):
+    assert task_model.LSTMHead.width == 768
+    monkeypatch.setattr(task_model, "LSTMHead", NarrowLSTMHead)
     more = ["--frozen", "--head", head, "--num-epochs", 0.75]
     more += ["--features", "concatenated_last_four"] if head == "bilstm" else []
     run = tune(tmp_path / "run", files, "classification", "--start", pretrained, *more)

@@ -7,9 +7,11 @@ data than it says, or when a run that cannot go on loses what it had.
 import collections
 import json
 import math
+import os
 import resource
 import shlex
 import shutil
+import signal
 import sys
 
 import jax
@@ -39,12 +41,15 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.objectives.language_model import language_model
 from jaxlm.runs.metrics_log import read_metrics
+from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer, train_sentencepiece
 from jaxlm.text.gpt1 import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.training import initialization
 from jaxlm.training import program as program_module
 from jaxlm.training.step import make_eval_step
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", 5)
 
@@ -74,7 +79,7 @@ def test_a_run_directory_holds_what_the_contract_says(base, stores):
     assert config["fingerprints"]["stores"] == [store.fingerprint]
     assert load_tokenizer(base / "tokenizer").fingerprint == store.tokenizer_fingerprint
     (start,) = starts(base)
-    assert start["started_from"] is None and start["devices"]["count"] == 8 and "jax" in start["versions"]
+    assert start["started_from"] is None and start["devices"]["count"] == 2 and "jax" in start["versions"]
     assert start["command"] == shlex.join(sys.orig_argv)
     assert list((base / "tensorboard").glob("events*"))
     assert checkpoints(base) == [5, 10]
@@ -275,7 +280,7 @@ def test_a_packed_run_is_judged_as_it_was_trained(tmp_path):
     # As scored, a document costs what it cost in training, and its first token no more than by its frequency.
     ids = [tokenizer.encode(text) for text in documents]
     starts_and_wholes = [Scored([*run.left, *tokens]) for tokens in [*(tokens[:1] for tokens in ids), *ids[380:]]]
-    scores = list(sequence_log_probs(run.model, run.params, starts_and_wholes, mesh=run.mesh, batch_size=8))
+    scores = list(sequence_log_probs(run.model, run.params, starts_and_wholes, mesh=run.mesh, batch_size=64))
     firsts, wholes = scores[:400], scores[400:]
     assert run.left == [tokenizer.specials["end"]] and all(score.tokens == 1 for score in firsts)
     counts = collections.Counter(tokens[0] for tokens in ids)
@@ -313,11 +318,29 @@ def test_a_halted_run_goes_on_from_its_state_at_another_rate(stores, tmp_path):
     assert checksums(tmp_path / "halted", 1) == checksums(tmp_path / "sane", 1)
 
 
+# Long enough for the gate at a quarter of its steps, which is at 250.
+GATED = ("--num-steps", 1000, "--checkpoint-every", 1000, "--log-every", 10)
+
+
+def run_past_the_gate(arguments):
+    """The messages of a run that a signal stops at step 260."""
+
+    def training(self, step, metrics):
+        training_of(self, step, metrics)
+        if step == 260:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    training_of = Recorder.training
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "training", training)
+        ended = run_here("pretrain", *arguments)
+    assert ended.code == 75, ended.errors
+    return ended.errors
+
+
 def test_a_loss_that_learns_nothing_is_warned_about_once(stores, tmp_path):
-    still = ("--optimizer.peak-lr", 0, "--num-steps", 1000, "--checkpoint-every", 1000)
-    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *still))
-    assert ended.code == 0, ended.errors
-    (warning,) = [line for line in ended.errors.splitlines() if line.startswith("warning:")]
+    errors = run_past_the_gate(pretrain_arguments(tmp_path / "run", stores, *GATED, "--optimizer.peak-lr", 0))
+    (warning,) = [line for line in errors.splitlines() if line.startswith("warning:")]
     entropy = open_store(stores[0]).unigram_entropy()
     assert "step 250:" in warning and "unigram entropy" in warning and f"({entropy:.3f})" in warning
     assert "--model.init-std" in warning
@@ -328,10 +351,9 @@ def test_a_loss_that_falls_is_not_warned_about(tmp_path):
     (text,) = sentences(1, seed=3)
     tokenizer = train_sentencepiece(sentences(140), 320)
     store = write_store(tmp_path / "store", {"toy": [text[:150]] * 200}, tokenizer)
-    arguments = pretrain_arguments(tmp_path / "run", (store.path, store.path), "--num-steps", 1000)
-    ended = run_here("pretrain", *arguments, "--optimizer.peak-lr", 1e-2, "--checkpoint-every", 1000)
-    assert ended.code == 0, ended.errors
-    assert "warning" not in ended.errors
+    given = (*GATED, "--optimizer.peak-lr", 1e-2)
+    errors = run_past_the_gate(pretrain_arguments(tmp_path / "run", (store.path, store.path), *given))
+    assert "warning" not in errors
     assert metrics(tmp_path / "run")[250] < store.unigram_entropy() - 0.5
 
 
@@ -346,7 +368,7 @@ def test_a_profile_is_written(stores, tmp_path):
 def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_from(stores, tmp_path):
     run = tmp_path / "run"
     # At first no save is due for long; the disk is "full" (files may not pass 32 KiB) from the second save on.
-    arguments = pretrain_arguments(run, stores, "--num-steps", 400, "--checkpoint-every", 50, "--log-every", 20)
+    arguments = pretrain_arguments(run, stores, "--num-steps", 200, "--checkpoint-every", 50, "--log-every", 20)
     process = Process("pretrain", *arguments, log=tmp_path / "log")
     process.until(lambda: checkpoints(run), "a checkpoint")
     sound = checkpoints(run)[-1]
@@ -361,7 +383,7 @@ def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_fro
     ended = Process("pretrain", *arguments, log=tmp_path / "again").ended()
     assert ended.code == 0, ended.errors
     assert starts(run)[-1]["started_from"] == f"resumed at step {kept[-1]}"
-    assert newest_step(run) == 400
+    assert newest_step(run) == 200
 
 
 def test_a_first_step_that_is_not_finite_and_a_warmup_longer_than_the_run(stores, tmp_path):

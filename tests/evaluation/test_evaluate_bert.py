@@ -27,6 +27,8 @@ from jaxlm.models import build
 from jaxlm.models.bert import MaskedLMHead
 from jaxlm.models.family import Inputs
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
@@ -187,6 +189,7 @@ def test_memory_of_scores_is_linear_in_the_tokens(loaded):
         return original(*arguments)
 
     original = masked_lm_scoring._padded
+    gc.freeze()  # what is there already is none of ours, and takes long to look through
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masked_lm_scoring, "_padded", padded)
         next(
@@ -197,6 +200,7 @@ def test_memory_of_scores_is_linear_in_the_tokens(loaded):
     # The first batch is made when nothing else is: what was there before is no copy of ours.
     others = sum(isinstance(found, list) and len(found) == 32 for found in gc.get_objects())
     assert copies[0] - others <= 8
+    gc.unfreeze()
 
 
 def test_features_are_the_layers_states(loaded, run, tmp_path, command):
@@ -256,8 +260,8 @@ def test_an_ensembles_threshold_is_its_own_whatever_the_order_of_its_runs(tmp_pa
     """Fails on 2968321: rows of a file are cut at the threshold of the run that is named first, and each run alone is
     cut at one that is tuned on the rows it is judged by."""
     files = make_files(tmp_path / "files", "span", test=20)
-    own = (-3.0, 0.25, 4.0)
-    runs = [toy_encoder.finetuned(tmp_path / f"run{k}", vocabulary, files, "span", seed=k) for k in range(3)]
+    own = (-3.0, 0.25)
+    runs = [toy_encoder.finetuned(tmp_path / f"run{k}", vocabulary, files, "span", seed=k) for k in range(2)]
     for run, threshold in zip(runs, own, strict=True):
         write_json(run / "task.json", read_signed(run / "task.json") | {"no_answer": True, "threshold": threshold})
     _, tuned = command(evaluate.main, "ensemble", *runs)
@@ -266,7 +270,7 @@ def test_an_ensembles_threshold_is_its_own_whatever_the_order_of_its_runs(tmp_pa
         _, alone = command(evaluate.main, "task", "--run", run, "--input", rows)
         singles.append(alone["f1"])
     assert tuned["test"]["alone"] == pytest.approx(singles)
-    for order in ((0, 1, 2), (2, 0, 1)):
+    for order in ((0, 1), (1, 0)):
         _, found = command(evaluate.main, "ensemble", *(runs[k] for k in order), "--input", rows)
         assert found["input"]["threshold"] == pytest.approx(tuned["dev"]["threshold"])
         assert found["input"]["f1"] == pytest.approx(tuned["test"]["f1"])
@@ -274,10 +278,10 @@ def test_an_ensembles_threshold_is_its_own_whatever_the_order_of_its_runs(tmp_pa
         assert found["input"]["alone"] == pytest.approx([singles[k] for k in order])
     rows = rows.rename(tmp_path / "rows.jsonl")
     (files / "dev.jsonl").unlink()
-    for order in ((0, 1, 2), (2, 0, 1)):
+    for order in ((0, 1), (1, 0)):
         text, found = command(evaluate.main, "ensemble", *(runs[k] for k in order), "--input", rows)
         assert found["input"]["threshold"] == pytest.approx(np.mean(own))
-        assert "threshold 0.4167, the mean of the runs' own (" in text and "0.2500 of " in text and "dev.jsonl" in text
+        assert "threshold -1.3750, the mean of the runs' own (" in text and "0.2500 of " in text and "dev.jsonl" in text
 
 
 def test_what_an_encoder_cannot_do_is_one_line(tmp_path, vocabulary, run, command):

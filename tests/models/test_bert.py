@@ -49,6 +49,11 @@ def states_of(config: BertConfig, execution: Execution = PLAIN):
     return states
 
 
+def layers_of(config: BertConfig, execution: Execution = PLAIN):
+    """Jitted (params, inputs) -> the outputs with all layers."""
+    return jax.jit(lambda params, inputs: build(config, execution)(params, inputs, layers=True))
+
+
 @pytest.fixture(scope="module")
 def states():
     return states_of(STILL_BERT)
@@ -108,7 +113,7 @@ def test_without_types_and_segments(params, states):
 def test_all_hidden_states(params, states):
     """Fails when a layer is missing, out of order, or the first is not the embeddings' norm."""
     batch = pair_rows(3)
-    outputs = build(STILL_BERT)(params, inputs_of(batch), layers=True)
+    outputs = layers_of(STILL_BERT)(params, inputs_of(batch))
     hidden = np.asarray(outputs.layers)
     np.testing.assert_array_equal(hidden[-1], outputs.states)
     assert jax.eval_shape(build(STILL_BERT), params, inputs_of(batch)).layers is None
@@ -122,7 +127,7 @@ def test_all_hidden_states(params, states):
     x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
     np.testing.assert_allclose(hidden[0], x * tables["norm"]["scale"] + tables["norm"]["bias"], rtol=1e-4, atol=1e-4)
     for execution in (Execution(remat="full", unroll=1), Execution(remat="dots")):
-        again = build(STILL_BERT, execution)(params, inputs_of(batch), layers=True).layers
+        again = layers_of(STILL_BERT, execution)(params, inputs_of(batch)).layers
         np.testing.assert_allclose(again, hidden, rtol=1e-5, atol=1e-5)
 
 
@@ -135,7 +140,7 @@ def test_norms_use_the_configs_eps(params):
     changed = {"backbone": params["backbone"] | {"embeddings": tables}}
     x = sum(tables[name][values] for name, values in zip(names, (batch.ids, batch.positions, batch.types), strict=True))
     for eps in (0.3, 1e-12):
-        hidden = build(replace(STILL_BERT, norm_eps=eps))(changed, inputs_of(batch), layers=True).layers
+        hidden = layers_of(replace(STILL_BERT, norm_eps=eps))(changed, inputs_of(batch)).layers
         wanted = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
         wanted = wanted * tables["norm"]["scale"] + tables["norm"]["bias"]
         np.testing.assert_allclose(hidden[0], wanted, rtol=1e-3, atol=1e-4)
@@ -162,7 +167,7 @@ def dropping(params):
     return loss_and_gradient(params, TOY_BERT)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4])
+@pytest.mark.parametrize("micro_batches", [pytest.param(2, marks=pytest.mark.campaign), 4])
 def test_micro_batches_do_not_change_the_gradient(params, still, micro_batches):
     """Fails when MLM and NSP are divided piece by piece (masked tokens and pairs differ), or masks by micro-batch."""
     metrics, gradient = loss_and_gradient(params, STILL_BERT, micro_batches=micro_batches)
@@ -176,7 +181,7 @@ def test_micro_batches_do_not_change_the_gradient(params, still, micro_batches):
     [
         (Execution(remat="dots"), 1),
         (Execution(remat="full", unroll=1), 4),
-        (Execution(unroll=1), 2),
+        pytest.param(Execution(unroll=1), 2, marks=pytest.mark.campaign),
     ],
     ids=lambda x: f"{x.remat}-{x.unroll}" if isinstance(x, Execution) else f"chunks-{x}",
 )
@@ -193,7 +198,13 @@ def test_dropout_is_on_in_training(still, dropping):
 
 
 @pytest.mark.parametrize(
-    "sizes", [MeshConfig(data=8), MeshConfig(data=1, fsdp=8), MeshConfig(data=2, fsdp=2, tensor=2)], ids=str
+    "sizes",
+    [
+        MeshConfig(data=8),
+        pytest.param(MeshConfig(data=1, fsdp=8), marks=pytest.mark.campaign),
+        MeshConfig(data=2, fsdp=2, tensor=2),
+    ],
+    ids=str,
 )
 def test_any_mesh_gives_the_same_gradient(params, dropping, sizes):
     """Fails when masks or dropout depend on the mesh, or a sharded parameter's gradient is summed wrongly."""

@@ -160,7 +160,7 @@ def check(what: str, sizes: case.Sizes, tree: dict, pairs: dict, expected: dict)
             np.testing.assert_allclose(value, expected[what][name], rtol=1e-5, err_msg=name)
         return
     if what == "gradient":
-        found = case.to_flat(jax.grad(lambda params: sum(losses(params).values()))(tree))
+        found = case.to_flat(jax.jit(jax.grad(lambda params: sum(losses(params).values())))(tree))
         assert set(found) == set(expected[what])
         worst = 0.0
         for name, gradient in expected[what].items():
@@ -259,7 +259,8 @@ def test_the_lstm_is_pytorchs(frozen):
 def test_masks_are_the_loops(masking):
     """Fails when one token of forty packed rows is chosen or replaced otherwise than the plain loops say."""
     batch = pair_rows(40, seed=8)
-    found = mask_tokens(batch, masking, SPECIALS, 64, CONTINUES, 32)
+    run = jax.jit(lambda batch: mask_tokens(batch, masking, SPECIALS, 64, CONTINUES, 32))
+    found = jax.tree.map(np.asarray, run(batch))
     for row in range(40):
         seeds = tuple(int(word) for word in batch.mask_seeds[row])
         chosen: set[int] = set()

@@ -36,6 +36,8 @@ from jaxlm.nn.recurrence import LSTMState, lstm
 from jaxlm.runs.trees import named_leaves
 from jaxlm.training.config import FinetuneConfig
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 TOY = LSTMConfig(vocab_size=31, num_layers=2, width=8, units=12, dropout_rate=0.0, embedding_dropout_rate=0.0)
 SMALL = ("--model.width", 16, "--model.units", 24, "--length", 32, "--log-every", 1)
 STILL = ("--model.dropout-rate", 0, "--model.embedding-dropout-rate", 0)
@@ -49,6 +51,12 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def params(model):
     return {"backbone": nn.unbox(model.init(jax.random.key(3)))}
+
+
+@pytest.fixture(scope="module")
+def forward(model):
+    """The model, compiled: operation by operation it takes far longer."""
+    return jax.jit(lambda params, inputs, carry=None: model(params, inputs, carry))
 
 
 def ids_of(rows: int, length: int) -> np.ndarray:
@@ -94,25 +102,25 @@ def test_the_written_backward_pass_is_the_derivative(seed):
         np.testing.assert_allclose(jax.tree.leaves(found)[int(name)], leaf, rtol=2e-5, atol=2e-6)
 
 
-def test_two_halves_with_a_carried_state_are_the_whole(model, params):
+def test_two_halves_with_a_carried_state_are_the_whole(forward, params):
     """Fails when the state of any layer is lost, or taken from another position than the last."""
     ids = ids_of(3, 10)
-    whole = model(params, Inputs(ids, ids), empty_state(TOY, 3))
-    first = model(params, Inputs(ids[:, :4], ids[:, :4]), empty_state(TOY, 3))
-    second = model(params, Inputs(ids[:, 4:], ids[:, 4:]), first.carry)
+    whole = forward(params, Inputs(ids, ids), empty_state(TOY, 3))
+    first = forward(params, Inputs(ids[:, :4], ids[:, :4]), empty_state(TOY, 3))
+    second = forward(params, Inputs(ids[:, 4:], ids[:, 4:]), first.carry)
     np.testing.assert_allclose(np.concatenate([first.states, second.states], 1), whole.states, atol=1e-6)
     for found, wanted in zip(second.carry, whole.carry, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-6)
-    assert model(params, Inputs(ids, ids)).carry is None
+    assert forward(params, Inputs(ids, ids)).carry is None
 
 
-def test_padding_keeps_the_state_and_documents_of_a_row_are_apart(model, params):
+def test_padding_keeps_the_state_and_documents_of_a_row_are_apart(forward, params):
     """Fails when padding changes the state, or a packed document depends on the one before it."""
     ids = ids_of(2, 9)
     segments = np.array([[1] * 4 + [2] * 3 + [0] * 2, [1] * 9], np.int32)
-    packed = model(params, Inputs(ids, ids, segments), empty_state(TOY, 2))
+    packed = forward(params, Inputs(ids, ids, segments), empty_state(TOY, 2))
     for first, end in ((0, 4), (4, 7)):
-        alone = model(params, Inputs(ids[:1, first:end], ids[:1, first:end]), empty_state(TOY, 1))
+        alone = forward(params, Inputs(ids[:1, first:end], ids[:1, first:end]), empty_state(TOY, 1))
         np.testing.assert_allclose(packed.states[0, first:end], alone.states[0], atol=1e-6)
     np.testing.assert_allclose(packed.carry.c[:, 0], alone.carry.c[:, 0], atol=1e-6)
 
@@ -125,8 +133,9 @@ def test_a_state_depends_on_earlier_tokens_alone(model, params):
         changed = {"backbone": params["backbone"] | {"embeddings": {"tokens": table}}}
         return jnp.sum(model(changed, Inputs(np.arange(6, dtype=np.int32)[None], ids)).states[0, t])
 
+    gradient = jax.jit(jax.grad(state_sum))
     for t in range(6):
-        by_token = np.abs(jax.grad(state_sum)(params["backbone"]["embeddings"]["tokens"], t)).sum(axis=1)[:6]
+        by_token = np.abs(gradient(params["backbone"]["embeddings"]["tokens"], t)).sum(axis=1)[:6]
         assert (by_token[: t + 1] > 0).all() and (by_token[t + 1 :] == 0).all()
 
 
@@ -142,11 +151,12 @@ def test_sizes_and_initial_values(params):
         assert 0.9 * 12**-0.5 < np.abs(layer[name]).max() <= 12**-0.5
 
 
+@pytest.mark.usefixtures("eight_devices")
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
-def test_any_mesh_gives_the_same_states(model, params, sizes):
+def test_any_mesh_gives_the_same_states(model, forward, params, sizes):
     """Fails when the state, or a product with a sharded kernel, depends on how rows and kernels are laid out."""
     mesh, ids = make_mesh(MeshConfig(*sizes)), ids_of(8, 5)
-    wanted = model(params, Inputs(ids, ids), empty_state(TOY, 8))
+    wanted = forward(params, Inputs(ids, ids), empty_state(TOY, 8))
     with use_mesh(mesh):
         inputs = to_devices(Inputs(ids, ids), mesh, 8)
         found = jax.jit(lambda params, inputs: model(params, inputs, empty_state(TOY, 8)))(params, inputs)
@@ -154,14 +164,14 @@ def test_any_mesh_gives_the_same_states(model, params, sizes):
     np.testing.assert_allclose(found.carry.h, wanted.carry.h, atol=1e-6)
 
 
-def test_decoding_and_scoring_are_those_of_a_whole_pass(model, params):
+def test_decoding_and_scoring_are_those_of_a_whole_pass(model, forward, params):
     """Fails when the prompt's padding reaches the state, or a step of the decoder carries another row's state."""
     prompt = ids_of(1, 5)[0].tolist()
     sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
     made = [row[0].tolist() for row in sampler([Prompt(prompt, 6)], samples=2)]
     ids = prompt + [row[0] for row in made]
     assert all(row[0] == row[1] for row in made)
-    states = model(params, Inputs(np.array([ids]), np.array([ids]))).states
+    states = forward(params, Inputs(np.array([ids]), np.array([ids]))).states
     logits = np.asarray(states[0] @ params["backbone"]["embeddings"]["tokens"].T)
     assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
@@ -203,7 +213,7 @@ def test_a_killed_run_goes_on_with_its_state_to_the_bit(base, stores, tmp_path):
     """Fails when the carry is not in the checkpoint, is another row's, or is emptied by a resume."""
     assert any(name.startswith("carry/") for name in checksums(base))
     run = tmp_path / "run"
-    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
+    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=2)
     process.until(lambda: newest_step(run) >= 5, "step 5")
     process.kill(signal.SIGKILL)
     ended = run_here("pretrain", *arguments(run, stores))
@@ -212,6 +222,7 @@ def test_a_killed_run_goes_on_with_its_state_to_the_bit(base, stores, tmp_path):
     assert checksums(run) == checksums(base)
 
 
+@pytest.mark.usefixtures("eight_devices")
 def test_meshes_and_micro_batches_carry_the_same_state(stores, tmp_path):
     """Fails when the rows of the carry are dealt to other rows of the batch by a mesh or by micro-batches.
 

@@ -23,6 +23,13 @@ ALARM = 6e-7  # two-sided five deviations
 WHOLE = MaskingConfig(whole_word=True)
 
 
+@functools.cache
+def masking_program(masking: MaskingConfig, slots: int, vocab_size: int, continues: bytes):
+    """mask_tokens, compiled once for all tests that ask for the same."""
+    table = np.frombuffer(continues, bool)
+    return jax.jit(lambda batch: mask_tokens(batch, masking, SPECIALS, vocab_size, table, slots))
+
+
 def masks(
     batch: PairBatch,
     masking: MaskingConfig | None = None,
@@ -32,8 +39,7 @@ def masks(
     continues=CONTINUES,
 ) -> Masked:
     """mask_tokens, as NumPy."""
-    masking = MaskingConfig() if masking is None else masking
-    run = jax.jit(lambda batch: mask_tokens(batch, masking, SPECIALS, vocab_size, continues, slots))
+    run = masking_program(MaskingConfig() if masking is None else masking, slots, vocab_size, continues.tobytes())
     return Masked(*(np.asarray(x) for x in run(batch)))
 
 

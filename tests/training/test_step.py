@@ -63,7 +63,7 @@ def dropping(params):
     return loss_and_gradient(params, TOY)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4])
+@pytest.mark.parametrize("micro_batches", [pytest.param(2, marks=pytest.mark.campaign), 4])
 def test_micro_batches_do_not_change_the_gradient(params, still, micro_batches):
     """Fails when the loss is a mean of the pieces' means: their weights differ, rows hold different paddings."""
     metrics, gradient = loss_and_gradient(params, STILL, micro_batches=micro_batches)
@@ -72,7 +72,7 @@ def test_micro_batches_do_not_change_the_gradient(params, still, micro_batches):
     print(f"{micro_batches} micro-batches: largest difference of a gradient {worst:.2g}")
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize("micro_batches", [pytest.param(2, marks=pytest.mark.campaign), 3])
 def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
     """Fails when L2 and L1 of fine-tuning are divided piece by piece: one counts examples, one sequences."""
     head = SequenceHead(kind="choice", outputs=1, dropout_rate=0.0, init_std=0.5)
@@ -95,8 +95,8 @@ def test_micro_batches_of_a_loss_with_two_weights(params, micro_batches):
     [
         (Execution(remat="dots"), 1),
         (Execution(remat="full"), 4),
-        (Execution(remat="dots", unroll=1), 1),
-        (Execution(remat="full", unroll=1), 1),
+        pytest.param(Execution(remat="dots", unroll=1), 1, marks=pytest.mark.campaign),
+        pytest.param(Execution(remat="full", unroll=1), 1, marks=pytest.mark.campaign),
         (Execution(unroll=1), 2),
     ],
     ids=lambda x: f"{x.remat}-{x.unroll}" if isinstance(x, Execution) else f"chunks-{x}",
