@@ -157,7 +157,8 @@ def make_programs(context: TrialContext) -> Programs:
 def trial_settings(context: TrialContext, rate: float) -> Settings:
     """Return the settings of a trial at a learning rate."""
     optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
-    return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps)
+    epoch = context.batches(0).steps_per_epoch
+    return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps, epoch)
 
 
 def run_trial(context: TrialContext, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "optimizer.layer_decay": 1.0,
     "freeze_layers": 0,
     "freeze_embeddings": False,
+    "unfreeze": "all",
     "sample": None,
     "with_inputs": False,
     "ema": 0.0,

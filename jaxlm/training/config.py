@@ -157,6 +157,9 @@ class FinetuneConfig:
     given."""
     freeze_embeddings: bool = False
     """Keep the embeddings fixed, with the rows of special tokens that the start lacks."""
+    unfreeze: Literal["all", "gradual"] = "all"
+    """all: train the whole model from the first step. gradual: train the head in the first epoch, and one more layer
+    from the top in each later epoch, the embeddings last. The optimizer's moments begin anew with each (ULMFiT)."""
     head_dropout_rate: float = 0.1
     """Dropout rate before the head."""
     transfer_layers: int | None = None
@@ -271,12 +274,17 @@ def check_freezing(config: FinetuneConfig) -> None:
     for name, value, default in (
         ("freeze_layers", config.freeze_layers, 0),
         ("freeze_embeddings", config.freeze_embeddings, False),
+        ("unfreeze", config.unfreeze, "all"),
         ("optimizer.layer_decay", config.optimizer.layer_decay, 1.0),
     ):
         if config.frozen and value != default:
             raise InputError(
                 f"{name} must be {default} with frozen, which fixes the whole model, got {value}; leave it out"
             )
+    if config.unfreeze == "gradual" and config.freeze_layers == layers and config.freeze_embeddings:
+        raise InputError(
+            "unfreeze must be all where every layer and the embeddings are frozen, got gradual; leave it out"
+        )
 
 
 def check_averages(config: PretrainConfig) -> None:

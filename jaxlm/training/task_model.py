@@ -93,6 +93,7 @@ def _groups(config: FinetuneConfig) -> tuple[ParameterGroup, ...]:
         decay=config.optimizer.layer_decay,
         frozen_layers=config.freeze_layers,
         freeze_embeddings=config.freeze_embeddings,
+        gradual=config.unfreeze == "gradual",
     )
 
 
