@@ -348,7 +348,7 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
     fresh, config = programs.program.fresh_state(seed), context.config
     if context.source is None:
         return fresh, []
-    layers, fresh_names = config.transfer_layers, ["head/.*"]
+    layers, fresh_names = config.transfer_layers, ["head/.*", "batch_stats/.*"]
     if config.reinit_layers:
         layers = config.model.num_layers - config.reinit_layers
         fresh_names.append("backbone/pooler/.*")

@@ -145,9 +145,10 @@ class FinetuneConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     auxiliary_lm: float = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
-    head: Literal["linear", "bilstm"] = "linear"
+    head: Literal["linear", "bilstm", "concat_pooling"] = "linear"
     """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
-    linear head (BERT's tables 5 and 7)."""
+    linear head (BERT's tables 5 and 7). concat_pooling: for a decoder, the last state, the maximum and the mean of all
+    states, then two layers with batch norm (ULMFiT)."""
     features: Features = "last"
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
     frozen: bool = False
@@ -228,8 +229,9 @@ class FinetuneConfig:
         if self.auxiliary_lm and (encoder or self.frozen):
             reason = "an encoder" if encoder else "a frozen model"
             raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
-        if self.head == "bilstm" and not encoder:
-            raise InputError("head must be linear for a decoder, got bilstm; give --head linear")
+        if self.head == ("concat_pooling" if encoder else "bilstm"):
+            kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
+            raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")
         if self.features != "last" and self.head != "bilstm":
             raise InputError(f"features must be last without head bilstm, got {self.features}; give --head bilstm too")
         if self.members_per_group < 0:

@@ -242,7 +242,8 @@ def make_train_step(
             gradient, opt_state, state.params, learning_rate=rate, applied=applied
         )
         updates = optimizer.begun(updates, stage, -0.0)  # p + -0.0 has the bits of p
-        params = jax.tree.map(lambda p, u: jnp.where(applied, p + u, p), state.params, updates)
+        params, means = objective.follow(jax.tree.map(jnp.add, state.params, updates), means)
+        params = jax.tree.map(partial(jnp.where, applied), params, state.params)
         average, iterates = state.average, state.iterates
         if average is not None:
             params = computed_once(params)
@@ -314,7 +315,8 @@ def _gradient(
         inputs = (jnp.arange(micro_batches), parts, carries)
         (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
         carry = joined_rows(carries, 1)
-    return loss, {name: mean(sums[name], weights[name]) for name in sums}, carry, gradient
+    means = {name: jax.tree.map(lambda total, weight=weights[name]: mean(total, weight), sums[name]) for name in sums}
+    return loss, means, carry, gradient
 
 
 def split_rows(tree: Any, axis: int, parts: int) -> Any:
