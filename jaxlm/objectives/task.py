@@ -29,11 +29,11 @@ def task_outputs(
 
 
 def _pass(
-    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None
+    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
 ) -> tuple[jax.Array, Outputs, Any]:
     """Return the outputs of `task_outputs`, and in training the sums of the head's batch norms, if it has any."""
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
-    read, outputs = head_inputs(model, head, params, batch, body_key)
+    read, outputs = head_inputs(model, head, params, batch, body_key, window)
     scores, sums = _scores(head, params, read, head_key)
     return with_absent(model, head, scores, batch), outputs, sums
 
@@ -66,9 +66,11 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
 
 
 def head_inputs(
-    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None
+    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
 ) -> tuple[tuple[Any, ...], Outputs]:
     """Return the inputs of the head and the outputs of the model. key: for the model's dropout; None: evaluation.
+
+    window: tokens of a window of `Model.windowed_states`, whose outputs are the states alone; 0: the whole sequence.
 
     A head for sequences reads the state at `batch.extract`. An encoder with a causal mask pools the state of the last
     token, since the first token does not depend on the others.
@@ -78,7 +80,10 @@ def head_inputs(
     if isinstance(head, LSTMHead):
         outputs = model(params, inputs, key=None if head.frozen else key, layers=True)
         return (outputs.layers, batch.lengths), outputs
-    outputs = model(params, inputs, key=key)
+    if window:
+        outputs = Outputs(model.windowed_states(params, inputs, window, key), None, None, None)
+    else:
+        outputs = model(params, inputs, key=key)
     states = outputs.states
     if isinstance(head, SequenceHead):
         states = take_states(states.reshape(examples, choices, length, -1), batch.extract)
@@ -119,10 +124,17 @@ def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
 
 
 def task_objective(
-    model: Model, head: Head, loss: TaskLoss | None = None, *, auxiliary_lm: float = 0.0, loss_chunks: int = 0
+    model: Model,
+    head: Head,
+    loss: TaskLoss | None = None,
+    *,
+    auxiliary_lm: float = 0.0,
+    loss_chunks: int = 0,
+    backprop_window: int = 0,
 ) -> Objective:
     """Return the objective of fine-tuning: the task's loss and an optional auxiliary language-model loss.
 
+    backprop_window: tokens between which no gradient flows, 0: none are cut off; not with an auxiliary loss.
     loss: by default without class weights and label smoothing. `task_loss`: see `TaskLoss`, over its own weight; that
     of a span covers all positions of the window, padding included, as in run_squad.py:646-660. `accuracy`: of examples,
     whole spans, or tags; there is none of scores and sets of labels. `language_model_loss` (Radford et al. 2018,
@@ -142,7 +154,7 @@ def task_objective(
         return found
 
     def sums(params: Any, batch: ExampleBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
-        scores, outputs, of_norms = _pass(model, head, params, batch, key)
+        scores, outputs, of_norms = _pass(model, head, params, batch, key, backprop_window)
         found: Sums = {"task_loss": of_task.sum(scores, batch)}
         if of_norms is not None:
             found[SUMS] = of_norms

@@ -151,6 +151,9 @@ class FinetuneConfig:
     states, then two layers with batch norm (ULMFiT)."""
     features: Features = "last"
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
+    backprop_window: int = 0
+    """Tokens after which the gradient ends, for a model that carries a state: a text is read in windows of this length,
+    each from the state that the one before left (ULMFiT's BPT3C). 0: the gradient flows through the whole text."""
     frozen: bool = False
     """Train the head only and keep the pretrained model fixed."""
     freeze_layers: int = 0
@@ -254,6 +257,7 @@ class FinetuneConfig:
             )
         if self.reinit_layers and self.transfer_layers is not None:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
+        self._check_window()
         check_rate("head_dropout_rate", self.head_dropout_rate)
         check_freezing(self)
         check_positive(self, "patience")
@@ -261,6 +265,17 @@ class FinetuneConfig:
             raise InputError(
                 f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}; give a fraction"
             )
+
+    def _check_window(self) -> None:
+        """Raise InputError for a backprop_window that the model, or the auxiliary loss, does not have."""
+        if not self.backprop_window:
+            return
+        if self.backprop_window < 0:
+            raise InputError(f"backprop_window must be at least 0, got {self.backprop_window}; give 0 for none")
+        family = family_of(self.model)
+        if not family.carries or self.auxiliary_lm:
+            reason = "with auxiliary_lm" if family.carries else f"for {family.title}, which carries no state"
+            raise InputError(f"backprop_window must be 0 {reason}, got {self.backprop_window}; leave it out")
 
 
 def check_freezing(config: FinetuneConfig) -> None:

@@ -80,7 +80,14 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
         return model.flops_per_token(length, None if model.family.context == "causal" else 0.0)
 
     loss = TaskLoss(task.kind, task.class_weights, config.label_smoothing)
-    objective = task_objective(model, head, loss, auxiliary_lm=config.auxiliary_lm, loss_chunks=execution.loss_chunks)
+    objective = task_objective(
+        model,
+        head,
+        loss,
+        auxiliary_lm=config.auxiliary_lm,
+        loss_chunks=execution.loss_chunks,
+        backprop_window=config.backprop_window,
+    )
     return TaskLearner(
         model=model,
         init_params=init_params,
