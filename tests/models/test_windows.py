@@ -1,5 +1,7 @@
 """A recurrent model read in windows (ULMFiT's BPT3C): forward as in one pass, backward within each window only."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,16 +9,20 @@ import pytest
 from flax import linen as nn
 
 from jaxlm.errors import InputError
-from jaxlm.models import BertConfig, GPTConfig, LSTMConfig, build
+from jaxlm.models import AWDLSTMConfig, BertConfig, GPTConfig, LSTMConfig, build, without_dropout
 from jaxlm.models.family import Inputs
 from jaxlm.training.config import FinetuneConfig
 
 ROWS, LENGTH, WINDOW = 3, 11, 4
 SIZES = {"vocab_size": 13, "num_layers": 2, "width": 6, "units": 5}
+STILL = {
+    "lstm": without_dropout(LSTMConfig(**SIZES, init_std=0.5)),
+    "awd_lstm": without_dropout(AWDLSTMConfig(**SIZES, init_range=0.9)),
+}
 
 
-def make(rate: float):
-    model = build(LSTMConfig(**SIZES, dropout_rate=rate, embedding_dropout_rate=rate, init_std=0.5))
+def make(config):
+    model = build(config)
     ids = np.random.default_rng(0).integers(13, size=(ROWS, LENGTH)).astype(np.int32)
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ids.shape)
     params = nn.unbox({"backbone": model.init(jax.random.key(1))})
@@ -35,9 +41,10 @@ def loop(model, params, inputs, key=None):
     return jnp.concatenate(found, axis=1)
 
 
-def test_gradients_end_at_windows_and_states_do_not_change():
+@pytest.mark.parametrize("name", list(STILL))
+def test_gradients_end_at_windows_and_states_do_not_change(name):
     """Fails when a state is lost or its gradient kept between windows, or the padding of the last window is read."""
-    model, params, inputs = make(0.0)
+    model, params, inputs = make(STILL[name])
 
     @jax.jit
     def gradients(params):
@@ -60,7 +67,7 @@ def test_gradients_end_at_windows_and_states_do_not_change():
 
 def test_each_window_has_masks_of_its_own():
     """Fails when windows share their dropout masks: the zeros of the last layer's dropout are then the same."""
-    model, params, inputs = make(0.5)
+    model, params, inputs = make(replace(STILL["lstm"], dropout_rate=0.5, embedding_dropout_rate=0.5))
     states = jax.jit(lambda: model.windowed_states(params, inputs, WINDOW, jax.random.key(2)))()
     wanted = jax.jit(lambda: loop(model, params, inputs, jax.random.key(2)))()
     first, second = states[:, :WINDOW], states[:, WINDOW : 2 * WINDOW]
