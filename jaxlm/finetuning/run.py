@@ -171,6 +171,8 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer, arguments.keep
         )
         programs = make_programs(context)
+        if (said := _unfreezing_note(context, programs.program.optimizer.last_stage)) is not None:
+            observer.say(said)
         origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"
         results = run_trials(context, programs, trials, origin)
         summary = summarize(task, results) | {"keep": arguments.keep}
@@ -209,6 +211,17 @@ def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[Finetune
     for length in train_batches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
         check_sizes(length, config.execution.loss_chunks, config.model)
     return config, num_steps
+
+
+def _unfreezing_note(context: TrialContext, last_stage: int) -> str | None:
+    """Return a note if the run ends before gradual unfreezing has reached the last parameters, else None."""
+    epoch = context.batches(0).steps_per_epoch
+    if last_stage * epoch < context.num_steps:
+        return None
+    return (
+        f"unfreeze gradual: the last parameters begin to train in epoch {last_stage + 1}, but the run has "
+        f"{context.num_steps / epoch:g}: they stay fixed; give more epochs to train them"
+    )
 
 
 def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfig) -> dict[str, Any]:

@@ -157,7 +157,8 @@ def make_programs(context: TrialContext) -> Programs:
 def trial_settings(context: TrialContext, rate: float) -> Settings:
     """Return the settings of a trial at a learning rate."""
     optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
-    return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps)
+    epoch = context.batches(0).steps_per_epoch
+    return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps, epoch)
 
 
 def run_trial(context: TrialContext, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
@@ -347,7 +348,7 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
     fresh, config = programs.program.fresh_state(seed), context.config
     if context.source is None:
         return fresh, []
-    layers, fresh_names = config.transfer_layers, ["head/.*"]
+    layers, fresh_names = config.transfer_layers, ["head/.*", "batch_stats/.*"]
     if config.reinit_layers:
         layers = config.model.num_layers - config.reinit_layers
         fresh_names.append("backbone/pooler/.*")

@@ -16,8 +16,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.nn.config import Context, Execution
+from jaxlm.nn.pointwise import fold
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
+
+
+def no_carry(config: Any, rows: int) -> None:
+    """Return no state, as a family without one does."""
+    return None
 
 
 class Inputs(NamedTuple):
@@ -98,7 +104,7 @@ class Family:
     """The published vocabulary, for estimates without a tokenizer."""
     finetuning_rate: float
     """The published learning rate of fine-tuning, for tasks without one of their own."""
-    initial_carry: Callable[[Any, int], Any] = lambda config, rows: None
+    initial_carry: Callable[[Any, int], Any] = no_carry
     """(config, rows) -> the state before the first token of a training stream, leaves (layers, rows, …); None: none."""
     decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
     """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
@@ -112,6 +118,11 @@ class Family:
     """The name of the parameters below the first layer."""
     vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
     """The parameters with one row per id on their first axis, which grow with new special tokens."""
+
+    @property
+    def carries(self) -> bool:
+        """True if a model of the family can continue from the state that it left behind."""
+        return self.initial_carry is not no_carry
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,29 @@ class Model:
         variables = {"params": self._stacked(params["backbone"])}
         found: Any = self.module.apply(variables, inputs, carry, train=key is not None, layers=layers, rngs=rngs)
         return found
+
+    def windowed_states(self, params: Any, inputs: Inputs, window: int, key: jax.Array | None = None) -> jax.Array:
+        """Return the states (B, L, D) of rows read in windows of so many tokens, for a family that carries a state.
+
+        A window begins with the state that the one before left, and no gradient flows between them. Dropout masks are
+        new in each. ULMFiT's backpropagation through time for text classification (Howard and Ruder, 2018, section 3.3;
+        courses/dl2, MultiBatchRNN in old/fastai/lm_rnn.py:127-145). Rows have one segment, padded at the end.
+        """
+        rows, length = inputs.ids.shape
+        count = -(-length // window)
+
+        def split(x_BL: jax.Array) -> jax.Array:
+            padded = jnp.pad(x_BL, ((0, 0), (0, count * window - length)))
+            return jnp.swapaxes(padded.reshape(rows, count, window), 0, 1)
+
+        def read(carry: Any, part: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
+            number, ids, positions = part
+            found = self(params, Inputs(ids, positions), jax.lax.stop_gradient(carry), key=fold(key, number))
+            return found.carry, found.states
+
+        parts = (jnp.arange(count), split(inputs.ids), split(inputs.positions))
+        _, states = jax.lax.scan(read, self.family.initial_carry(self.config, rows), parts)
+        return jnp.swapaxes(states, 0, 1).reshape(rows, count * window, -1)[:, :length]
 
     def by_layer(self, params: Any) -> Any:
         """Return the same parameters with the leaves of each layer as arrays of their own; the model accepts both.

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
+from jaxlm.nn.batch_norm import BatchNorm
 from jaxlm.nn.config import Features
 from jaxlm.nn.linear import linear_head
 from jaxlm.nn.lstm import BiLSTM
-from jaxlm.nn.pointwise import dropout
+from jaxlm.nn.pointwise import dropout, fold
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:
@@ -48,6 +49,60 @@ class SequenceHead(nn.Module):
         if self.kind == "choice":
             return (states_ECD @ kernel + bias)[..., 0]
         return jnp.sum(states_ECD, axis=1) @ kernel + bias
+
+
+# ULMFiT's fine-tuning
+
+
+def concat_pooled(h_ECLD: jax.Array, lengths_EC: jax.Array) -> jax.Array:
+    """Return the last state of each sequence, and the maximum and the mean of its states, float32 (E, C, 3 D).
+
+    Padding, at the end of a sequence, is in none of them (ULMFiT's code has it in the maximum and the mean). Zeros for
+    an absent sequence.
+    """
+    h_ECLD = h_ECLD.astype(jnp.float32)
+    real_ECL1 = (jnp.arange(h_ECLD.shape[2]) < lengths_EC[..., None])[..., None]
+    counts_EC1 = jnp.maximum(lengths_EC, 1)[..., None]
+    last = take_states(h_ECLD, jnp.maximum(lengths_EC - 1, 0))
+    greatest = jnp.max(jnp.where(real_ECL1, h_ECLD, -jnp.inf), axis=2)
+    mean = jnp.sum(jnp.where(real_ECL1, h_ECLD, 0.0), axis=2) / counts_EC1
+    return jnp.where(lengths_EC[..., None] > 0, jnp.concatenate([last, greatest, mean], axis=-1), 0.0)
+
+
+class ConcatPoolingHead(nn.Module):
+    """ULMFiT's classifier: two blocks of batch norm, dropout and a linear layer, with a ReLU between them.
+
+    Howard and Ruder, 2018, section 3.3; sizes, dropout and order of old/fastai/lm_rnn.py:165-195. The input is that of
+    `concat_pooled`. kind: as for SequenceHead; the vectors of an example's sequences are summed, or each choice has a
+    row of its own in the batch norm. Kernels are initialized as in torch.nn.Linear, biases are 0.
+    """
+
+    kind: Literal["classification", "multilabel", "regression", "choice"]
+    outputs: int
+    dropout_rate: float
+    hidden: int = 50
+    second_dropout_rate: float = 0.1
+
+    @nn.compact
+    def __call__(self, pooled_ECD: jax.Array, real_EC: jax.Array, *, train: bool) -> jax.Array:
+        """Return scores as SequenceHead does. real_EC: bool, False for padding rows and absent choices."""
+        if self.kind == "choice":
+            x_BD, real_B = pooled_ECD.reshape(-1, pooled_ECD.shape[-1]), real_EC.reshape(-1)
+        else:
+            x_BD, real_B = jnp.sum(pooled_ECD, axis=1), jnp.any(real_EC, axis=1)
+        key = self.make_rng("dropout") if train else None
+        x_BD = dropout(BatchNorm(name="norm")(x_BD, real_B, train=train), self.dropout_rate, fold(key, 0))
+        x_BD = jax.nn.relu(self._linear("hidden_", x_BD, self.hidden, ("width", "hidden")))
+        x_BD = BatchNorm(name="hidden_norm")(x_BD, real_B, train=train)
+        x_BD = dropout(x_BD, self.second_dropout_rate, fold(key, 1))
+        scores = self._linear("", x_BD, self.outputs, ("whole_width", "classes"))
+        return scores.reshape(real_EC.shape) if self.kind == "choice" else scores
+
+    def _linear(self, prefix: str, x_BD: jax.Array, outputs: int, names: tuple[str, str]) -> jax.Array:
+        uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(inputs)
+        kernel = self.param(f"{prefix}kernel", with_axes(uniform, names), (x_BD.shape[-1], outputs))
+        bias = self.param(f"{prefix}bias", with_axes(nn.initializers.zeros_init(), names[1:]), (outputs,))
+        return x_BD @ kernel + bias
 
 
 # BERT's fine-tuning
@@ -170,7 +225,7 @@ class ChosenLayers(nn.Module):
         return gamma * jnp.einsum("n,nbld->bld", jax.nn.softmax(weights), layers)
 
 
-Head = SequenceHead | EncoderHead | LSTMHead
+Head = SequenceHead | ConcatPoolingHead | EncoderHead | LSTMHead
 
 
 def task_head(

@@ -22,7 +22,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tu
     return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold), x.dtype), jnp.zeros((), x.dtype))
 
 
-def fold(key: jax.Array | None, number: int) -> jax.Array | None:
+def fold(key: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
     """Return the key for use number `number` of `key`; None stays None."""
     return None if key is None else jax.random.fold_in(key, number)
 

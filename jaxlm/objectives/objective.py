@@ -12,12 +12,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-Sums = dict[str, jax.Array]
+Sums = dict[str, Any]
 
 
 def unchanged(batch: Any) -> Any:
     """Return the batch unchanged, the preparation of an objective that needs none."""
     return batch
+
+
+def nothing_follows(params: Any, means: Any) -> tuple[Any, Any]:
+    """Return the parameters and the means unchanged."""
+    return params, means
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,9 @@ class Objective:
     prepare(batch): called once per step with the whole batch, for example to choose masks; every array it returns has
     the rows of the batch as its first axis. rate_factor(prepared): a factor of the learning rate of a step, computed
     from the whole batch; None: 1.
+    follow(params, means): called once per step with the updated parameters and all means, sum / weight over the whole
+    batch. It moves the parameters that follow statistics of the batch instead of a gradient, and returns them with the
+    means that are metrics. The sums of such statistics may be trees.
     """
 
     coefficients: dict[str, float | Callable[[jax.Array], jax.Array]]
@@ -39,6 +47,7 @@ class Objective:
     sums: Callable[[Any, Any, Any, jax.Array | None], tuple[Sums, Any]]
     prepare: Callable[[Any], Any] = unchanged
     rate_factor: Callable[[Any], jax.Array] | None = None
+    follow: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]] = nothing_follows
 
     def coefficient(self, name: str, step: jax.Array | int) -> jax.Array | float:
         """Return the coefficient of a term at a step."""

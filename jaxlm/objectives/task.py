@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.models.family import Inputs, Model, Outputs
-from jaxlm.models.heads import Head, LSTMHead, PooledHead, SequenceHead, take_states
+from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, PooledHead, SequenceHead, concat_pooled, take_states
+from jaxlm.nn.batch_norm import STATISTICS, SUMS, moved
 from jaxlm.objectives.objective import Objective, Sums, apply
 from jaxlm.objectives.task_loss import ABSENT, TaskLoss, tag_weights
 
@@ -19,13 +20,35 @@ def task_outputs(
 ) -> tuple[jax.Array, Outputs]:
     """Return the head's float32 outputs and those of the model. key: for dropout; None: evaluation.
 
+    params: {"backbone", "head"}, and the collections of a head that has some.
     Outputs of the head: (E, outputs), (E, C), spans (E, L, 2) or tags (E, L, T). Scores of a span at padding, and
     scores of absent choices, are ABSENT.
     """
+    scores, outputs, _ = _pass(model, head, params, batch, key)
+    return scores, outputs
+
+
+def _pass(
+    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
+) -> tuple[jax.Array, Outputs, Any]:
+    """Return the outputs of `task_outputs`, and in training the sums of the head's batch norms, if it has any."""
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
-    read, outputs = head_inputs(model, head, params, batch, body_key)
-    scores = apply(head, params["head"], *read, train=key is not None, key=head_key)
-    return with_absent(model, head, scores, batch), outputs
+    read, outputs = head_inputs(model, head, params, batch, body_key, window)
+    scores, sums = _scores(head, params, read, head_key)
+    return with_absent(model, head, scores, batch), outputs, sums
+
+
+def _scores(head: Any, params: Any, read: tuple[Any, ...], key: jax.Array | None) -> tuple[jax.Array, Any]:
+    """Return the head's outputs for its inputs, and the sums of its batch norms in training, or None.
+
+    The parts of `params` beside "backbone" and "head" are the head's other collections.
+    """
+    collections = {name: part for name, part in params.items() if name not in ("backbone", "head")}
+    variables = {"params": params["head"]} | collections
+    if key is None:
+        return head.apply(variables, *read, train=False), None
+    scores, found = head.apply(variables, *read, train=True, rngs={"dropout": key}, mutable=[SUMS])
+    return scores, found.get(SUMS)
 
 
 def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBatch) -> tuple[jax.Array, jax.Array]:
@@ -35,7 +58,7 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
     per choice. Only for heads that read a vector per sequence.
     """
     read, _ = head_inputs(model, head, params, batch, None)
-    scores = apply(head, params["head"], *read, train=False)
+    scores, _ = _scores(head, params, read, None)
     states_ECD = apply(head, params["head"], *read, method="states") if isinstance(head, LSTMHead) else read[0]
     states_ECD = states_ECD.astype(jnp.float32)
     vectors = states_ECD if head.kind == "choice" else jnp.sum(states_ECD, axis=1)
@@ -43,9 +66,11 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
 
 
 def head_inputs(
-    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None
+    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
 ) -> tuple[tuple[Any, ...], Outputs]:
     """Return the inputs of the head and the outputs of the model. key: for the model's dropout; None: evaluation.
+
+    window: tokens of a window of `Model.windowed_states`, whose outputs are the states alone; 0: the whole sequence.
 
     A head for sequences reads the state at `batch.extract`. An encoder with a causal mask pools the state of the last
     token, since the first token does not depend on the others.
@@ -55,10 +80,16 @@ def head_inputs(
     if isinstance(head, LSTMHead):
         outputs = model(params, inputs, key=None if head.frozen else key, layers=True)
         return (outputs.layers, batch.lengths), outputs
-    outputs = model(params, inputs, key=key)
+    if window:
+        outputs = Outputs(model.windowed_states(params, inputs, window, key), None, None, None)
+    else:
+        outputs = model(params, inputs, key=key)
     states = outputs.states
     if isinstance(head, SequenceHead):
         states = take_states(states.reshape(examples, choices, length, -1), batch.extract)
+    elif isinstance(head, ConcatPoolingHead):
+        real_EC = (batch.weights[:, None] > 0) & (batch.lengths > 0)
+        return (concat_pooled(states.reshape(examples, choices, length, -1), batch.lengths), real_EC), outputs
     elif isinstance(head, PooledHead):
         where = jnp.maximum(batch.lengths - 1, 0) if model.is_causal else jnp.asarray(batch.extract)
         states = model.pool(params, take_states(states.reshape(examples, choices, length, -1), where))
@@ -93,10 +124,17 @@ def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
 
 
 def task_objective(
-    model: Model, head: Head, loss: TaskLoss | None = None, *, auxiliary_lm: float = 0.0, loss_chunks: int = 0
+    model: Model,
+    head: Head,
+    loss: TaskLoss | None = None,
+    *,
+    auxiliary_lm: float = 0.0,
+    loss_chunks: int = 0,
+    backprop_window: int = 0,
 ) -> Objective:
     """Return the objective of fine-tuning: the task's loss and an optional auxiliary language-model loss.
 
+    backprop_window: tokens between which no gradient flows, 0: none are cut off; not with an auxiliary loss.
     loss: by default without class weights and label smoothing. `task_loss`: see `TaskLoss`, over its own weight; that
     of a span covers all positions of the window, padding included, as in run_squad.py:646-660. `accuracy`: of examples,
     whole spans, or tags; there is none of scores and sets of labels. `language_model_loss` (Radford et al. 2018,
@@ -112,11 +150,14 @@ def task_objective(
             found["language_model_loss"] = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
         if head.kind not in WITHOUT_ACCURACY:
             found["accuracy"] = jnp.sum(tag_weights(batch) if head.kind == "tagging" else batch.weights)
+        found[SUMS] = jnp.float32(1)  # the sums themselves
         return found
 
     def sums(params: Any, batch: ExampleBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
-        scores, outputs = task_outputs(model, head, params, batch, key)
+        scores, outputs, of_norms = _pass(model, head, params, batch, key, backprop_window)
         found: Sums = {"task_loss": of_task.sum(scores, batch)}
+        if of_norms is not None:
+            found[SUMS] = of_norms
         if head.kind not in WITHOUT_ACCURACY:
             found["accuracy"] = num_correct(head.kind, scores, batch)
         if auxiliary_lm == 0.0:
@@ -129,8 +170,14 @@ def task_objective(
         nll, _ = model.loss(params, outputs.states, outputs.output, targets, token_weights, loss_chunks)
         return found | {"language_model_loss": nll}, carry
 
+    def follow(params: Any, means: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if SUMS not in means:
+            return params, means
+        metrics = {name: value for name, value in means.items() if name != SUMS}
+        return params | {STATISTICS: moved(params[STATISTICS], means[SUMS])}, metrics
+
     coefficients = {"task_loss": 1.0} | ({"language_model_loss": auxiliary_lm} if auxiliary_lm else {})
-    return Objective(dict(coefficients), weights, sums)
+    return Objective(dict(coefficients), weights, sums, follow=follow)
 
 
 def num_correct(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:

@@ -18,6 +18,8 @@ ADDED_OPTIONS: dict[str, Any] = {
     "optimizer.layer_decay": 1.0,
     "freeze_layers": 0,
     "freeze_embeddings": False,
+    "unfreeze": "all",
+    "backprop_window": 0,
     "sample": None,
     "with_inputs": False,
     "ema": 0.0,

@@ -145,11 +145,15 @@ class FinetuneConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     auxiliary_lm: float = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
-    head: Literal["linear", "bilstm"] = "linear"
+    head: Literal["linear", "bilstm", "concat_pooling"] = "linear"
     """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
-    linear head (BERT's tables 5 and 7)."""
+    linear head (BERT's tables 5 and 7). concat_pooling: for a decoder, the last state, the maximum and the mean of all
+    states, then two layers with batch norm (ULMFiT)."""
     features: Features = "last"
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
+    backprop_window: int = 0
+    """Tokens after which the gradient ends, for a model that carries a state: a text is read in windows of this length,
+    each from the state that the one before left (ULMFiT's BPT3C). 0: the gradient flows through the whole text."""
     frozen: bool = False
     """Train the head only and keep the pretrained model fixed."""
     freeze_layers: int = 0
@@ -157,6 +161,9 @@ class FinetuneConfig:
     given."""
     freeze_embeddings: bool = False
     """Keep the embeddings fixed, with the rows of special tokens that the start lacks."""
+    unfreeze: Literal["all", "gradual"] = "all"
+    """all: train the whole model from the first step. gradual: train the head in the first epoch, and one more layer
+    from the top in each later epoch, the embeddings last. The optimizer's moments begin anew with each (ULMFiT)."""
     head_dropout_rate: float = 0.1
     """Dropout rate before the head."""
     transfer_layers: int | None = None
@@ -225,8 +232,9 @@ class FinetuneConfig:
         if self.auxiliary_lm and (encoder or self.frozen):
             reason = "an encoder" if encoder else "a frozen model"
             raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
-        if self.head == "bilstm" and not encoder:
-            raise InputError("head must be linear for a decoder, got bilstm; give --head linear")
+        if self.head == ("concat_pooling" if encoder else "bilstm"):
+            kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
+            raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")
         if self.features != "last" and self.head != "bilstm":
             raise InputError(f"features must be last without head bilstm, got {self.features}; give --head bilstm too")
         if self.members_per_group < 0:
@@ -249,6 +257,7 @@ class FinetuneConfig:
             )
         if self.reinit_layers and self.transfer_layers is not None:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
+        self._check_window()
         check_rate("head_dropout_rate", self.head_dropout_rate)
         check_freezing(self)
         check_positive(self, "patience")
@@ -256,6 +265,17 @@ class FinetuneConfig:
             raise InputError(
                 f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}; give a fraction"
             )
+
+    def _check_window(self) -> None:
+        """Raise InputError for a backprop_window that the model, or the auxiliary loss, does not have."""
+        if not self.backprop_window:
+            return
+        if self.backprop_window < 0:
+            raise InputError(f"backprop_window must be at least 0, got {self.backprop_window}; give 0 for none")
+        family = family_of(self.model)
+        if not family.carries or self.auxiliary_lm:
+            reason = "with auxiliary_lm" if family.carries else f"for {family.title}, which carries no state"
+            raise InputError(f"backprop_window must be 0 {reason}, got {self.backprop_window}; leave it out")
 
 
 def check_freezing(config: FinetuneConfig) -> None:
@@ -271,12 +291,17 @@ def check_freezing(config: FinetuneConfig) -> None:
     for name, value, default in (
         ("freeze_layers", config.freeze_layers, 0),
         ("freeze_embeddings", config.freeze_embeddings, False),
+        ("unfreeze", config.unfreeze, "all"),
         ("optimizer.layer_decay", config.optimizer.layer_decay, 1.0),
     ):
         if config.frozen and value != default:
             raise InputError(
                 f"{name} must be {default} with frozen, which fixes the whole model, got {value}; leave it out"
             )
+    if config.unfreeze == "gradual" and config.freeze_layers == layers and config.freeze_embeddings:
+        raise InputError(
+            "unfreeze must be all where every layer and the embeddings are frozen, got gradual; leave it out"
+        )
 
 
 def check_averages(config: PretrainConfig) -> None:

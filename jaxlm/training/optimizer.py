@@ -20,6 +20,7 @@ from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
 from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
 from jaxlm.training.schedule import Schedule, learning_rate
+from jaxlm.training.unfreezing import begun, last_stage
 
 
 class Optimizer(NamedTuple):
@@ -30,12 +31,16 @@ class Optimizer(NamedTuple):
     direction(gradient, state, params): the update that led to `state`, without learning rate and decay, with empty
     nodes for frozen parameters and zeros for frozen layers. gradient, params: the inputs of that update.
     trained(tree): a tree like the parameters without frozen ones and frozen layers.
+    last_stage: the last stage of gradual unfreezing, 0 without it. begun(tree, stage, fill): the tree with `fill` (0)
+    where training has not begun.
     """
 
     transformation: optax.GradientTransformationExtraArgs
     rate: Callable[[Any, Schedule], jax.Array]
     direction: Callable[[Any, Any, Any], Any]
     trained: Callable[[Any], Any] = lambda tree: tree
+    last_stage: int = 0
+    begun: Callable[..., Any] = lambda tree, stage, fill=0.0: tree
 
 
 def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
@@ -56,7 +61,12 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
     chain = _Chain(config, parameter_rules(boxed_params, groups))
     transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
     return Optimizer(
-        transformation, partial(learning_rate, config), chain.direction, partial(without_frozen, chain.rules)
+        transformation,
+        partial(learning_rate, config),
+        chain.direction,
+        partial(without_frozen, chain.rules),
+        last_stage(chain.rules),
+        partial(begun, chain.rules),
     )
 
 

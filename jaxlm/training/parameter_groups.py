@@ -28,18 +28,22 @@ class ParameterGroup:
 
     rate: factor of the learning rate and the weight decay; a tuple has one factor per stacked layer. 0: frozen, that is
     no update and no optimizer state; of stacked layers, the first ones can be frozen.
+    begins: stage of gradual unfreezing in which training begins (`jaxlm.training.unfreezing`); a tuple has one per
+    stacked layer.
     """
 
     pattern: str
     rate: float | tuple[float, ...] = 1.0
+    begins: int | tuple[int, ...] = 0
 
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """The treatment of one parameter by the optimizer. axes: its logical axes; rate: that of its group."""
+    """The treatment of one parameter by the optimizer. axes: its logical axes; rate, begins: those of its group."""
 
     axes: tuple[str | None, ...]
     rate: float | tuple[float, ...] = 1.0
+    begins: int | tuple[int, ...] = 0
 
     @property
     def decayed(self) -> bool:
@@ -80,26 +84,38 @@ class ParameterRule:
 
 
 def layer_groups(
-    family: Family, num_layers: int, *, decay: float = 1.0, frozen_layers: int = 0, freeze_embeddings: bool = False
+    family: Family,
+    num_layers: int,
+    *,
+    decay: float = 1.0,
+    frozen_layers: int = 0,
+    freeze_embeddings: bool = False,
+    gradual: bool = False,
 ) -> tuple[ParameterGroup, ...]:
-    """Return groups for a learning rate that falls from layer to layer, and for frozen layers.
+    """Return groups for a learning rate that falls from layer to layer, for frozen layers and for gradual unfreezing.
 
     The parameters above the last layer, heads among them, have the full learning rate, layer n of N, counted from 1,
     has it times decay^-(N + 1 - n), and the embeddings, the layer 0, times decay^-(N + 1) (Howard and Ruder, 2018,
     section 3.2, with 2.6; Clark et al., 2020, appendix B, with 1 / 0.8). frozen_layers: the number of first layers to
-    freeze.
+    freeze. gradual: the last layer begins to train in stage 1, the one below in stage 2, and so on, with the embeddings
+    after the lowest trained layer (section 3.3 of Howard and Ruder).
     """
-    if decay == 1.0 and not frozen_layers and not freeze_embeddings:
+    if decay == 1.0 and not frozen_layers and not freeze_embeddings and not gradual:
         return ()
     rates = [decay ** (depth - num_layers - 1) for depth in range(num_layers + 1)]
     rates[1 : frozen_layers + 1] = [0.0] * frozen_layers
     if freeze_embeddings:
         rates[0] = 0.0
-    embeddings = ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0])
+    begins = [0] * (num_layers + 1)
+    if gradual:
+        for stage, depth in enumerate((depth for depth in reversed(range(num_layers + 1)) if rates[depth]), start=1):
+            begins[depth] = stage
+    embeddings = ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0], begins[0])
     if family.layers is not None:
-        return embeddings, ParameterGroup(f"backbone/{family.layers}/.*", tuple(rates[1:]))
+        return embeddings, ParameterGroup(f"backbone/{family.layers}/.*", tuple(rates[1:]), tuple(begins[1:]))
     names = map(family.layer_name, range(num_layers))
-    return embeddings, *(ParameterGroup(f"backbone/{name}/.*", r) for name, r in zip(names, rates[1:], strict=True))
+    layers = zip(names, rates[1:], begins[1:], strict=True)
+    return embeddings, *(ParameterGroup(f"backbone/{name}/.*", rate, stage) for name, rate, stage in layers)
 
 
 def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Any:
@@ -116,7 +132,7 @@ def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) ->
             if re.fullmatch(group.pattern, name):
                 matched.add(group.pattern)
                 _check_layers(name, group, box)
-                return ParameterRule(box.names, group.rate)
+                return ParameterRule(box.names, group.rate, group.begins)
         return ParameterRule(box.names)
 
     rules = jax.tree_util.tree_map_with_path(rule, boxed_params, is_leaf=_is_box)
@@ -137,14 +153,14 @@ def without_frozen(rules: Any, tree: Any) -> Any:
 
 
 def _check_layers(name: str, group: ParameterGroup, box: nn.LogicallyPartitioned) -> None:
-    if not isinstance(group.rate, tuple):
-        return
     layers = box.value.shape[0] if box.names[:1] == ("layers",) else None
-    if len(group.rate) != layers:
-        raise InputError(
-            f"parameter group {group.pattern!r}: rate must have a factor for each of the {layers or 'stacked'} layers "
-            f"of {name}, got {len(group.rate)}; give one factor, or a pattern of stacked parameters"
-        )
+    for field, what in (("rate", "factor"), ("begins", "stage")):
+        values = getattr(group, field)
+        if isinstance(values, tuple) and len(values) != layers:
+            raise InputError(
+                f"parameter group {group.pattern!r}: {field} must have a {what} for each of the {layers or 'stacked'} "
+                f"layers of {name}, got {len(values)}; give one {what}, or a pattern of stacked parameters"
+            )
 
 
 def _is_box(leaf: Any) -> bool:

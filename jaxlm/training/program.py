@@ -112,8 +112,8 @@ def _iterates(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
     return {"averages": True, "iterates": lambda: no_iterates(config.average_interval, from_start=from_start)}
 
 
-def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int) -> Settings:
-    """Return the settings of a run of `num_steps`, NumPy scalars."""
+def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_steps: int = 1) -> Settings:
+    """Return the settings of a run of `num_steps`, NumPy scalars. stage_steps: those of a stage of unfreezing."""
     return settings_of(
         config.optimizer,
         num_steps,
@@ -121,6 +121,7 @@ def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int) -> Set
         ema=config.ema,
         spike_factor=config.spike_factor,
         on_spike=config.on_spike,
+        stage_steps=stage_steps,
     )
 
 

@@ -19,6 +19,7 @@ from jaxlm.training.averaging import Iterates, updated_average, updated_mean
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
 from jaxlm.training.schedule import Schedule, schedule_of
 from jaxlm.training.spikes import find_spike, no_norms, with_norm
+from jaxlm.training.unfreezing import stage_of
 
 
 @struct.dataclass
@@ -172,7 +173,8 @@ class Settings(NamedTuple):
     """Numbers of a run that are data of its compiled step, so that other values need no other program.
 
     norms_every: int32, the steps between two update norms. ema: float32, the decay of the average of the parameters.
-    spike_factor: float32, that of `find_spike`. skips_spikes: bool, True to skip these updates.
+    spike_factor: float32, that of `find_spike`. skips_spikes: bool, True to skip these updates. stage_steps: int32, the
+    steps of a stage of gradual unfreezing.
     """
 
     schedule: Schedule
@@ -180,6 +182,7 @@ class Settings(NamedTuple):
     ema: Any
     spike_factor: Any
     skips_spikes: Any
+    stage_steps: Any
 
 
 def settings_of(
@@ -190,11 +193,12 @@ def settings_of(
     ema: float = 0.0,
     spike_factor: float = 0.0,
     on_spike: Literal["report", "skip"] = "report",
+    stage_steps: int = 1,
 ) -> Settings:
     """Return the settings of a run of `num_steps`, NumPy scalars."""
     every = np.int32(min(norms_every, np.iinfo(np.int32).max))
     guard = np.float32(spike_factor), np.bool_(on_spike == "skip")
-    return Settings(schedule_of(optimizer, num_steps), every, np.float32(ema), *guard)
+    return Settings(schedule_of(optimizer, num_steps), every, np.float32(ema), *guard, np.int32(stage_steps))
 
 
 def make_train_step(
@@ -209,7 +213,8 @@ def make_train_step(
     Dropout keys are derived from (state.seed, state.step, micro-batch). The weights of all loss terms are computed on
     the whole batch before it is split, so the gradient does not depend on the split. The rows of the carry are split
     alike. A loss or gradient norm that is not finite leaves the state unchanged except for `halted`, and turns all
-    later steps into no-ops. A spike that is skipped changes the step, the carry and the recent norms only.
+    later steps into no-ops. A spike that is skipped changes the step, the carry and the recent norms only. The first
+    step of a stage of gradual unfreezing begins with the optimizer's state before the first update.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
     GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms.
@@ -218,6 +223,8 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
         prepared = objective.prepare(batch)
         loss, means, carry, gradient = _gradient(objective, state, prepared, micro_batches, dropout_bits)
+        stage = stage_of(state.step, settings.stage_steps, optimizer.last_stage)
+        gradient = optimizer.begun(gradient, stage)
         norm = optax.tree.norm(optimizer.trained(gradient))
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
         rate, applied, recent_norms, spike = optimizer.rate(state.step, settings.schedule), is_finite, None, None
@@ -227,10 +234,16 @@ def make_train_step(
             spike = find_spike(state.recent_norms, norm, settings.spike_factor, settings.skips_spikes)
             applied = is_finite & ~spike["skipped"]
             recent_norms = with_norm(state.recent_norms, norm, state.step, is_finite)
+        opt_state = state.opt_state
+        if optimizer.last_stage:
+            initial = optimizer.transformation.init(state.params)
+            opt_state = jax.tree.map(partial(jnp.where, stage.is_new & is_finite), initial, opt_state)
         updates, opt_state = optimizer.transformation.update(
-            gradient, state.opt_state, state.params, learning_rate=rate, applied=applied
+            gradient, opt_state, state.params, learning_rate=rate, applied=applied
         )
-        params = jax.tree.map(lambda p, u: jnp.where(applied, p + u, p), state.params, updates)
+        updates = optimizer.begun(updates, stage, -0.0)  # p + -0.0 has the bits of p
+        params, means = objective.follow(jax.tree.map(jnp.add, state.params, updates), means)
+        params = jax.tree.map(partial(jnp.where, applied), params, state.params)
         average, iterates = state.average, state.iterates
         if average is not None:
             params = computed_once(params)
@@ -257,7 +270,8 @@ def make_train_step(
 
         def norms(opt_state: Any) -> Metrics:
             size = rate if spike is None else rate * applied
-            return layer_norms(optimizer.direction(gradient, opt_state, state.params), size)
+            direction = optimizer.direction(gradient, opt_state, state.params)
+            return layer_norms(optimizer.begun(direction, stage), size)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
         with jax.named_scope(RARELY):
@@ -301,7 +315,8 @@ def _gradient(
         inputs = (jnp.arange(micro_batches), parts, carries)
         (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
         carry = joined_rows(carries, 1)
-    return loss, {name: mean(sums[name], weights[name]) for name in sums}, carry, gradient
+    means = {name: jax.tree.map(lambda total, weight=weights[name]: mean(total, weight), sums[name]) for name in sums}
+    return loss, means, carry, gradient
 
 
 def split_rows(tree: Any, axis: int, parts: int) -> Any:

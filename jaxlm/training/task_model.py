@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.models import build, family_of, without_dropout
-from jaxlm.models.heads import Head, LSTMHead, task_head
+from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, task_head
+from jaxlm.nn.batch_norm import STATISTICS
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
@@ -28,7 +29,10 @@ from jaxlm.training.program import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLearner(Learner):
-    """The learner of a task: a model, a task's head and its loss. Parameters: {"backbone", "head"}."""
+    """The learner of a task: a model, a task's head and its loss.
+
+    Parameters: {"backbone", "head"}, with the running statistics of a head's batch norms, {"batch_stats"}, beside them.
+    """
 
     head: Head
     loss: TaskLoss
@@ -59,19 +63,31 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
         raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one") from None
     if config.head == "bilstm":
         head = LSTMHead(head, features=config.features, frozen=config.frozen)
+    elif config.head == "concat_pooling":
+        head = ConcatPoolingHead(head.kind, head.outputs, config.head_dropout_rate)
 
     def init_params(key: jax.Array) -> Any:
         body_key, head_key = jax.random.split(key)
         inputs: tuple[jax.Array, ...] = (jnp.zeros((1, 1, sizes.width)),)
         if isinstance(head, LSTMHead):
             inputs = (jnp.zeros((sizes.num_layers + 1, 1, 1, sizes.width)), jnp.ones((1, 1), jnp.int32))
-        return {"backbone": model.init(body_key), "head": head.init(head_key, *inputs, train=False)["params"]}
+        elif isinstance(head, ConcatPoolingHead):
+            inputs = (jnp.zeros((1, 1, 3 * sizes.width)), jnp.ones((1, 1), jnp.bool_))
+        variables = dict(head.init(head_key, *inputs, train=False))
+        return {"backbone": model.init(body_key), "head": variables.pop("params"), **variables}
 
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length, None if model.family.context == "causal" else 0.0)
 
     loss = TaskLoss(task.kind, task.class_weights, config.label_smoothing)
-    objective = task_objective(model, head, loss, auxiliary_lm=config.auxiliary_lm, loss_chunks=execution.loss_chunks)
+    objective = task_objective(
+        model,
+        head,
+        loss,
+        auxiliary_lm=config.auxiliary_lm,
+        loss_chunks=execution.loss_chunks,
+        backprop_window=config.backprop_window,
+    )
     return TaskLearner(
         model=model,
         init_params=init_params,
@@ -85,14 +101,16 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
 
 def _groups(config: FinetuneConfig) -> tuple[ParameterGroup, ...]:
     """Return the parameters that are frozen or have a learning rate of their own."""
+    fixed = (ParameterGroup(f"{STATISTICS}/.*", 0.0),) if config.head == "concat_pooling" else ()
     if config.frozen:
-        return (ParameterGroup("backbone/.*", 0.0),)
-    return layer_groups(
+        return (ParameterGroup("backbone/.*", 0.0), *fixed)
+    return fixed + layer_groups(
         family_of(config.model),
         config.model.num_layers,
         decay=config.optimizer.layer_decay,
         frozen_layers=config.freeze_layers,
         freeze_embeddings=config.freeze_embeddings,
+        gradual=config.unfreeze == "gradual",
     )
 
 

@@ -65,15 +65,16 @@ def test_every_family_says_its_layers(name):
     config = family.config(vocab_size=9, num_layers=3, **{name: size for name, size in sizes.items() if name in own})
     model = build(config)
     shapes = jax.eval_shape(lambda: {"backbone": model.init(jax.random.key(0))})
-    rules = parameter_rules(shapes, layer_groups(family_of(config), 3, decay=2.0, frozen_layers=1))
+    rules = parameter_rules(shapes, layer_groups(family_of(config), 3, decay=2.0, frozen_layers=1, gradual=True))
     found = {}
     for path, rule in jax.tree_util.tree_leaves_with_path(rules):
         part = path[1].key
-        found.setdefault(part, set()).add(rule.rate)
+        found.setdefault(part, set()).add((rule.rate, rule.begins))
     above = {part for part in found if part not in {"embeddings"} and not re.match("blocks|layer_", part)}
-    wanted = {part: {1.0} for part in above} | {"embeddings": {1 / 16}}
-    separate = {"layer_0": {0.0}, "layer_1": {1 / 4}, "layer_2": {1 / 2}}
-    assert found == wanted | (separate if "layer_0" in found else {"blocks": {(0.0, 1 / 4, 1 / 2)}})
+    wanted = {part: {(1.0, 0)} for part in above} | {"embeddings": {(1 / 16, 3)}}  # begins after the trained layers
+    separate = {"layer_0": {(0.0, 0)}, "layer_1": {(1 / 4, 2)}, "layer_2": {(1 / 2, 1)}}
+    stacked = {"blocks": {((0.0, 1 / 4, 1 / 2), (0, 2, 1))}}
+    assert found == wanted | (separate if "layer_0" in found else stacked)
 
 
 @pytest.mark.parametrize(("decay", "frozen", "embeddings"), [(2.6, 0, False), (1.25, 2, True)])
@@ -199,6 +200,11 @@ def test_frozen_layers_keep_their_bits_on_a_mesh():
         ({"freeze_layers": 9, "reinit_layers": 4}, "freeze_layers must be from 0 to 8, the pretrained layers"),
         ({"freeze_layers": 1, "frozen": True}, "freeze_layers must be 0 with frozen"),
         ({"freeze_embeddings": True, "frozen": True}, "freeze_embeddings must be False with frozen"),
+        ({"unfreeze": "gradual", "frozen": True}, "unfreeze must be all with frozen"),
+        (
+            {"unfreeze": "gradual", "freeze_layers": 12, "freeze_embeddings": True},
+            "unfreeze must be all where every layer and the embeddings are frozen, got gradual",
+        ),
         ({"optimizer": OptimizerConfig(layer_decay=2.0), "frozen": True}, "optimizer.layer_decay must be 1.0 with"),
         ({"optimizer": OptimizerConfig(layer_decay=0.0)}, "optimizer.layer_decay must be above 0, got 0"),
     ],
