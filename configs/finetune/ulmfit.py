@@ -6,14 +6,21 @@ states as fit the memory: 10 epochs and 1,400 tokens are ours (its code pools th
 truncates by the task's rule). It gives no weight decay and no clipping for the classifier. The input format is GPT-1's.
 """
 
-from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.models.awd_lstm_config import AWDLSTMConfig
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 
 
 def config() -> FinetuneConfig:
     return FinetuneConfig(
-        model=LSTMConfig(),
+        model=AWDLSTMConfig(
+            word_dropout_rate=0.05,
+            embedding_dropout_rate=0.4,
+            recurrent_dropout_rate=0.5,
+            dropout_rate=0.3,
+            output_dropout_rate=0.4,
+            output_bias=False,
+        ),
         optimizer=OptimizerConfig(
             kind="adamw",
             peak_lr=0.01,
