@@ -8,6 +8,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub outside this machine
+# A thread of XLA's CPU client waits in each collective, and in each launch on a device that has 32 computations ahead of
+# it. With a thread for each of the eight devices, which is what a small machine gets, a launch can hold the one that a
+# collective needs, and both wait until XLA ends the process.
+os.environ.setdefault("PJRT_NPROC", "32")
 # Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time. Eight devices
 # on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
 os.environ["XLA_FLAGS"] = (
