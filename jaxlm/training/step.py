@@ -122,13 +122,19 @@ def fresh_state(
     carry: Callable[[], Any] = lambda: None,
 ) -> TrainState:
     """Return the state before the first update; each shard is computed on its own device."""
+    return make_fresh_state(init_params, optimizer, abstract, carry)(jnp.uint32(seed))
+
+
+def make_fresh_state(
+    init_params: InitParams, optimizer: Optimizer, abstract: TrainState, carry: Callable[[], Any]
+) -> Callable[[jax.Array], TrainState]:
+    """Return `fresh_state` as a function of the seed, which is compiled once for all seeds."""
 
     def make(seed: jax.Array) -> TrainState:
         settings = {"averages": abstract.average is not None, "finds_spikes": abstract.recent_norms is not None}
         return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), **settings))
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(make, out_shardings=shardings)(jnp.uint32(seed))
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))
 
 
 def saved_part(state: TrainState) -> dict[str, Any]:
