@@ -1,13 +1,19 @@
 """Shared fixtures. All tests run on a CPU that plays eight devices."""
 
 import os
+import shutil
 import signal
+import tempfile
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs beside it; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub outside this machine
+# A thread of XLA's CPU client waits in each collective, and in each launch on a device that has 32 computations to do.
+# If there are eight, one for each device, which is what a small machine gets, a launch can hold the one that a
+# collective needs, and both wait until XLA ends the process.
+os.environ.setdefault("PJRT_NPROC", "32")
 # Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time. Eight devices
 # on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
 os.environ["XLA_FLAGS"] = (
@@ -15,6 +21,10 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     + " --xla_cpu_collective_call_terminate_timeout_seconds=300"
 )
+# What one test compiled is not compiled again by another, nor by a command that is a process of its own. Each worker of
+# pytest-xdist has a folder of its own, as JAX writes into it without care for who reads.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxlm-compiled-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 from pathlib import Path
 
@@ -34,6 +44,10 @@ def pytest_collection_modifyitems(config, items):
         long = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture

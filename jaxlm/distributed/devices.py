@@ -149,7 +149,11 @@ def user_cache() -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Cache compiled programs on disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+    """Cache compiled programs on disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder.
+
+    Those are cached whose compilation took JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, a second unless told.
+    """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR") is None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    if os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS") is None:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

@@ -1,6 +1,7 @@
 """The learner of a run, and its program: the state and the compiled step, to run, measure or analyze."""
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Wrapped
 
@@ -19,7 +21,15 @@ from jaxlm.training.averaging import no_iterates
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from jaxlm.training.parameter_groups import ParameterGroup
-from jaxlm.training.step import Metrics, Settings, TrainState, abstract_state, fresh_state, make_train_step, settings_of
+from jaxlm.training.step import (
+    Metrics,
+    Settings,
+    TrainState,
+    abstract_state,
+    make_fresh_state,
+    make_train_step,
+    settings_of,
+)
 
 
 def no_carry(rows: int) -> None:
@@ -75,7 +85,12 @@ class Program:
 
     def fresh_state(self, seed: int) -> TrainState:
         """Return the state before the first update."""
-        return fresh_state(self.learner.init_params, self.optimizer, self.abstract, seed, self.carry, **self.kept)
+        return self._make_fresh_state(jnp.uint32(seed))
+
+    @functools.cached_property
+    def _make_fresh_state(self) -> Callable[[jax.Array], TrainState]:
+        """The function of a seed: the trials of a fine-tuning share it."""
+        return make_fresh_state(self.learner.init_params, self.optimizer, self.abstract, self.carry, **self.kept)
 
 
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:

@@ -138,12 +138,18 @@ def fresh_state(
     **settings: Any,
 ) -> TrainState:
     """Return the state before the first update; each shard is computed on its own device. settings: of `new_state`."""
+    return make_fresh_state(init_params, optimizer, abstract, carry, **settings)(jnp.uint32(seed))
+
+
+def make_fresh_state(
+    init_params: InitParams, optimizer: Optimizer, abstract: TrainState, carry: Callable[[], Any], **settings: Any
+) -> Callable[[jax.Array], TrainState]:
+    """Return `fresh_state` as a function of the seed, which is compiled once for all seeds."""
 
     def make(seed: jax.Array) -> TrainState:
         return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), **settings))
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(make, out_shardings=shardings)(jnp.uint32(seed))
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))
 
 
 def saved_part(state: TrainState) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from sklearn.metrics import matthews_corrcoef
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import read_labelled, read_task
@@ -70,6 +69,8 @@ def measure_sentiment(model, path: Path, protocols: Sequence[str], options) -> I
 
 def measure_acceptability(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
     """Yield Matthews correlation and accuracy on dev, with the threshold that is the best one on train."""
+    from sklearn.metrics import matthews_corrcoef  # here: its second is not for every start of a pretraining
+
     del protocols, options
     if not path.is_dir():
         raise InputError(f"{path} must be a directory with train.tsv and dev.tsv, got a file; give glue/CoLA")

@@ -370,12 +370,12 @@ ENDING = (
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_moment_of_the_end_may_be_the_last(tune, whole, shape):
-    """Five of the moments between the last step and the end of the clean-up, others each time."""
+    """Three of the moments between the last step and the end of the clean-up, others each time."""
     with Moments(None, raise_killed).watched() as moments:
         assert tune("counted", *SHAPES[shape]).code == 0
     last = len(moments.names) - moments.names[::-1].index("a step")
     assert {name for name in ENDING if name in moments.names[last:]} == set(ENDING)
-    for at in random.sample(range(last + 1, len(moments.names) + 1), 5):
+    for at in random.sample(range(last + 1, len(moments.names) + 1), 3):
         assert tune.stopped(f"run-{at}", at, *SHAPES[shape]) == moments.names[at - 1]
         ended = tune(f"run-{at}", *SHAPES[shape])
         assert ended.code == 0, (moments.names[at - 1], ended.errors)
@@ -403,9 +403,16 @@ def test_evaluations_at_other_steps_after_each_stop(tune, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "select", "options"), [("alone", "best", ()), ("together", "last", ()), ("alone", "best", PATIENCE)]
+    ("shape", "select", "options", "most"),
+    [
+        ("alone", "best", PATIENCE, 2),
+        ("together", "last", (), 2),
+        pytest.param("alone", "best", (), 5, marks=pytest.mark.campaign),
+        pytest.param("alone", "best", PATIENCE, 5, marks=pytest.mark.campaign),
+        pytest.param("together", "last", (), 5, marks=pytest.mark.campaign),
+    ],
 )
-def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, shape, select, options):
+def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, shape, select, options, most):
     """As above with processes that die: nothing is finished on the way out, no save is waited for."""
     seed = random.randrange(10**6)
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'fixtures'}"}
@@ -418,7 +425,7 @@ def test_killed_anywhere_or_not_the_results_are_the_same(tune, whole, cache, sha
         return str(at) if ended.returncode else None
 
     more = ("--select", select, *SHAPES[shape], *options)
-    history = stop_again_and_again(tune, "run", random.Random(seed), 5, *more, start=killed)
+    history = stop_again_and_again(tune, "run", random.Random(seed), most, *more, start=killed)
     assert_same(tune.directory / "run", whole(shape, select, *options), (seed, history))
 
 

@@ -66,8 +66,8 @@ def play(seed: int, root: Path, checkout: Path) -> History:
 
 
 @pytest.mark.slow
-# The last: of two launchers, the one that found the pod suspended gave up after one refused request.
-@pytest.mark.parametrize("seed", [*range(10), 1095])
+# Each ending once. The last: of two launchers, the one that found the pod suspended gave up after one refused request.
+@pytest.mark.parametrize("seed", [*range(4), *range(5, 9), 1095])
 def test_a_random_history_ends_well(seed, tmp_path, checkout):
     play(seed, tmp_path, checkout)
 

@@ -55,9 +55,12 @@ def test_odd_text_has_the_reference_s_places(name, published):
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", case.SPECS)
-def test_every_sentence_of_the_books_has_the_reference_s_ids(name, published, books):
+@pytest.mark.parametrize(
+    ("name", "every"),  # spaCy takes a minute for all books
+    [(name, 5 if name == "gpt1" else 1) for name in case.SPECS] + [pytest.param("gpt1", 1, marks=pytest.mark.campaign)],
+)
+def test_every_sentence_of_the_books_has_the_reference_s_ids(name, every, published, books):
     ours = published(name)
     assert [book for book, _ in books] == list(FROZEN[name]["books"])
-    for book, texts in books:
+    for book, texts in books[::every]:
         assert [len(texts), case.digest(ours.encode_batch(texts))] == FROZEN[name]["books"][book], book
