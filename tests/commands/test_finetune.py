@@ -41,6 +41,8 @@ from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.trained_length import OF_START, trained_length
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 SEEDS = ("--seeds", 2, "--num-epochs", 4)
 
 
@@ -64,7 +66,7 @@ def task(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finetuned(tmp_path_factory, pretrained, task):
-    """Two seeds of 20 steps on eight devices."""
+    """Two seeds of 20 steps on two devices."""
     run = tmp_path_factory.mktemp("finetuned") / "run"
     ended = run_here("finetune", *finetune_arguments(run, task, "--start", pretrained, *SEEDS))
     assert ended.code == 0, ended.errors
@@ -204,11 +206,11 @@ def test_killed_in_the_second_seed_or_not_the_results_are_the_same(tmp_path, pre
     assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
     assert len(starts(tmp_path / "killed")) == 2
     assert "resumed at step" in ended.errors
-    # One device says what eight say, in the same order.
+    # One device says what two say, in the same order.
     assert len(predictions(finetuned)) == len(predictions(tmp_path / "whole"))
-    for one, eight in zip(predictions(tmp_path / "whole"), predictions(finetuned), strict=True):
-        assert (one["split"], one["index"], one["seed"]) == (eight["split"], eight["index"], eight["seed"])
-        assert one["scores"]["good"] == pytest.approx(eight["scores"]["good"], abs=1e-3)
+    for one, two in zip(predictions(tmp_path / "whole"), predictions(finetuned), strict=True):
+        assert (one["split"], one["index"], one["seed"]) == (two["split"], two["index"], two["seed"])
+        assert one["scores"]["good"] == pytest.approx(two["scores"]["good"], abs=1e-3)
 
 
 def test_from_scratch_needs_only_a_tokenizer(tmp_path, stores, task):

@@ -372,7 +372,7 @@ def test_kill_9_at_any_moment_and_the_same_command_again(corpus):
         return json.loads(state.read_bytes())["parts"] if state.exists() else 0
 
     killed_at = []
-    for kill in range(8):
+    for kill in range(5):
         process = subprocess.Popen(
             command(*arguments),
             env=environment,
@@ -381,7 +381,7 @@ def test_kill_9_at_any_moment_and_the_same_command_again(corpus):
             start_new_session=True,
         )
         before = parts()
-        if kill < 3:  # the beginning: planning, training the tokenizer, starting workers
+        if kill < 2:  # the beginning: planning, training the tokenizer, starting workers
             wait_for(partial.exists, 30)
             time.sleep(0.2 * rng.random())
         else:  # and later, with progress to lose
@@ -439,7 +439,14 @@ def test_the_estimate_says_what_a_large_document_takes(tmp_path, capsys, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "scheme"), [("text", "sentencepiece"), ("lines", "sentencepiece"), ("text", "hf")])
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("lines", "sentencepiece"),
+        ("text", "hf"),
+        pytest.param("text", "sentencepiece", marks=pytest.mark.campaign),
+    ],
+)
 def test_memory_does_not_grow_with_the_text(tmp_path, kind, scheme):
     """One document of 24 MB, in one file, takes hardly more memory than one of 2 MB.
 

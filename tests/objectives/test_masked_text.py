@@ -21,6 +21,8 @@ from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.text import train_wordpiece
 from jaxlm.training.config import PretrainConfig
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 MASKING, LENGTH = MaskingConfig(rate=0.3), 16
 
 
