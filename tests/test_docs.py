@@ -234,6 +234,7 @@ def test_option_pages_have_every_flag(option_pages):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("name", RUN)
 def test_marked_blocks_run(name, tmp_path, monkeypatch):
     """Fails when a command of a block marked `run` fails; those of a page run in order, in one directory.

@@ -11,6 +11,8 @@ from documents import blocks, cells, notebooks
 
 import jaxlm
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def documented() -> dict[str, object]:
     """The public names, and the public methods and properties of public classes."""

@@ -52,6 +52,8 @@ from jaxlm.training import initialization
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.program import CompiledStep
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 STEPS, SWITCH, SAVES = 24, 12, 6
 # Without decay, runs of other lengths share the compiled programs of this one; it switches its length all the same.
 STEADY = ("--optimizer.decay", "constant", "--checkpoint-every", SAVES, "--eval-every", SWITCH, "--keep-newest", 9)
@@ -309,7 +311,8 @@ def test_killed_before_and_at_the_switch(base, stores, tmp_path):
     """The second time while the save at the switch, which has just begun, may not be complete."""
     run = tmp_path / "run"
     arguments = [*map(str, bert_arguments(run, stores, *STEADY, *TWO_LENGTHS))]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"  # as in this process
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": flags}
     for step, wait_for in ((SWITCH - 2, run / "checkpoints" / str(SAVES)), (SWITCH, run)):
         command = [sys.executable, "-c", KILLED, str(step), str(wait_for), *arguments]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -17,6 +17,8 @@ from toy_runs import (
 
 from jaxlm.data.store import open_store
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

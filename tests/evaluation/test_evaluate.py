@@ -27,6 +27,8 @@ from jaxlm.text import train_sentencepiece
 from jaxlm.text.gpt1 import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -80,6 +82,7 @@ def test_a_run_is_loaded_at_its_newest_step_or_the_one_named(run, tokenizer):
     assert str(third.name).endswith("@3")
 
 
+@pytest.mark.usefixtures("eight_devices")
 def test_parameters_lie_on_the_mesh_by_their_axes(run):
     loaded = load_run(run, mesh=make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
     kernel = loaded.params["backbone"]["blocks"]["feed_forward"]["in_kernel"]
@@ -113,6 +116,7 @@ def test_what_is_no_run_is_refused(run, tmp_path, store):
         load_run(early)
 
 
+@pytest.mark.usefixtures("eight_devices")
 def test_perplexity_counts_every_token_once_for_any_batch_and_mesh(run, store, monkeypatch, capsys):
     words = ["perplexity", "--run", run, "--data.store", store.path]
     text, figures = command(evaluate.main, monkeypatch, capsys, *words)

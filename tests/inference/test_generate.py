@@ -12,6 +12,8 @@ from jaxlm import generate
 from jaxlm.distributed import devices
 from jaxlm.inference.sampling import Sampler
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 PROMPTS = ["The cat", "naïve", "A", "In the tree", "on"]
 SETTINGS = ["--length", 6, "--num-samples", 2, "--batch-size", 2, "--repetition-penalty", 1.3, "--seed", 3]
 

@@ -26,6 +26,8 @@ from jaxlm.objectives.task import outputs_and_vectors, task_outputs
 from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Task, read_rows
 from jaxlm.tasks.prediction_lines import LineWriter, format_of_output, given_label, scores_of, with_inputs
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 NASTY = [
     'say "no"',
     "two\nlines",

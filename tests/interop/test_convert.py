@@ -28,6 +28,8 @@ from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 ODD = ("", " ", "  two  blanks ", "a\tb\n\nc", "naïve café — “x”", "日本語 😀 a\u0301", "w" * 230, "\x00\x07")
 
 

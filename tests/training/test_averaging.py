@@ -19,6 +19,8 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.initialization import continue_state, open_source
 from jaxlm.training.step import TrainState, saved_part, settings_of
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 AVERAGED = ("--ema", 0.8, "--optimizer.decay", "constant", "--checkpoint-every", 5, "--eval-every", 5)
 
 

@@ -16,6 +16,8 @@ from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 # Wide logits, which are most of what a micro-batch takes.
 CONFIG = PretrainConfig(
     replace(TOY, vocab_size=5000, num_layers=1),

@@ -29,6 +29,8 @@ from toy_runs import (
     starts,
 )
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 STEPS = 100
 SAVES = ("--num-steps", STEPS, "--checkpoint-every", 5, "--eval-every", 20)
 
@@ -192,6 +194,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(base, stores, tmp
     assert metrics(run) == metrics(base) and checksums(run) == checksums(base)
 
 
+@pytest.mark.usefixtures("eight_devices")
 def test_mesh_and_micro_batches_may_change_on_resume(base, stores, tmp_path):
     run = copy_at(base, 10, tmp_path / "run")
     ended = again(run, stores, "--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--micro-batches", 2,

@@ -16,6 +16,8 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.spikes import FEWEST, WINDOW
 from jaxlm.training.step import saved_part, settings_of
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 FACTOR = 3.0
 BAD = (4, 25, 26, 190)  # steps whose targets are far away; of the first one there is no median yet
 STEPS = 200

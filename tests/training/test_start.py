@@ -17,6 +17,8 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.initialization import FREE_FIELDS, dropout_notes, model_of_source
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 SMALL = GPTConfig(num_layers=2, width=16, num_heads=2, feed_forward_width=32, tables="one", dropout_rate=0.0)
 SMALL = dataclasses.replace(SMALL, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
 

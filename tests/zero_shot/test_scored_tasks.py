@@ -23,6 +23,8 @@ from jaxlm.models.family import Inputs
 from jaxlm.zero_shot.continuations import best_threshold, cloze_questions
 from jaxlm.zero_shot.pronouns import read_schemas
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 PASSAGES = [
     "The cat sat on the mat and the dog lay on the rug",
     "In the morning the fox went over the hill twice",
