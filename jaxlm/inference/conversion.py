@@ -26,6 +26,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import CustomConfig
 from jaxlm.text import Tokenizer
+from jaxlm.text.backward import require_forward
 from jaxlm.training.config import resolved_json
 
 
@@ -116,6 +117,8 @@ def export_run(arguments: ExportArguments) -> None:
             "(launch/setup.sh cpu parity), or leave --verify out"
         )
     run = load_run(arguments.run)
+    if run.given_tokenizer is not None:
+        require_forward(run.given_tokenizer, "an export")
     directory = RunDirectory(run.path)
     saved = directory.config.get("published") or {}
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(run.params).items()}

@@ -21,6 +21,7 @@ from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.text_stream import TextStream, collect
+from jaxlm.text.backward import require_forward
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Generator:
     def __init__(self, run: LoadedRun, settings: GenerationSettings) -> None:
         settings.check()
         self.run, self.settings, self.tokenizer = run, settings, run.tokenizer
+        require_forward(run.tokenizer, "generate")
         specials = self.tokenizer.specials
         self._cached = CachedModel(
             run.decoder("generate", "use fill for an encoder"),

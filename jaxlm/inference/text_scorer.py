@@ -16,6 +16,7 @@ from jaxlm.inference.masked_lm_scoring import (
 )
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.scoring import Scored, Scorer, text_sequence
+from jaxlm.text.backward import require_forward
 
 
 class TextScorer(NamedTuple):
@@ -34,6 +35,7 @@ def text_scorer(run: LoadedRun, *, batch_size: int, positions: int, top: int = 5
 
     positions: the number of positions to use. top: candidates for each mask. InputError if the model cannot score.
     """
+    require_forward(run.tokenizer, "evaluate score")
     settings: dict[str, Any] = {"mesh": run.mesh, "batch_size": batch_size, "positions": positions}
     if run.model.family.context == "bidirectional":
         encoder = check_masked_lm(run.model, run.params, run.tokenizer, run.name)

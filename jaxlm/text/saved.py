@@ -7,6 +7,7 @@ from typing import Any
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json, wordpiece
+from jaxlm.text.backward import PREFIX, BackwardTokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
 
 # The files that each kind may have. A description that names another file was not written by jaxlm.
@@ -62,17 +63,20 @@ def _description(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
         kind, names, specials, _ = (saved[key] for key in ("kind", "files", "specials", "fingerprint"))
         if not all(type(value) is int for value in (saved["size"], saved["base_size"], *specials.values())):
             raise ValueError("sizes and ids must be integers")
-        if kind in FILES and not set(names) <= set(FILES[kind]):
-            raise ValueError(f"files must be among {', '.join(FILES[kind])}, got {', '.join(map(repr, names))}")
+        known = FILES.get(kind.removeprefix(PREFIX), ())
+        if known and not set(names) <= set(known):
+            raise ValueError(f"files must be among {', '.join(known)}, got {', '.join(map(repr, names))}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file} is damaged or not a tokenizer's description ({error}); copy it again") from error
-    if kind not in FILES:
+    if not known:
         raise InputError(f"{file.parent}: the tokenizer's kind must be one of {', '.join(FILES)}, got {kind!r}")
     return saved
 
 
 def tokenizer_from_files(kind: str, files: Mapping[str, bytes], name: str) -> Tokenizer:
     """Return the tokenizer of a kind from the content of its files. KeyError for a missing file."""
+    if kind.startswith(PREFIX):
+        return BackwardTokenizer(tokenizer_from_files(kind.removeprefix(PREFIX), files, name))
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer(files[piece_models.MODEL_FILE], name)
     if kind == "wordpiece":

@@ -5,6 +5,7 @@ from pathlib import Path
 from jaxlm.errors import InputError
 from jaxlm.hub import model_directory
 from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json
+from jaxlm.text.backward import BackwardTokenizer
 from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.saved import load_tokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer
@@ -14,7 +15,10 @@ from jaxlm.wording import did_you_mean
 
 COUNTED = ("words", "characters")  # vocabularies of what is frequent
 TRAINED = ("train-sentencepiece", "train-wordpiece", *COUNTED)
-SPECS = "bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run)"
+SPECS = (
+    "bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run), "
+    "backward:TOKENIZER (the ids of another one in reverse order)"
+)
 
 
 def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False) -> Tokenizer:
@@ -28,6 +32,8 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     kind, colon, location = spec.partition(":")
     if not colon or not location:
         raise _unknown(spec, trains)
+    if kind == "backward":
+        return BackwardTokenizer(tokenizer_from_spec(location, case))
     path = model_directory(location, weights=False) if kind == "hf" else Path(location).expanduser()
     if kind in ("hf", "gpt1", "gpt2", "store") and not path.exists():
         raise InputError(f"tokenizer {spec}: no such directory; give the one that has the tokenizer's files")

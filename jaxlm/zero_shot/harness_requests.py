@@ -21,6 +21,7 @@ from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.models.family import UNLIMITED
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
+from jaxlm.text.backward import require_forward
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class HarnessRequests:
     ) -> None:
         model = run.decoder("the harness", "use evaluate task or evaluate zero-shot for an encoder")
         self.run, self.tokenizer, self.batch_size = run, run.tokenizer, batch_size
+        require_forward(run.tokenizer, "the harness")
         positions = run.positions(beyond=beyond_length)
         self.longest = DEFAULT_LENGTH if positions == UNLIMITED else positions
         self.prefix = list(prefix_of(self.tokenizer) if prefix is None else prefix)

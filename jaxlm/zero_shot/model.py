@@ -13,6 +13,7 @@ from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.models.family import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
+from jaxlm.text.backward import require_forward
 from jaxlm.zero_shot.task import PartScores, Text
 
 
@@ -38,6 +39,7 @@ class ZeroShotModel:
         not_greedy: Sequence[int] = (),
         show_progress: bool = True,
     ) -> None:
+        require_forward(tokenizer, "a zero-shot task")
         self.model, self.tokenizer, self.mesh, self.batch_size = model, tokenizer, mesh, batch_size
         self.positions = positions or model.max_length
         self.params: Any = None
