@@ -343,6 +343,10 @@ def _note_beginning(
         recorder.note(sentence)
     if (warning := config.optimizer.warmup_note(ready.plan.num_steps)) is not None:
         recorder.warn(warning)
+    if config.average_iterates == "non_monotone" and not ready.plan.validation:
+        recorder.warn(
+            "--average-iterates non_monotone needs validation losses: without --data.validation no average begins"
+        )
 
 
 def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluation]:

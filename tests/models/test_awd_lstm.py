@@ -190,11 +190,14 @@ def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
 
 
 def test_another_mesh_draws_the_same_masks(base, stores, tmp_path):
-    """Fails when a mask is drawn for the rows of a device, or the carry is dealt to other rows by micro-batches."""
+    """Fails when a mask is drawn for the rows of a device; and when a store without a validation text does not train."""
     run = tmp_path / "run"
     flags = ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--num-steps", 3)
-    ended = run_here("pretrain", *arguments(run, stores, *flags))
+    words = [*arguments(run, stores, *flags)]
+    at = words.index("--data.validation")
+    ended = run_here("pretrain", *words[:at], *words[at + 2 :])
     assert ended.code == 0, ended.errors
+    assert "without --data.validation no average begins" in ended.errors
     assert [metrics(run)[step] for step in (1, 2, 3)] == pytest.approx(list(metrics(base).values())[:3], rel=1e-4)
 
 
