@@ -190,7 +190,7 @@ def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
 
 
 def test_another_mesh_draws_the_same_masks(base, stores, tmp_path):
-    """Fails when a mask is drawn for the rows of a device; and when a store without a validation text does not train."""
+    """Fails when a mask is drawn for the rows of a device, or a run without a validation text does not train."""
     run = tmp_path / "run"
     flags = ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--num-steps", 3)
     words = [*arguments(run, stores, *flags)]
