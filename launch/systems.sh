@@ -52,7 +52,8 @@ done
 
 # A family is one row: name, tenths of tokens in a step, kind of its vocabulary, objective. Its configs are
 # pretrain/NAME_small and finetune/NAME_small. Steps of bert_small have 64 rows: of 32 tokens in three fifths of the
-# steps, and of 128 in the others; the windows of awd_lstm_small have 124.3 tokens in the mean. A masked language model gives no text a probability, and so has no bits per byte.
+# steps, and of 128 in the others. The windows of awd_lstm_small have 124.3 tokens in the mean. A masked language model
+# gives no text a probability, and so has no bits per byte.
 families=(
   "gpt 20480 sentencepiece causal"
   "lstm 20480 sentencepiece causal"
