@@ -150,7 +150,8 @@ def task_objective(
             found["language_model_loss"] = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
         if head.kind not in WITHOUT_ACCURACY:
             found["accuracy"] = jnp.sum(tag_weights(batch) if head.kind == "tagging" else batch.weights)
-        found[SUMS] = jnp.float32(1)  # the sums themselves
+        if isinstance(head, ConcatPoolingHead):
+            found[SUMS] = jnp.float32(1)  # the sums themselves
         return found
 
     def sums(params: Any, batch: ExampleBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:

@@ -132,6 +132,13 @@ class PretrainConfig:
                 f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give "
                 "one of these"
             )
+        if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
+            for name in ("activation_regularization", "temporal_activation_regularization"):
+                if getattr(self.objective, name):
+                    raise InputError(
+                        f"objective.{name} must be 0 for rows of pairs, got {getattr(self.objective, name):g}; leave "
+                        "it out"
+                    )
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
         check_sizes(self.data.longest_row(self.length), 0 if encoder else self.execution.loss_chunks, self.model)
 

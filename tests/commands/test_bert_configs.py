@@ -28,7 +28,12 @@ SIZES = {
 }
 VARIANTS = SIZES | {
     "bert_no_nsp": {"objective.next_sentence_coefficient": 0.0},
-    "bert_left_to_right": {"objective.kind": "language_model", "model.attention": "causal"},
+    "bert_left_to_right": {
+        "objective.kind": "language_model",
+        "objective.activation_regularization": 0.0,
+        "objective.temporal_activation_regularization": 0.0,
+        "model.attention": "causal",
+    },
     "bert_whole_word": {"objective.masking.whole_word": True},
     "bert_static_masks": {"data.masks": "static"},
     "bert_original_pairs": {

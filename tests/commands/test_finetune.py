@@ -301,7 +301,7 @@ def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options
     config, saved = (json.loads((run / name).read_text()) for name in ("config.json", "task.json"))
     for name in ADDED_OPTIONS:
         place, _, field = name.rpartition(".")
-        (config[place] if place else config).pop(field, None)
+        (config.get(place, {}) if place else config).pop(field, None)
     for field in ("positive_label", "class_weights", SIGNATURE):
         del saved[field]
     del saved["columns"]["label_separator"]
