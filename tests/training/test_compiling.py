@@ -63,7 +63,7 @@ def test_nor_of_a_fine_tunings(mesh):
         work = SimpleNamespace(
             config=config, num_steps=config.num_steps, task=task, mesh=mesh, batches=lambda seed: np.empty(0)
         )
-        work.batches = lambda seed: SimpleNamespace(lengths=(16,))
+        work.batches = lambda seed: SimpleNamespace(lengths=(16,), steps_per_epoch=5)
         with use_mesh(mesh):
             programs = make_programs(work)
             ids, numbers = np.zeros((8, 1, 16), np.int32), np.zeros(8, np.int32)
