@@ -209,7 +209,7 @@ def test_the_average_is_what_other_commands_read(base, stores):
     figures = json.loads(ended.output.splitlines()[-1])
     assert figures["validation_loss"] == pytest.approx(metrics(base, "validation_loss")[12], rel=1e-6)
     shown = run_here("show", base)
-    assert shown.code == 0 and "awd_lstm" in shown.output, shown.errors
+    assert shown.code == 0 and "3 layers x 16, 24 units" in shown.output, shown.errors
     made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
     assert made.code == 0, made.errors
 
