@@ -259,12 +259,18 @@ def test_marked_blocks_run(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.campaign] * (path.stem != "quickstart"))
+        for path in notebooks()
+    ],
+)
 def test_notebooks_run(path, tmp_path):
     """Fails when a cell raises, a command in it fails, the page would show a warning, or its text is not true.
 
     The cells run in order, in a new process and an empty directory, without Jupyter. Training is shortened here; the
-    build of the documentation runs it whole.
+    build of the documentation runs all of it, and the notebooks that are left out by default.
     """
     text = path.read_text(encoding="utf-8")
     for pattern, shorter in SHORTER:

@@ -134,15 +134,16 @@ def runs(tmp_path_factory, stores, pair_stores):
     return run_of
 
 
-def pretraining_configs() -> list:
-    """All of them. Shares of masks are numbers in a table: one of the rows stands for the others by default."""
-    names = [name for name in NAMES if KINDS[name] is PretrainConfig]
+def configs_of(kind: type) -> list:
+    """All configs of a kind. Of those that differ in rates and shares alone, one stands for the others by default."""
+    names = [name for name in NAMES if KINDS[name] is kind]
     rows = {name for name in names if "/bert_mask_" in name} - {"pretrain/bert_mask_80_0_20"}
+    rows |= {"pretrain/awd_lstm_wt2", "pretrain/ulmfit_target", "pretrain/ulmfit_target_code", "finetune/ulmfit_code"}
     return [pytest.param(name, marks=[pytest.mark.campaign] * (name in rows)) for name in names]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", pretraining_configs())
+@pytest.mark.parametrize("name", configs_of(PretrainConfig))
 def test_a_pretraining_config_takes_a_step(name, runs):
     run = runs(name)
     assert 5 < metrics(run)[1] < 7  # near ln 320, and ln 2 more where there is a second term
@@ -150,7 +151,7 @@ def test_a_pretraining_config_takes_a_step(name, runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name] is FinetuneConfig])
+@pytest.mark.parametrize("name", configs_of(FinetuneConfig))
 def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, tmp_path):
     task = make_task(tmp_path / "task")
     store = (pair_stores if is_encoder(name) else stores)[0]
