@@ -50,7 +50,7 @@ def word_states(model: jaxlm.LoadedModel, sentences: Sequence[TaggedSentence]) -
             features = np.zeros((2, len(last), width), np.float32)
             for word, at in enumerate(last):
                 if len(around[:1]) <= at < len(row):
-                    features[:, word] = of_row[[0, -1], at]
+                    features[:, word] = of_row[[0, -1], at, :width]  # wider layers pad the others with zeros
             found.append(features)
     return np.concatenate(found, axis=1)
 
