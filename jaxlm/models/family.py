@@ -44,9 +44,10 @@ class Outputs(NamedTuple):
     """Results of one pass over `Inputs`.
 
     states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, if
-    requested. carry: the state that the model keeps of these tokens, None if no carry was given. output: the arrays of
-    this pass that the output layer needs, for example the token table that it is tied to. undropped: `states` before
-    their dropout, None if they have none.
+    requested; where layers differ in width, D is the widest and the others end in zeros. carry: the state that the
+    model keeps of these tokens, None if no carry was given. output: the arrays of this pass that the output layer
+    needs, for example the token table that it is tied to. undropped: `states` before their dropout, None if they have
+    none.
     """
 
     states: jax.Array
