@@ -39,6 +39,7 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
             run=arguments.run,
             start=arguments.start,
             start_with=arguments.start_with,
+            start_vocabulary=arguments.start_vocabulary,
             profile=arguments.profile,
             verify_stores=arguments.verify_stores,
             given=given,

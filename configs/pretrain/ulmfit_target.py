@@ -1,9 +1,10 @@
 """ULMFiT's second stage (Howard and Ruder, 2018, section 3.2): the language model is trained on the task's text.
 
-Give `--start` a run of `pretrain/ulmfit` and prepare the text with its tokenizer. Slanted triangular rates and a
-divisor of 2.6 from layer to layer are the paper's, and so is the rate of 0.004, which the last LSTM layer has here: no
-layer is above it. The table, which the output layer shares, has the lowest rate; the code trains it at half of the
-highest. The paper tunes the number of epochs on the validation set; 15 is that of TREC-6 in its runs with few labels.
+Give `--start` a run of `pretrain/ulmfit`. Prepare the text with its tokenizer, or with one of its own words and give
+`--start-vocabulary matched`. Slanted triangular rates and a divisor of 2.6 from layer to layer are the paper's, and so
+is the rate of 0.004, which the last LSTM layer has here: no layer is above it. The table, which the output layer
+shares, has the lowest rate; the code trains it at half of the highest. The paper tunes the number of epochs on the
+validation set; 15 is that of TREC-6 in its runs with few labels.
 """
 
 from dataclasses import replace

@@ -38,6 +38,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "objective.activation_regularization": 0.0,
     "objective.temporal_activation_regularization": 0.0,
     "data.windows": "fixed",
+    "start_vocabulary": "same",
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
 # `source_of`).

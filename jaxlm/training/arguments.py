@@ -22,6 +22,9 @@ class PretrainArguments:
     """A run to start from (RUN or RUN@STEP). Default: from scratch."""
     start_with: Literal["parameters", "state"] = "parameters"
     """Content to load from --start. state: moments and step too, to train longer or at another learning rate."""
+    start_vocabulary: Literal["same", "matched"] = "same"
+    """same: the stores have the tokenizer of --start. matched: each token's row of the table comes from the same token
+    of --start; a token that it lacks begins at the mean of all rows (ULMFiT)."""
     profile: str | None = None
     """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
     verify_stores: bool = False

@@ -26,6 +26,7 @@ from jaxlm.training.config import MAY_DIFFER
 from jaxlm.training.spikes import no_norms
 from jaxlm.training.step import OPTIONAL, TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
+from jaxlm.training.vocabulary import matched_note, matched_rows, with_rows
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +37,15 @@ Load = Callable[[Any], tuple[Any, Sequence[str]]]
 class Parameters:
     """The parameters of a source. saved: their tree; its leaves have a shape.
 
-    load(tree): reads the leaves of a tree of abstract arrays onto their shardings; returns them and notes. fingerprint:
-    SHA-256 of the parameters, independent of their location. checkpoints, step: those of a run.
+    tokenizer: that of the source, None without one. load(tree): reads the leaves of a tree of abstract arrays onto
+    their shardings; returns them and notes. fingerprint: SHA-256 of the parameters, independent of their location.
+    checkpoints, step: those of a run.
     """
 
     saved: Any
     load: Load
     fingerprint: str
+    tokenizer: Tokenizer | None
     checkpoints: Checkpoints | None = None
     step: int | None = None
 
@@ -80,6 +83,14 @@ class Source:
         return self.given_tokenizer
 
     @property
+    def original_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the parameters: for a run with a matched vocabulary, not the one that it has now."""
+        found = self.opened().tokenizer
+        if found is None:
+            raise InputError(f"{self.name} has no tokenizer to match; put its files beside the weights")
+        return found
+
+    @property
     def tokenizer_spec(self) -> str:
         """The `--tokenizer` that prepares a text for the source; "" for a run, whose store has it."""
         return tokenizer_spec(self.name, self.model)
@@ -112,12 +123,13 @@ def open_source(start: str) -> Source:
         return restored.state[part], restored.notes
 
     fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
-    parameters = Parameters(metadata.tree[part], load, fingerprint, checkpoints, metadata.step)
+    tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None
+    parameters = Parameters(metadata.tree[part], load, fingerprint, tokenizer, checkpoints, metadata.step)
     return Source(
         name=f"{path}@{metadata.step}",
         model=model,
         fingerprint=fingerprint,
-        given_tokenizer=load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None,
+        given_tokenizer=tokenizer,
         trained_length=trained_length(run, metadata.step),
         opened=lambda: parameters,
     )
@@ -131,7 +143,7 @@ def _published_source(published: Published) -> Source:
 
         return jax.tree_util.tree_map_with_path(place, wanted), published.notes
 
-    parameters = Parameters(published.params, load, published.fingerprint)
+    parameters = Parameters(published.params, load, published.fingerprint, published.tokenizer)
     return Source(
         name=published.name,
         model=published.model,
@@ -268,11 +280,12 @@ def with_parameters(
     allow_fresh: Sequence[str] = (),
     grow: Mapping[str, int] | None = None,
     transfer_layers: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[TrainState, list[str]]:
     """Return `state` with the source's parameters, including those of a head that may be loaded, and notes.
 
     allow_fresh, grow: as in `merge_parameters`. transfer_layers: load the first n layers only; the others keep their
-    values in `state`.
+    values in `state`. tokenizer: that of `state`, if the rows of the source's vocabulary are to be matched with it.
     """
     saved = source.saved
     parts = [part for part in ("backbone", "head") if part in state.params and f"{part}/.*" not in allow_fresh]
@@ -291,13 +304,17 @@ def with_parameters(
 
     abstract = jax.tree_util.tree_map_with_path(place, wanted)
     loaded, loading_notes = source.load(abstract)
-    grow = dict(grow or {})
+    notes, grow = list(loading_notes), dict(grow or {})
+    if tokenizer is not None:
+        rows = matched_rows(source.original_tokenizer, tokenizer)
+        paths = [f"backbone/{name}" for name in family_of(source.model).vocabulary_leaves]
+        loaded = with_rows(loaded, rows, paths, state.params)
+        notes.append(matched_note(rows, source.name))
     if transfer_layers is not None:
         layers = family_of(source.model).layers
         assert layers is not None  # the config's check
         loaded["backbone"][layers] = jax.tree.map(lambda leaf: leaf[:transfer_layers], loaded["backbone"][layers])
         grow[f"backbone/{layers}/.*"] = 0
-    notes = list(loading_notes)
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
     average = None if state.average is None else first_average(params)
     return replace(state, params=params, average=average), notes
@@ -356,12 +373,15 @@ def continue_state(
     return state, notes
 
 
+OTHER_STORE = "store:DIR of a store with the right tokenizer"
+
+
 def check_tokenizer(
     what: str, path: Path | str, fingerprint: str, expected: str, expected_of: str, remedy: str = ""
 ) -> None:
     """Raise InputError for a store or a source made with another tokenizer."""
     if fingerprint != expected:
-        remedy = remedy or "store:DIR of a store with the right tokenizer"
+        remedy = remedy or OTHER_STORE
         raise InputError(
             f"{what} {path} was made with another tokenizer than {expected_of}; prepare it with --tokenizer {remedy}"
         )

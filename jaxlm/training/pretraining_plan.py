@@ -16,6 +16,7 @@ from jaxlm.runs.directory import saved_config
 from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import PretrainConfig, one_duration, resolved_json
 from jaxlm.training.initialization import (
+    OTHER_STORE,
     Source,
     check_tokenizer,
     model_of_source,
@@ -24,6 +25,7 @@ from jaxlm.training.initialization import (
 )
 from jaxlm.training.trained_length import OF_START, kept_start_length
 from jaxlm.training.validation import held_out_rows
+from jaxlm.training.vocabulary import matched_rows
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class Plan:
     """One number per phase."""
     versions: DataVersions
     """For a resumed run, those it began with."""
+    matches_vocabulary: bool
+    """True if the stores have a tokenizer of their own, whose rows come from the source."""
 
 
 def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
@@ -57,10 +61,23 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         )
     source = None if arguments.start is None else source_of(arguments.run, arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
-    if source is not None:
+    matched = arguments.start_vocabulary == "matched"
+    if matched and (source is None or arguments.start_with == "state"):
+        raise InputError(
+            "--start-vocabulary must be same without the parameters of a --start, got matched; leave it out"
+        )
+    if source is not None and matched:
+        model = model_of_source(source, config.model, given, saved_config(arguments.run))
+        config = replace(config, model=replace(model, vocab_size=stores[0].vocab_size))
+        if not build(config.model).is_causal:
+            raise InputError("--start-vocabulary must be same for an encoder, got matched; leave it out")
+        matched_rows(source.tokenizer, stores[0].tokenizer())
+    elif source is not None:
         expected, remedy = source.tokenizer.fingerprint, source.tokenizer_spec
         expected_of = source.name if remedy else f"the run {source.name}"
         config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
+        if build(config.model).is_causal and arguments.start_with == "parameters":
+            remedy = f"{remedy or OTHER_STORE}, or give --start-vocabulary matched"
     elif config.model.vocab_size not in (0, stores[0].vocab_size):
         raise InputError(
             f"model.vocab_size must be 0 or {stores[0].vocab_size}, the size of the tokenizer of {stores[0].path}, got "
@@ -97,7 +114,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     if config.data.layout == "pairs":  # fail here, not within a run, if the stores give no pairs
         for phase in found:
             held_out_rows(validation, config, phase.length, versions, batch_size=1)
-    return Plan(config, num_steps, stores, validation, source, found, rows, versions)
+    return Plan(config, num_steps, stores, validation, source, found, rows, versions, matched)
 
 
 def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainConfig:
@@ -125,6 +142,7 @@ def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, An
     return resolved_json(planned.config, fingerprints(planned)) | {
         "start": None if source is None else source.name,
         "start_with": None if source is None else arguments.start_with,
+        "start_vocabulary": arguments.start_vocabulary,
         OF_START: kept_start_length(saved_config(arguments.run), of_source),
     }
 

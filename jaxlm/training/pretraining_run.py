@@ -143,6 +143,7 @@ def run_pretraining(
     validation: str | Path | Sequence[str | Path] | None = None,
     start: str | Path | None = None,
     start_with: Literal["parameters", "state"] = "parameters",
+    start_vocabulary: Literal["same", "matched"] = "same",
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     profile: str | None = None,
@@ -160,6 +161,8 @@ def run_pretraining(
       validation: Token stores to evaluate on. Default: those of the config.
       start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
       start_with: Content to load from `start`: its parameters, or its whole state.
+      start_vocabulary: same: the stores have the tokenizer of `start`. matched: each token's row of the table comes
+        from the same token of `start`, or is the mean of all rows.
       changes: Other values of the config's fields, by the names of their flags: `{"optimizer.peak_lr": 1e-3}`.
       callbacks: Functions that receive each record of metrics.jsonl as a dictionary. A callback that returns True stops
         the run after the step in progress, with its state saved. The same call continues it.
@@ -197,6 +200,7 @@ def run_pretraining(
         run=str(run),
         start=None if start is None else str(start),
         start_with=start_with,
+        start_vocabulary=start_vocabulary,
         profile=profile,
         verify_stores=verify_stores,
         settings=with_fields(settings, changes) if changes else settings,
@@ -317,7 +321,8 @@ def first_state(
         return state, f"state of {source.name}", notes
     fresh = program.fresh_state(config.seed)
     if source is not None:
-        state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh))
+        tokenizer = ready.plan.stores[0].tokenizer() if ready.plan.matches_vocabulary else None
+        state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh), tokenizer=tokenizer)
         return state, f"parameters of {source.name}", notes
     return fresh, "from scratch", []
 

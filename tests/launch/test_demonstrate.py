@@ -1,0 +1,89 @@
+"""The demonstrations: their scripts with commands that only note a call, and the table."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from documents import parse
+from staged_checkout import REPOSITORY, run_staged, staged_checkout
+
+NOVEL = "books/train/Charles_Dickens_David_Copperfield.txt"
+NAMES = sorted(path.stem for path in (REPOSITORY / "launch" / "demonstrations").glob("*.bash"))
+
+
+@pytest.fixture
+def stage(tmp_path) -> Path:
+    for part in ("books/train", "books/valid", "books/test", "classify/trec", "glue/SST-2"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+    (tmp_path / "data" / NOVEL).write_text("It was the best of times. " * 9000)
+    (tmp_path / "data/classify/trec/train.txt").write_text("1 What is it ?\n0 Why ?\n")
+    (tmp_path / "data/glue/SST-2/train.tsv").write_text("sentence\tlabel\nfine\t1\nfine\t1\nbad\t0\n")
+    return staged_checkout(tmp_path, "demonstrate.sh")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_parses_and_every_arm_has_its_seeds(stage, name, monkeypatch):
+    """Fails when a step lacks a name, an arm a seed, or a command has an unknown flag."""
+    done = run_staged(stage, "demonstrate.sh", name, str(stage / "data"), "out")
+    assert done.returncode == 0, done.stderr
+    calls = [line.split() for line in (stage / "calls").read_text().splitlines()]
+    assert f"[{len(calls)}/{len(calls)}] table" in done.stdout
+    steps = [json.loads(line)["step"] for line in (stage / "out" / "steps.jsonl").read_text().splitlines()]
+    assert steps == [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith("[")]
+    arms = Counter(step.rpartition("-")[0] for step in steps if step[-1].isdigit())
+    assert arms and set(arms.values()) == {3}
+    for call in calls:
+        if call[0] == "-m":
+            assert parse(call[1].removeprefix("jaxlm."), call[2:], monkeypatch) is None, call
+
+
+def test_the_texts_of_the_tasks_have_no_label(stage):
+    """Fails when the language model of ULMFiT's second stage sees a label, or a text twice."""
+    assert run_staged(stage, "demonstrate.sh", "ulmfit", str(stage / "data"), "out").returncode == 0
+    assert (stage / "out" / "trec.txt").read_text().split("\n\n") == ["What is it ?", "Why ?", ""]
+    assert (stage / "out" / "sst2.txt").read_text().split("\n\n") == ["fine", "bad", ""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "expected NAME, DATA"),
+        (("nothing", "data"), "NAME must be awd_lstm"),
+        (("--fast", "data"), "unknown option"),
+        (("ulmfit", "nowhere"), "DATA must have a directory books/train"),
+    ],
+)
+def test_bad_arguments_are_one_line(stage, arguments, said):
+    done = run_staged(stage, "demonstrate.sh", *arguments)
+    assert done.returncode == 2 and said in done.stderr and "usage:" in done.stderr
+
+
+def run_table(directory: Path, *more: str) -> subprocess.CompletedProcess:
+    words = ["--directory", str(directory), "--seeds", "0", "1", "--rows", "a=first", "b=second", *more]
+    table = REPOSITORY / "launch" / "demonstrations" / "table.py"
+    return subprocess.run([sys.executable, table, *words], capture_output=True, text=True, check=False, cwd=REPOSITORY)
+
+
+def test_the_table_has_differences_of_the_same_seed(tmp_path):
+    """Fails when rows are compared over different seeds, or a reduction takes the wrong records."""
+    for row, seed, values in (("a", 0, (5, 3, 4)), ("a", 1, (9, 7, 8)), ("b", 0, (9, 2, 5)), ("b", 1, (9, 8, 10))):
+        (tmp_path / f"{row}-{seed}").mkdir()
+        lines = [{"step": step, "loss": value} for step, value in enumerate(values)] + [{"step": 9, "other": 0}]
+        (tmp_path / f"{row}-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (tmp_path / f"{row}-{seed}.json").write_text(json.dumps({"runs": [{"score": values[0] / 10}]}))
+    file = "{row}-{seed}/metrics.jsonl"
+    columns = [f"{how}={file}:{how}:loss" for how in ("min", "last", "recent")]
+    columns.append("value={row}-{seed}.json:value:runs.0.score")
+    done = run_table(tmp_path, "--digits", "2", "--columns", *columns)
+    assert done.returncode == 0, done.stderr
+    first, second = ([cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:])
+    assert first[:2] == ["first", "5.00 ± 2.83"] and first[2] == ""
+    assert second[1:5] == ["5.00 ± 4.24", "+0.00 ± 1.41", "7.50 ± 3.54", "+1.50 ± 0.71"]
+    assert second[6] == "+1.17 ± 0.24" and second[8] == "+0.20 ± 0.28"
+    assert (tmp_path / "table.md").read_text() == done.stdout
+    (tmp_path / "b-1.json").unlink()
+    done = run_table(tmp_path, "--columns", columns[-1])
+    assert done.returncode == 2 and "b-1.json" in done.stderr and done.stderr.count("\n") == 1
