@@ -17,7 +17,7 @@ from jaxlm.distributed.config import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
 from jaxlm.nn.config import Execution, Features, check_rate
-from jaxlm.objectives.config import LanguageModel, ObjectiveConfig
+from jaxlm.objectives.config import WEIGHTS, LanguageModel, ObjectiveConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class PretrainConfig:
                 "one of these"
             )
         if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
-            for name in ("activation_regularization", "temporal_activation_regularization"):
+            for name in WEIGHTS:
                 if getattr(self.objective, name):
                     raise InputError(
                         f"objective.{name} must be 0 for rows of pairs, got {getattr(self.objective, name):g}; leave "
