@@ -239,6 +239,11 @@ class FinetuneConfig:
         if self.auxiliary_lm and (encoder or self.frozen):
             reason = "an encoder" if encoder else "a frozen model"
             raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
+        if self.auxiliary_lm and not build(self.model).output_layer.available({}):
+            raise InputError(
+                f"auxiliary_lm must be 0 for {family_of(self.model).title}, whose output layer is replaced by the "
+                f"head, got {self.auxiliary_lm}; leave it out"
+            )
         if self.head == ("concat_pooling" if encoder else "bilstm"):
             kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
             raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")

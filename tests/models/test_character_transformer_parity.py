@@ -49,7 +49,7 @@ def test_pytorch_live_at_random_sizes(seed):
     from parity import character_transformer_torch
 
     rng = np.random.default_rng(seed)
-    limits = [(2, 6), (1, 4), (2, 6), (1, 20), (2, 40), (12, 20), (1, 5), (4, 12)]
+    limits = [(2, 6), (1, 4), (4, 7), (1, 20), (2, 40), (12, 20), (1, 5), (4, 12)]
     sizes = case.Sizes(*(int(rng.integers(low, high)) for low, high in limits))
     tree, batches = case.make_tree(sizes, seed), case.make_batches(sizes, seed + 100)
     check(sizes, tree, batches, character_transformer_torch.answers(sizes, tree, batches))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NUM_STEPS = 10
-RATE, MOMENTUM = 0.05, 0.9
+RATE, MOMENTUM = 0.02, 0.9
 INTERMEDIATE, SECOND = 0.7, 0.5  # the coefficients of the losses
 
 

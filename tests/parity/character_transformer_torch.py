@@ -91,12 +91,13 @@ def answers(sizes: case.Sizes, tree: dict, batches: list) -> dict[str, dict[str,
     total, terms, scores = model.loss(batches[0], 0, case.NUM_STEPS)
     total.backward()
     first = {"loss": np.array(total.item()), "scores": scores.detach().numpy()}
-    first |= {name: np.array(float(value)) for name, value in terms.items()}
-    gradient = model.values(lambda leaf: leaf.grad)
+    first |= {name: np.array(value.item()) for name, value in terms.items()}
+    gradient = model.values(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
     model, losses = Model(sizes, tree), []
     optimizer = torch.optim.SGD(model.leaves.values(), lr=case.RATE, momentum=case.MOMENTUM)
     for step, batch in enumerate(batches):
-        optimizer.zero_grad(set_to_none=False)
+        for leaf in model.leaves.values():
+            leaf.grad = torch.zeros_like(leaf)  # None would also stop the momentum of a layer that has no loss
         total, _, _ = model.loss(batch, step, case.NUM_STEPS)
         total.backward()
         optimizer.step()
