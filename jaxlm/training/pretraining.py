@@ -31,7 +31,7 @@ from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
-from jaxlm.training.perplexity import perplexity, totals
+from jaxlm.training.perplexity import perplexity, text_sizes, totals
 from jaxlm.training.program import Learner, carry_of
 from jaxlm.training.step import EvalStep
 
@@ -57,8 +57,7 @@ class Pretraining(Learner):
         carry: the carry before the first batch.
         """
         if self.whole_text:
-            words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
-            found = perplexity(step, params, batches, words=words, bytes=size, carry=carry)
+            found = perplexity(step, params, batches, **text_sizes(stores), carry=carry)
             found["validation_accuracy"] = found.pop("accuracy")  # training lines have an accuracy of their own
             return found
         sums = totals(step, params, batches)
