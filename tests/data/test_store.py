@@ -41,7 +41,7 @@ def test_what_is_written_is_read(store, tokenizer):
         assert ids[-1] == end and store.tokenizer().decode(ids) == text
     assert store.bytes == sum(len(text.encode()) for text in texts)
     assert store.words == sum(len(text.split()) for text in texts)
-    assert store.characters == sum(map(len, texts)) < store.bytes
+    assert store.characters == sum(map(len, texts))
     assert store.tokenizer_fingerprint == store.tokenizer().fingerprint == tokenizer.fingerprint
     assert not isinstance(store.tokens, np.ndarray) or isinstance(store.tokens, np.memmap)
     store.verify()
@@ -158,6 +158,12 @@ def test_a_writer_goes_on_after_its_last_commit(tokenizer, tmp_path, store):
     writer.finish(tmp_path / "again", arguments={}, inputs=[])
     assert open_store(tmp_path / "again").fingerprint == store.fingerprint
     assert not directory.exists()
+
+
+def test_characters_are_code_points(tokenizer, tmp_path):
+    """Fails when bytes or tokens are counted as characters."""
+    store = write_store(tmp_path / "accents", {"x": ["né à", "ü"]}, tokenizer)
+    assert (store.characters, store.bytes) == (5, 8)
 
 
 def test_characters_that_were_not_counted_are_not_made_up(tokenizer, tmp_path):
