@@ -72,6 +72,8 @@ class AuxiliaryLosses:
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Return fresh classifiers, (V, D) or (N - 1, V, D), boxed; none if there are no losses."""
+        if not self.coefficients:  # the model is not traced
+            return {}
         model, config, ids = self._model, self._model.config, jnp.zeros((1, 1), jnp.int32)
         states = jax.eval_shape(
             lambda: model({"backbone": nn.unbox(model.init(key))}, Inputs(ids, ids), layers=True).layers
@@ -89,7 +91,7 @@ class AuxiliaryLosses:
                 "scale": with_axes(ones, ("layers", "norm"))(key, (layers, width)),
                 "bias": with_axes(zeros, ("layers", "norm"))(key, (layers, width)),
             }
-        return {CLASSIFIERS: found} if found else {}
+        return {CLASSIFIERS: found}
 
     @functools.cached_property
     def flops_per_token(self) -> float:
