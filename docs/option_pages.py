@@ -23,6 +23,7 @@ from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.flags import field_help, reflowed
 from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.bert import BertConfig
+from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.nn.execution import Execution
@@ -32,9 +33,10 @@ from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
+MODELS = (GPTConfig, BertConfig, LSTMConfig, AWDLSTMConfig, CharacterTransformerConfig)
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
-    "models": ("Models", {GPTConfig: "model.", BertConfig: "model.", LSTMConfig: "model.", AWDLSTMConfig: "model."}),
+    "models": ("Models", dict.fromkeys(MODELS, "model.")),
     "data": ("Data and layouts", {Windows: "data.", Packed: "data.", SentencePairs: "data.", Streams: "data."}),
     "objectives": (
         "Objectives",

@@ -281,7 +281,7 @@ def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[fl
         if len(writer.state["sections"]) <= number:
             writer.begin_section(job.sources[number].spec, weights[number] if weights else None)
         ids, lengths, sentences = read_shard(job, shard, writer.dtype)
-        writer.append(ids, lengths, shard.bytes, shard.words, sentences)
+        writer.append(ids, lengths, shard.bytes, shard.words, sentences, shard.characters)
         writer.commit()
         remove_shard(job, shard)
 

@@ -39,7 +39,10 @@ BATCH = 1 << 18
 
 @dataclass(frozen=True)
 class Shard:
-    """Counts of a shard. bytes, words: of its text. sentences: None if they are not kept."""
+    """Counts of a shard. bytes, words, characters: of its text. sentences: None if they are not kept.
+
+    characters: None in a shard of an earlier version.
+    """
 
     number: int
     tokens: int
@@ -47,6 +50,7 @@ class Shard:
     bytes: int
     words: int
     sentences: int | None = None
+    characters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Encoded:
     """Ids of some documents or parts of documents.
 
     ids: (tokens,). lengths, sentences: int64, number of ids of each document and each sentence that ends here, those in
-    earlier parts included. bytes, words: of the text.
+    earlier parts included. bytes, words, characters: of the text.
     """
 
     ids: np.ndarray
@@ -98,6 +102,7 @@ class Encoded:
     sentences: np.ndarray
     bytes: int
     words: int
+    characters: int
 
 
 def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard:
@@ -105,7 +110,7 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     if (shard := find_shard(job, number)) is not None:
         return shard
     dtype = token_dtype(tokenizer.size)
-    tokens = documents = text_bytes = words = sentences = 0
+    tokens = documents = text_bytes = words = characters = sentences = 0
     with ExitStack() as stack:
         files = {name: stack.enter_context(atomic_file(job.shards / f"{number}.{name}", "wb")) for name in job.files}
         for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
@@ -118,8 +123,9 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
             sentences += len(part.sentences)
             text_bytes += part.bytes
             words += part.words
+            characters += part.characters
     kept = sentences if "sentences" in job.files else None
-    shard = Shard(number, tokens, documents, text_bytes, words, kept)
+    shard = Shard(number, tokens, documents, text_bytes, words, kept, characters)
     write_file(job.shards / f"{number}.json", json.dumps(vars(shard)).encode())
     return shard
 
@@ -170,7 +176,7 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
         nonlocal characters, open_length, open_sentence, within_word
         ids = tokenizer.encode_batch([block.text for block in waiting])
         lengths, sentences = [], []
-        text_bytes = words = 0
+        text_bytes = words = text_characters = 0
         for own, block in zip(ids, waiting, strict=True):
             if block.last:
                 own += end
@@ -185,6 +191,7 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
                 open_length = 0
             text = block.text
             text_bytes += len(text) if text.isascii() else len(text.encode())
+            text_characters += len(text)
             # A word that is split between blocks counts once.
             words += len(text.split()) - (within_word and bool(text) and not text[0].isspace())
             within_word = not block.last and not text[-1:].isspace() and (bool(text) or within_word)
@@ -192,7 +199,7 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
         flat = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer.size), count)
         waiting.clear()
         characters = 0
-        return Encoded(flat, np.array(lengths, "<i8"), np.array(sentences, "<i8"), text_bytes, words)
+        return Encoded(flat, np.array(lengths, "<i8"), np.array(sentences, "<i8"), text_bytes, words, text_characters)
 
     for block in blocks:
         waiting.append(block)

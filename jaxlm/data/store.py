@@ -57,6 +57,7 @@ class Store:
     """Open token store with memory-mapped arrays. Chunks are checked on first read and raise DamagedStore if damaged.
 
     tokens: (num_tokens,) uint16 or uint32. document_starts: (documents + 1,) int64. token_counts: (vocab_size,) int64.
+    characters: Unicode code points of the text, or None in a store of an earlier version.
     sentence_starts: (sentences + 1,) int64. sentences: their number. Both are None if sentences are not kept.
     end: the end-of-document id, or None.
     fingerprint: SHA-256 of the description with the checksums of the arrays; recorded by runs.
@@ -74,6 +75,7 @@ class Store:
         self.num_tokens: int = description["tokens"]
         self.bytes: int = description["bytes"]
         self.words: int = description["words"]
+        self.characters: int | None = description.get("characters")
         self._verified: set[str] = set()  # names of arrays checked as a whole
         names = [field.name for field in fields(Section)]
         self.sections = tuple(Section(**{name: s[name] for name in names}) for s in description["sections"])
@@ -206,6 +208,9 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def description_fingerprint(description: dict[str, Any]) -> str:
-    """Return the SHA-256 of the description without its own `fingerprint`."""
-    rest = {key: value for key, value in description.items() if key != "fingerprint"}
+    """Return the SHA-256 of the description without its own `fingerprint`.
+
+    The count of characters is left out: stores that earlier versions made of the same text have the same fingerprint.
+    """
+    rest = {key: value for key, value in description.items() if key not in ("fingerprint", "characters")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

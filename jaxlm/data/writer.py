@@ -43,7 +43,7 @@ class StoreWriter:
         self._store.mkdir(parents=True, exist_ok=True)
         self._state_file = directory / "writer.json"
         self._counts = np.zeros(tokenizer.size, np.int64)
-        self.state: dict[str, Any] = {"parts": 0, "tokens": 0, "documents": 0, "sections": []}
+        self.state: dict[str, Any] = {"parts": 0, "tokens": 0, "documents": 0, "characters": 0, "sections": []}
         if self._state_file.exists():
             try:
                 self.state = read_object(self._state_file)
@@ -77,10 +77,12 @@ class StoreWriter:
         text_bytes: int,
         words: int,
         sentences: np.ndarray | None = None,
+        characters: int | None = None,
     ) -> None:
         """Append whole documents: concatenated ids, number of ids per document, and number of ids per sentence.
 
-        All three may be memory-mapped. sentences: required if the store keeps them, otherwise None.
+        All three may be memory-mapped. sentences: required if the store keeps them, otherwise None. characters:
+        of the text; None if they were not counted, as the parts of an earlier version, and then not those of the store.
         """
         for begin in range(0, len(tokens), _CHUNK):
             chunk = np.ascontiguousarray(tokens[begin : begin + _CHUNK], self.dtype)
@@ -99,6 +101,10 @@ class StoreWriter:
             self.state["sentences"] += len(sentences)
         self.state["tokens"] = end
         self.state["documents"] += len(lengths)
+        if characters is None:
+            self.state.pop("characters", None)
+        elif "characters" in self.state:
+            self.state["characters"] += characters
         section = self.state["sections"][-1]
         section["tokens"] += len(tokens)
         section["documents"] += len(lengths)
@@ -165,6 +171,8 @@ class StoreWriter:
         }
         if self._sentences is not None:
             description["sentences"] = state["sentences"]
+        if "characters" in state:
+            description["characters"] = state["characters"]
         description["fingerprint"] = description_fingerprint(description)
         write_file(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
         write_file(store / CHECKSUMS, chunk_checksums(store, description))

@@ -18,7 +18,7 @@ from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_sizes
-from jaxlm.training.perplexity import perplexity, text_notes
+from jaxlm.training.perplexity import perplexity, text_notes, text_sizes
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
@@ -48,7 +48,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         layout=layout,
         versions=run.versions,
     )
-    words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
+    sizes = text_sizes(stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
         make_carry: Callable[[int], Any] = partial(carry_of, model, layout)
@@ -58,14 +58,17 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
             evaluate = make_cached_step(model, arguments.cache)
         step = CompiledStep("evaluation", jax.jit(evaluate))
         carry = first_carry(make_carry, batch_size, mesh)
-        figures = perplexity(step, run.params, from_host, words=words, bytes=size, carry=carry)
+        figures = perplexity(step, run.params, from_host, **sizes, carry=carry)
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
+    names, words, size = ", ".join(str(store.path) for store in stores), sizes["words"], sizes["bytes"]
+    per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
-        f"{run.name} on {', '.join(str(store.path) for store in stores)}: {figures['tokens']:,} tokens, {words:,} "
+        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} "
         f"words, {size:,} bytes, in {LAYOUTS[layout]} of {length}",
         f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
         f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
+        *per_character,
         f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )

@@ -117,8 +117,8 @@ def _forward(
     def call(batch: Any) -> float:
         sums = jax.device_get(step(state.params, batch, state.carry)[0])
         return sum(
-            float(objective.coefficient(name, 0)) * float(sums[name][0]) / max(float(sums[name][1]), 1.0)
-            for name in objective.coefficients
+            float(objective.coefficient(name, 0, 1)) * float(sums[name][0]) / max(float(sums[name][1]), 1.0)
+            for name in objective.coefficients.keys() & sums.keys()
         )
 
     return seconds, call

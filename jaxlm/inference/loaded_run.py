@@ -24,6 +24,7 @@ from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
 from jaxlm.models.family import Model
 from jaxlm.nn.execution import Execution
+from jaxlm.objectives.auxiliary_losses import CLASSIFIERS
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
@@ -259,7 +260,10 @@ def for_reading(execution: Execution) -> Execution:
 
 
 def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:
-    """Return shapes, dtypes and shardings of a run's parameters: the model's own, and the heads that were saved."""
+    """Return shapes, dtypes and shardings of a run's parameters: the model's own, and the heads that were saved.
+
+    The classifiers of auxiliary losses, which only training uses, are left out.
+    """
     boxed = dict(jax.eval_shape(lambda: build(config).init(jax.random.key(0))))
     if "pooler" not in saved["backbone"]:  # some published encoders have none
         boxed.pop("pooler", None)
@@ -269,6 +273,9 @@ def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:
 
     whole = NamedSharding(mesh, PartitionSpec())
     heads = {name: part for name, part in saved.items() if name != "backbone"}
+    if CLASSIFIERS in heads.get("head", {}):
+        kept = {name: part for name, part in heads["head"].items() if name != CLASSIFIERS}
+        heads = {"head": kept} if kept else {}
     return {"backbone": jax.tree.map(abstract, nn.unbox(boxed), state_shardings(boxed, mesh))} | jax.tree.map(
         lambda leaf: abstract(leaf, whole), heads
     )

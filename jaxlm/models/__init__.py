@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxlm.models import awd_lstm_config, bert_config, gpt_config, lstm_config
+from jaxlm.models import awd_lstm_config, bert_config, character_transformer_config, gpt_config, lstm_config
 from jaxlm.models.awd_lstm_config import AWDLSTMConfig
 from jaxlm.models.bert_config import BertConfig
+from jaxlm.models.character_transformer_config import CharacterTransformerConfig
 from jaxlm.models.gpt_config import GPTConfig
 from jaxlm.models.lstm_config import LSTMConfig
 from jaxlm.nn.config import Context, Execution
@@ -28,6 +29,7 @@ __all__ = [
     "SIZES",
     "AWDLSTMConfig",
     "BertConfig",
+    "CharacterTransformerConfig",
     "Family",
     "GPTConfig",
     "LSTMConfig",
@@ -41,19 +43,23 @@ __all__ = [
 ]
 
 # A config file fixes the family of its model; the command line offers the fields of that family.
-ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig, tyro.conf.AvoidSubcommands]
+ModelConfig = Annotated[
+    GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig | CharacterTransformerConfig, tyro.conf.AvoidSubcommands
+]
 DEFAULT_MODEL = GPTConfig
 SIZES: dict[str, Any] = {
     **gpt_config.SIZES,
     **bert_config.SIZES,
     **lstm_config.SIZES,
     **awd_lstm_config.SIZES,
+    **character_transformer_config.SIZES,
 }
 _CONTEXTS = {
     GPTConfig: gpt_config.CONTEXT,
     BertConfig: bert_config.CONTEXT,
     LSTMConfig: lstm_config.CONTEXT,
     AWDLSTMConfig: awd_lstm_config.CONTEXT,
+    CharacterTransformerConfig: character_transformer_config.CONTEXT,
 }
 
 _MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from jaxlm.distributed import devices
+from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.linear import gathered, summed
 
 
@@ -180,3 +182,29 @@ class BiasedTiedOutput(TiedOutput):
         table_VD, bias_V = output
         pieces = loss_pieces(chunks, targets.shape[0], targets.shape[1], table_VD)
         return projected_cross_entropy(states, table_VD, targets, weights, pieces, bias_V)
+
+
+class UntiedOutput:
+    """Scores are h W^T, with a classifier W (V, D) of its own, `params["head"]["classifier"]["kernel"]`."""
+
+    def __init__(self, vocab_size: int, width: int, init_std: float) -> None:
+        self.shape, self.initializer = (vocab_size, width), nn.initializers.normal(init_std)
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Return the classifier, as {"classifier": …}."""
+        return {"classifier": {"kernel": with_axes(self.initializer, _TABLE)(key, self.shape)}}
+
+    def available(self, params: Mapping[str, Any]) -> bool:
+        """Return True if the classifier is there; fine-tuned models have a different head."""
+        return "classifier" in params.get("head", {})
+
+    def logits(self, params: Any, states: jax.Array, output: None) -> jax.Array:
+        """Return float32 scores (…, V)."""
+        kernel_VD = params["head"]["classifier"]["kernel"]
+        return jnp.dot(states, kernel_VD.T.astype(states.dtype), preferred_element_type=jnp.float32)
+
+    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
+        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions."""
+        kernel_VD = params["head"]["classifier"]["kernel"]
+        pieces = loss_pieces(chunks, targets.shape[0], targets.shape[1], kernel_VD)
+        return projected_cross_entropy(states, kernel_VD, targets, weights, pieces)

@@ -29,12 +29,30 @@ class LanguageModel:
     temporal_activation_regularization: float = 0.0
     """Weight of the mean square of the difference of the last layer's states at consecutive tokens, before dropout, in
     the training loss (section 4.6: 1)."""
+    intermediate_coefficient: float = 0.0
+    """Weight of the loss of each intermediate layer in the training loss, with a classifier of its own. Layer l of N
+    stops contributing after l / 2N of the run (Al-Rfou et al., 2019, section 3.1: 1)."""
+    second_target_coefficient: float = 0.0
+    """Weight of the loss of a second target, the token after the next one, with a classifier of its own, in the last
+    layer and in intermediate layers that have a loss (section 3.1: 0.5)."""
 
     def check(self) -> None:
         """Raise InputError for weights below 0."""
-        for name in ("activation_regularization", "temporal_activation_regularization"):
+        for name in WEIGHTS:
             if not getattr(self, name) >= 0:
                 raise InputError(f"objective.{name} must be at least 0, got {getattr(self, name)}; give 0 for none")
+
+    def depends_on_num_steps(self) -> bool:
+        """Return True if the loss of a step depends on the length of the run."""
+        return self.intermediate_coefficient > 0
+
+
+WEIGHTS = (
+    "activation_regularization",
+    "temporal_activation_regularization",
+    "intermediate_coefficient",
+    "second_target_coefficient",
+)  # of the terms beside the loss of the next token
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,10 @@ class MaskedLM:
                 "objective.next_sentence_coefficient must be at least 0, got "
                 f"{self.next_sentence_coefficient}; give 0 for no such loss"
             )
+
+    def depends_on_num_steps(self) -> bool:
+        """Return False: the loss of a step does not depend on the length of the run."""
+        return False
 
 
 ObjectiveConfig = LanguageModel | MaskedLM

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from jaxlm.data.batch import Batch
 from jaxlm.models.family import Inputs, Model
-from jaxlm.objectives.objective import Objective, Sums
+from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
+from jaxlm.objectives.objective import Coefficient, Objective, Sums
 
 
 def language_model(
@@ -17,6 +18,7 @@ def language_model(
     activation_regularization: float = 0.0,
     temporal_activation_regularization: float = 0.0,
     nominal_length: int | None = None,
+    auxiliary: AuxiliaryLosses | None = None,
 ) -> Objective:
     """Return the objective of next-token prediction (Radford et al., 2018, equation 1).
 
@@ -26,17 +28,20 @@ def language_model(
     main.py:201-203). The carry of rows that begin a stream is set to zero first.
     nominal_length: if given, the learning rate of a step is multiplied by the number of tokens in its longest row, as a
     fraction of this one.
+    auxiliary: losses of intermediate layers and of a second target; an evaluation leaves their terms out.
     """
-    coefficients = {
+    coefficients: dict[str, Coefficient] = {
         "nll": 1.0,
         "activation": activation_regularization,
         "temporal_activation": temporal_activation_regularization,
     }
     coefficients = {name: value for name, value in coefficients.items() if value or name == "nll"}
+    losses = AuxiliaryLosses(model, 0.0, 0.0) if auxiliary is None else auxiliary
+    coefficients |= losses.coefficients
 
     def weights(batch: Batch) -> Sums:
         total = jnp.sum(batch.weights)
-        found = {"nll": total, "accuracy": total}
+        found = {"nll": total, "accuracy": total} | losses.weights(batch)
         if "activation" in coefficients:
             found["activation"] = jnp.sum(_segments(batch) > 0).astype(jnp.float32)
         if "temporal_activation" in coefficients:
@@ -45,9 +50,12 @@ def language_model(
 
     def sums(params: Any, batch: Batch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         inputs = Inputs(batch.ids, batch.positions, batch.segments)
-        outputs = model(params, inputs, reset_carry(carry, batch), key=key)
+        is_training = key is not None
+        outputs = model(params, inputs, reset_carry(carry, batch), key=key, layers=is_training and losses.reads_layers)
         nll, correct = model.loss(params, outputs.states, outputs.output, batch.targets, batch.weights, loss_chunks)
         found = {"nll": nll, "accuracy": correct}
+        if is_training:
+            found |= losses.sums(params, outputs, batch)
         if "activation" in coefficients:
             squares_BL = jnp.mean(jnp.square(outputs.states.astype(jnp.float32)), axis=-1)
             found["activation"] = jnp.sum(jnp.where(_segments(batch) > 0, squares_BL, 0.0))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 Sums = dict[str, Any]
+Coefficient = float | Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def unchanged(batch: Any) -> Any:
@@ -29,11 +30,12 @@ def nothing_follows(params: Any, means: Any) -> tuple[Any, Any]:
 class Objective:
     """The loss of a step, the sum over terms of coefficient * sum / weight, and its metrics.
 
-    coefficients: for each term a number, or a function of the step (int32), which schedules an auxiliary loss without
-    recompilation. weights(prepared): the weight of each term and metric over the whole batch; 0 if the batch has no
-    such targets. sums(params, prepared, carry, key): the sums over any part of the batch, and the carry after it; `key`
-    is the dropout key, None for evaluation; `carry` is the model's state after the batch before, None for most models.
-    Metrics without a coefficient are only reported.
+    coefficients: for each term a number, or a function of the step (int32) and the number of steps of the run (float32)
+    that schedules an auxiliary loss without recompilation. A term may be an array, for example of layers, with a
+    coefficient for each element. weights(prepared): the weight of each term and metric over the whole batch; 0 if the
+    batch has no such targets. sums(params, prepared, carry, key): the sums over any part of the batch, and the carry
+    after it; `key` is the dropout key, None for evaluation, which may leave out terms of the training alone; `carry` is
+    the model's state after the batch before, None for most models. Metrics without a coefficient are only reported.
     prepare(batch): called once per step with the whole batch, for example to choose masks; every array it returns has
     the rows of the batch as its first axis. rate_factor(prepared): a factor of the learning rate of a step, computed
     from the whole batch; None: 1.
@@ -42,17 +44,17 @@ class Objective:
     means that are metrics. The sums of such statistics may be trees.
     """
 
-    coefficients: dict[str, float | Callable[[jax.Array], jax.Array]]
+    coefficients: dict[str, Coefficient]
     weights: Callable[[Any], Sums]
     sums: Callable[[Any, Any, Any, jax.Array | None], tuple[Sums, Any]]
     prepare: Callable[[Any], Any] = unchanged
     rate_factor: Callable[[Any], jax.Array] | None = None
     follow: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]] = nothing_follows
 
-    def coefficient(self, name: str, step: jax.Array | int) -> jax.Array | float:
-        """Return the coefficient of a term at a step."""
+    def coefficient(self, name: str, step: Any, num_steps: Any) -> jax.Array | float:
+        """Return the coefficient of a term in update `step`, counted from 0, of a run of `num_steps`."""
         value = self.coefficients[name]
-        return value(jnp.asarray(step)) if callable(value) else value
+        return value(jnp.asarray(step), jnp.asarray(num_steps)) if callable(value) else value
 
 
 def mean(total: jax.Array, weight: jax.Array) -> jax.Array:

@@ -92,7 +92,7 @@ class Recorder:
         reading = self.meter.read()
         peak = peak_tflops()
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
-        line: dict[str, Any] = {name: float(value) for name, value in values.items()}
+        line: dict[str, Any] = {name: value.tolist() if value.ndim else float(value) for name, value in values.items()}
         line |= {"trained_tokens": round(reading.tokens), "tokens_per_second": reading.tokens_per_second}
         line |= {"wait_share": reading.waiting, "mfu": mfu}
         if step % self.log_every == 0:  # only these steps compute the norms, and the last step may be another

@@ -17,7 +17,7 @@ from jaxlm.distributed.config import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
 from jaxlm.nn.config import Execution, Features, check_rate
-from jaxlm.objectives.config import LanguageModel, ObjectiveConfig
+from jaxlm.objectives.config import WEIGHTS, LanguageModel, ObjectiveConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class PretrainConfig:
                 "one of these"
             )
         if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
-            for name in ("activation_regularization", "temporal_activation_regularization"):
+            for name in WEIGHTS:
                 if getattr(self.objective, name):
                     raise InputError(
                         f"objective.{name} must be 0 for rows of pairs, got {getattr(self.objective, name):g}; leave "
@@ -239,6 +239,11 @@ class FinetuneConfig:
         if self.auxiliary_lm and (encoder or self.frozen):
             reason = "an encoder" if encoder else "a frozen model"
             raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
+        if self.auxiliary_lm and not build(self.model).output_layer.available({}):
+            raise InputError(
+                f"auxiliary_lm must be 0 for {family_of(self.model).title}, whose output layer is replaced by the "
+                f"head, got {self.auxiliary_lm}; leave it out"
+            )
         if self.head == ("concat_pooling" if encoder else "bilstm"):
             kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
             raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")

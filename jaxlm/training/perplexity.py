@@ -1,9 +1,10 @@
 """Perplexity of the tokens of evaluation batches, and notes on comparing it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxlm.data.store import Store
 from jaxlm.text import Tokenizer
 from jaxlm.training.step import EvalStep
 
@@ -15,26 +16,39 @@ def perplexity(
     *,
     words: int,
     bytes: int,
+    characters: int | None = None,
     carry: Any = None,
 ) -> dict[str, float]:
     """Return metrics of the predictions of the tokens of `batches`, independent of batching and padding.
 
     eval_step: (params, batch, carry) -> {"nll": (sum, weight), "accuracy": (sum, weight)}, carry. batches: on the
-    devices, every token once. words, bytes: of the text of the tokens. carry: before the first batch.
+    devices, every token once. words, bytes, characters: of the original text of the tokens; characters are Unicode code
+    points, None if they were not counted. carry: before the first batch.
     Returns validation_loss (nats per token), perplexity (its exponential), word_perplexity (the exponential of nats per
-    word), bits_per_byte, accuracy (fraction of tokens with the highest score), tokens. Tokens that end documents are
-    predicted and count like others. A mean over nothing is nan; a value above the range of a float is inf.
+    word), bits_per_byte, bits_per_character where characters were counted, accuracy (fraction of tokens with the
+    highest score), tokens. Tokens that end documents are predicted and count like others. A mean over nothing is nan; a
+    value above the range of a float is inf.
     """
     sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches, carry)
     nll, tokens = sums["nll"]
+    per_character = {} if characters is None else {"bits_per_character": divide(nll, characters * math.log(2))}
     return {
         "validation_loss": divide(nll, tokens),
         "perplexity": _exp(divide(nll, tokens)),
         "word_perplexity": _exp(divide(nll, words)),
         "bits_per_byte": divide(nll, bytes * math.log(2)),
+        **per_character,
         "accuracy": divide(*sums["accuracy"]),
         "tokens": int(tokens),
     }
+
+
+def text_sizes(stores: Sequence[Store]) -> dict[str, Any]:
+    """Return the words, bytes and characters of the original text of stores, as arguments of `perplexity`."""
+    counts = [store.characters for store in stores]
+    characters = None if None in counts else sum(count or 0 for count in counts)
+    words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
+    return {"words": words, "bytes": size, "characters": characters}
 
 
 def text_notes(tokenizer: Tokenizer) -> list[str]:

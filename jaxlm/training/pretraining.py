@@ -22,6 +22,7 @@ from jaxlm.data.phases import PhasedRows
 from jaxlm.data.store import Store
 from jaxlm.models import build
 from jaxlm.models.family import Model
+from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
@@ -30,7 +31,7 @@ from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
-from jaxlm.training.perplexity import perplexity, totals
+from jaxlm.training.perplexity import perplexity, text_sizes, totals
 from jaxlm.training.program import Learner, carry_of
 from jaxlm.training.step import EvalStep
 
@@ -56,13 +57,13 @@ class Pretraining(Learner):
         carry: the carry before the first batch.
         """
         if self.whole_text:
-            words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
-            found = perplexity(step, params, batches, words=words, bytes=size, carry=carry)
+            found = perplexity(step, params, batches, **text_sizes(stores), carry=carry)
             found["validation_accuracy"] = found.pop("accuracy")  # training lines have an accuracy of their own
             return found
         sums = totals(step, params, batches)
         means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        loss = sum(float(self.objective.coefficient(name, 0)) * means[name] for name in self.objective.coefficients)
+        factors = {name: self.objective.coefficient(name, 0, 1) for name in self.objective.coefficients}
+        loss = sum(float(factor) * means[name] for name, factor in factors.items())
         return {"validation_loss": loss} | {f"validation_{name}": value for name, value in means.items()}
 
     def work(self, rows: PhasedRows) -> Work:
@@ -90,16 +91,25 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
 def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
     """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
     of_pairs, chunks = config.data.layout == "pairs", config.execution.loss_chunks
+    assert isinstance(config.objective, LanguageModel)
+    losses = AuxiliaryLosses(
+        model, config.objective.intermediate_coefficient, config.objective.second_target_coefficient, chunks
+    )
+
+    def init_heads(words: jax.Array, others: jax.Array) -> Any:
+        return model.output_layer.init(words) | losses.init(others)
 
     def init_params(key: jax.Array) -> Any:
-        if not jax.eval_shape(model.output_layer.init, key):  # the output layer has no parameters of its own
+        if not jax.eval_shape(init_heads, key, key):  # neither the output layer nor the losses have parameters
             return {"backbone": model.init(key)}
-        body, words, _ = jax.random.split(key, 3)
-        return {"backbone": model.init(body), "head": model.output_layer.init(words)}
+        body, words, others = jax.random.split(key, 3)
+        return {"backbone": model.init(body), "head": init_heads(words, others)}
+
+    def flops_per_token(length: int) -> float:
+        return model.flops_per_token(length) + losses.flops_per_token
 
     objective = left_to_right_language_model(model, loss_chunks=chunks)
     if not of_pairs:
-        assert isinstance(config.objective, LanguageModel)
         varied = isinstance(config.data, Streams) and config.data.windows == "varied"
         objective = language_model(
             model,
@@ -107,12 +117,13 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
             activation_regularization=config.objective.activation_regularization,
             temporal_activation_regularization=config.objective.temporal_activation_regularization,
             nominal_length=config.length if varied else None,
+            auxiliary=losses,
         )
     return Pretraining(
         model=model,
         init_params=init_params,
         objective=objective,
-        flops_per_token=model.flops_per_token,
+        flops_per_token=flops_per_token,
         groups=_groups(model, config),
         carry=partial(carry_of, model, config.data.layout),
         language_loss="nll",

@@ -227,7 +227,8 @@ def _pretrain(
     if source is None and first_process_decides(lambda: _is_creatable(run.name)):
         ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
     resolved = resolved_config(arguments, planned)
-    free = (*run_fields(config.optimizer, fixed_steps=changes_length(config.data)), "start")
+    fixed = changes_length(config.data) or config.objective.depends_on_num_steps()
+    free = (*run_fields(config.optimizer, fixed_steps=fixed), "start")
     changed = run.open(resolved, run_fields=free)
     result = {"run": run.name, "step": 0, "num_steps": num_steps, "complete": True}
     with run:

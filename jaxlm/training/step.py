@@ -228,7 +228,9 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
         prepared = objective.prepare(batch)
-        loss, means, carry, gradient = _gradient(objective, state, prepared, micro_batches, dropout_bits)
+        loss, means, carry, gradient = _gradient(
+            objective, state, prepared, settings.schedule.num_steps, micro_batches, dropout_bits
+        )
         stage = stage_of(state.step, settings.stage_steps, optimizer.last_stage)
         gradient = optimizer.begun(gradient, stage)
         norm = optax.tree.norm(optimizer.trained(gradient))
@@ -289,7 +291,12 @@ def make_train_step(
 
 
 def _gradient(
-    objective: Objective, state: TrainState, prepared: Any, micro_batches: int, dropout_bits: Literal["threefry", "rbg"]
+    objective: Objective,
+    state: TrainState,
+    prepared: Any,
+    num_steps: Any,
+    micro_batches: int,
+    dropout_bits: Literal["threefry", "rbg"],
 ) -> tuple[jax.Array, Metrics, Any, Any]:
     """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient."""
     weights = objective.weights(prepared)
@@ -297,8 +304,8 @@ def _gradient(
 
     def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
         sums, carry = objective.sums(params, part, carry, jax.random.fold_in(key, number))
-        factors = {name: objective.coefficient(name, state.step) for name in objective.coefficients}
-        terms = [factor * mean(sums[name], weights[name]) for name, factor in factors.items()]
+        factors = {name: objective.coefficient(name, state.step, num_steps) for name in objective.coefficients}
+        terms = [jnp.sum(factor * mean(sums[name], weights[name])) for name, factor in factors.items()]
         return jnp.sum(jnp.stack(terms)), (sums, carry)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)

@@ -12,6 +12,7 @@ from jaxlm.data.store import DESCRIPTION, open_store, partial_path, token_dtype
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError
 from jaxlm.text import train_sentencepiece
+from jaxlm.training.perplexity import text_sizes
 
 PARTS = {
     "sea": ["The sea was calm.", "A ship\n\nsailed  by, slowly."],
@@ -40,6 +41,7 @@ def test_what_is_written_is_read(store, tokenizer):
         assert ids[-1] == end and store.tokenizer().decode(ids) == text
     assert store.bytes == sum(len(text.encode()) for text in texts)
     assert store.words == sum(len(text.split()) for text in texts)
+    assert store.characters == sum(map(len, texts))
     assert store.tokenizer_fingerprint == store.tokenizer().fingerprint == tokenizer.fingerprint
     assert not isinstance(store.tokens, np.ndarray) or isinstance(store.tokens, np.memmap)
     store.verify()
@@ -129,7 +131,8 @@ def test_a_writer_goes_on_after_its_last_commit(tokenizer, tmp_path, store):
 
     def append(writer, text):
         ids = tokenizer.encode(text) + end
-        writer.append(np.array(ids), np.array([len(ids)]), len(text.encode()), len(text.split()))
+        sizes = len(text.encode()), len(text.split())
+        writer.append(np.array(ids), np.array([len(ids)]), *sizes, characters=len(text))
 
     done = 0
     for attempt in range(20):
@@ -155,3 +158,23 @@ def test_a_writer_goes_on_after_its_last_commit(tokenizer, tmp_path, store):
     writer.finish(tmp_path / "again", arguments={}, inputs=[])
     assert open_store(tmp_path / "again").fingerprint == store.fingerprint
     assert not directory.exists()
+
+
+def test_characters_are_code_points(tokenizer, tmp_path):
+    """Fails when bytes or tokens are counted as characters."""
+    store = write_store(tmp_path / "accents", {"x": ["né à", "ü"]}, tokenizer)
+    assert (store.characters, store.bytes) == (5, 8)
+
+
+def test_characters_that_were_not_counted_are_not_made_up(tokenizer, tmp_path):
+    """Fails when the count of a part is given as that of a store with parts of an earlier version, which have none."""
+    writer = StoreWriter(tmp_path / "store.partial", tokenizer)
+    writer.begin_section("sea", None)
+    for characters in (3, None, 3):
+        writer.append(
+            np.array(tokenizer.encode("sea")), np.array([len(tokenizer.encode("sea"))]), 3, 1, None, characters
+        )
+    writer.finish(tmp_path / "store", arguments={}, inputs=[])
+    store = open_store(tmp_path / "store")
+    assert store.characters is None and "characters" not in store.description
+    assert text_sizes([store]) == {"words": 3, "bytes": 9, "characters": None}

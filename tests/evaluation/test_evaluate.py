@@ -124,6 +124,7 @@ def test_perplexity_counts_every_token_once_for_any_batch_and_mesh(run, store, m
     assert figures["perplexity"] == pytest.approx(math.exp(figures["validation_loss"]))
     nats = figures["validation_loss"] * store.num_tokens
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / store.bytes)
+    assert figures["bits_per_character"] == pytest.approx(nats / math.log(2) / store.characters)
     for more in (["--batch-size", 24], ["--batch-size", 8, "--mesh.data", 2, "--mesh.fsdp", 4]):
         _, other = command(evaluate.main, monkeypatch, capsys, *words, *more)
         assert other["validation_loss"] == pytest.approx(figures["validation_loss"], rel=1e-5)

@@ -17,10 +17,14 @@ from toy_pairs import bert_shapes, init_bert
 
 from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
+from jaxlm.models.character_transformer_config import T12
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
+from jaxlm.objectives.config import LanguageModel
+from jaxlm.training.config import PretrainConfig
 from jaxlm.training.parameter_groups import decay_mask
+from jaxlm.training.pretraining import make_pretraining
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 CUT = 0.8796  # the deviation of a standard normal that is cut at two deviations
@@ -102,6 +106,19 @@ def test_awd_lstm(update_golden):
     small = replace(AWD_LSTM_PTB, vocab_size=2000)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("awd_lstm.txt", table(boxed_shapes(AWD_LSTM_PTB), drawn), update_golden)
+
+
+def test_character_transformer(update_golden):
+    """Fails when a layer's positions, or a classifier of a loss, have other axes or initial values, or move."""
+    objective = LanguageModel(intermediate_coefficient=1.0, second_target_coefficient=0.5)
+
+    def init(config):
+        return make_pretraining(PretrainConfig(model=config, objective=objective), None).init_params
+
+    small = replace(T12, num_layers=3, num_positions=40, width=128, feed_forward_width=256)
+    drawn = jax.jit(lambda key: nn.unbox(init(small)(key)))(jax.random.key(0))
+    boxed = jax.eval_shape(init(T12), jax.random.key(0))
+    compare("character_transformer.txt", table(boxed, drawn, T12.init_std), update_golden)
 
 
 def test_sequence_head(update_golden):

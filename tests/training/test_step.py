@@ -239,7 +239,7 @@ def test_each_micro_batch_has_its_rows_and_its_key(micro_batches):
 def test_a_coefficient_is_scheduled_without_compiling_anew(micro_batches):
     """Fails when a coefficient is fixed at the first step, is that of another step, or each step is a new program."""
 
-    def scheduled(step):
+    def scheduled(step, num_steps):
         return jnp.where(step < 2, 0.0, 0.5 * step)
 
     def sums(params, rows, carry, key):
@@ -260,7 +260,7 @@ def test_a_coefficient_is_scheduled_without_compiling_anew(micro_batches):
         gradient = state.opt_state["backbone"]
         assert (float(gradient["x"]), float(gradient["y"])) == pytest.approx((1.5, factor))
     assert step._cache_size() == 1
-    assert objective.coefficient("plain", 4) == 1.0 and float(objective.coefficient("extra", 4)) == 2.0
+    assert objective.coefficient("plain", 4, 9) == 1.0 and float(objective.coefficient("extra", 4, 9)) == 2.0
 
 
 def test_it_learns(training):

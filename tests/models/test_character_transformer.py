@@ -1,0 +1,277 @@
+"""The character Transformer: its sizes, dropout, decoding, auxiliary losses, and whole runs.
+
+Parity with PyTorch is in test_character_transformer_parity.
+"""
+
+import dataclasses
+import json
+import signal
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from toy import packed
+from toy_runs import Process, checksums, make_stores, metrics, newest_step, run_here
+
+from jaxlm.errors import InputError
+from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.models import build, without_dropout
+from jaxlm.models.character_transformer import CharacterTransformerConfig
+from jaxlm.models.character_transformer_config import T12, T64
+from jaxlm.models.family import Inputs, Model
+from jaxlm.nn.execution import Execution
+from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses, contributes
+from jaxlm.objectives.config import LanguageModel
+from jaxlm.objectives.language_model import language_model
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.pretraining import make_pretraining
+
+TOY = CharacterTransformerConfig(
+    vocab_size=31, num_positions=16, num_layers=3, width=8, num_heads=2, feed_forward_width=12, init_std=0.4
+)
+STILL = without_dropout(TOY)
+KEY = jax.random.key(0)
+
+
+def params_of(model: Model, losses: AuxiliaryLosses | None = None) -> dict:
+    head = model.output_layer.init(KEY) | ({} if losses is None else losses.init(KEY))
+    return nn.unbox({"backbone": model.init(KEY), "head": head})
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return build(STILL)
+
+
+def ids_of(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(rows + length).integers(TOY.vocab_size, size=(rows, length)).astype(np.int32)
+
+
+# The model
+
+
+@pytest.mark.parametrize(
+    ("config", "published"), [(T12, (44.0e6, 40.9e6)), (T64, (234.9e6, 218.1e6))], ids=["T12", "T64"]
+)
+def test_the_sizes_are_the_published_ones(config, published):
+    """Fails when a layer lacks a matrix or positions, or a loss its classifier.
+
+    The published numbers are those of matrices and position tables: without norms, biases and the token table. That for
+    inference is also without the classifier of the last layer.
+    """
+    objective = LanguageModel(intermediate_coefficient=1.0, second_target_coefficient=0.5)
+    pretraining = make_pretraining(PretrainConfig(model=config, objective=objective), None)
+    shapes = nn.unbox(jax.eval_shape(pretraining.init_params, KEY))
+    blocks = shapes["backbone"]["blocks"]
+    matrices = [leaf for part in ("attention", "feed_forward") for leaf in jax.tree.leaves(blocks[part])]
+    layers = sum(leaf.size for leaf in matrices if leaf.ndim > 2 and leaf.size > 3 * 64 * 512)
+    n = config.num_layers
+    layers += blocks["positions"].size
+    assert layers == n * (4 * 512**2 + 2 * 512 * 2048 + 512**2) == pytest.approx(published[1], rel=1e-3)
+    classifiers = [leaf.size for leaf in jax.tree.leaves(shapes["head"]) if leaf.shape[-2:] == (256, 512)]
+    assert sum(classifiers) == 2 * n * 256 * 512
+    assert layers + sum(classifiers) == pytest.approx(published[0], rel=1e-3)
+    extra = pretraining.flops_per_token(512) - pretraining.model.flops_per_token(512)
+    assert extra == 6 * (2 * n - 1) * 256 * 512
+
+
+@pytest.mark.parametrize("rate", ["attention_dropout_rate", "relu_dropout_rate"])
+def test_each_dropout_acts_in_its_branch_alone(rate):
+    """Fails when a rate is not used, or also drops the embeddings, the states or the other branch."""
+    other = {"attention_dropout_rate": "feed_forward", "relu_dropout_rate": "attention"}[rate]
+    model = build(dataclasses.replace(STILL, **{rate: 0.5}))
+    params, ids = params_of(model), ids_of(2, 9)
+    inputs = Inputs(ids, np.broadcast_to(np.arange(9), ids.shape))
+    blocks = params["backbone"]["blocks"]
+
+    def states(branch: str, key) -> np.ndarray:
+        silenced = blocks | {branch: blocks[branch] | {"out_kernel": jnp.zeros_like(blocks[branch]["out_kernel"])}}
+        return np.asarray(model({"backbone": params["backbone"] | {"blocks": silenced}}, inputs, key=key).states)
+
+    own = ({"attention", "feed_forward"} - {other}).pop()
+    np.testing.assert_array_equal(states(own, KEY), states(own, None))
+    assert not np.allclose(states(other, KEY), states(other, None))
+
+
+def test_decoding_is_that_of_whole_passes(model):
+    """Fails when a layer's positions are not those of the decoded tokens, or keys are lost."""
+    params, prompt = params_of(model), ids_of(1, 5)[0].tolist()
+    sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
+    ids = prompt + [row[0].tolist()[0] for row in sampler([Prompt(prompt, 6)], samples=1)]
+    inputs = Inputs(np.array([ids]), np.arange(len(ids))[None])
+    logits = model.logits(params, model(params, inputs).states[0], None)
+    assert np.asarray(logits).argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
+
+
+def test_a_config_refuses_what_no_run_has():
+    """Fails when a size, a rate or a coefficient that no run can have reaches the run."""
+    for field, value in (("num_layers", 0), ("relu_dropout_rate", 1.0), ("num_heads", 3)):
+        with pytest.raises(InputError, match=f"model.*{field}.*; "):
+            dataclasses.replace(TOY, **{field: value}).check()
+    for field in ("intermediate_coefficient", "second_target_coefficient"):
+        with pytest.raises(InputError, match=f"objective.{field} must be at least 0, got -1"):
+            LanguageModel(**{field: -1}).check()
+    with pytest.raises(InputError, match="length must be from 1 to 16"):
+        PretrainConfig(model=TOY, length=17).check()
+    with pytest.raises(InputError, match="auxiliary_lm must be 0 for a decoder .character_transformer., whose output"):
+        FinetuneConfig(model=TOY, auxiliary_lm=0.5).check()
+    with pytest.raises(InputError, match="intermediate_coefficient must be 0 for a model of one layer, got 1"):
+        AuxiliaryLosses(build(dataclasses.replace(TOY, num_layers=1)), 1.0, 0.0)
+
+
+# Auxiliary losses
+
+
+@pytest.mark.parametrize("layers", [2, 5, 64])
+@pytest.mark.parametrize("num_steps", [1, 7, 128, 1001, 4_000_000])
+def test_a_layer_stops_at_its_fraction_of_the_run(layers, num_steps):
+    """Fails when a boundary is off by one step, all layers stop at once, or the arithmetic overflows."""
+    stops = [Fraction(layer * num_steps, 2 * layers) for layer in range(1, layers)]
+    steps = sorted({max(0, int(stop) + offset) for stop in stops for offset in (-1, 0, 1, 2)} | {0, num_steps // 2})
+    found = contributes(np.array(steps)[:, None], np.float32(num_steps), layers)
+    assert found.tolist() == [[float(step < stop) for stop in stops] for step in steps]
+    assert not contributes(np.int32(num_steps - num_steps // 2), np.float32(num_steps), layers).any()
+
+
+def test_each_loss_alone_is_its_term_of_all(model):
+    """Fails when a loss changes with the others, has the classifier of another, or is added without its coefficient."""
+    batch, both = packed(3, length=12, vocab_size=31), AuxiliaryLosses(model, 0.7, 0.5)
+    params = params_of(model, both)
+
+    def losses_of(losses: AuxiliaryLosses, key=KEY) -> tuple[float, dict]:
+        objective = language_model(model, auxiliary=losses)
+        weights, sums = objective.weights(batch), objective.sums(params, batch, None, key)[0]
+        means = {name: np.asarray(sums[name] / weights[name]) for name in sums}
+        factors = {name: objective.coefficient(name, 0, 100) for name in objective.coefficients.keys() & means.keys()}
+        return sum(float(np.sum(factors[name] * means[name])) for name in factors), means
+
+    _, every = losses_of(both)
+    assert every["layer_nll"].shape == every["layer_second_nll"].shape == (2,)
+    for coefficients, terms in (
+        ((0.0, 0.0), {}),
+        ((0.7, 0.0), {"layer_nll": 0.7}),
+        ((0.0, 0.5), {"second_nll": 0.5}),
+        ((0.7, 0.5), {"layer_nll": 0.7, "second_nll": 0.5, "layer_second_nll": 0.35}),
+    ):
+        losses = AuxiliaryLosses(model, *coefficients)
+        assert set(losses.coefficients) == set(terms) == set(nn.unbox(losses.init(KEY)).get("auxiliary", {})) - {"norm"}
+        loss, means = losses_of(losses)
+        assert set(means) == {"nll", "accuracy", *terms}
+        expected = every["nll"] + sum(factor * every[name].sum() for name, factor in terms.items())
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert set(losses_of(both, key=None)[1]) == {"nll", "accuracy"}, "an evaluation computes losses of training alone"
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_scores_of_one_layer_exist_at_a_time(remat):
+    """Fails when the loop over the layers keeps their scores: any array as large as all of them."""
+    config = dataclasses.replace(STILL, num_layers=8, vocab_size=251)
+    model = build(config, Execution(remat=remat, unroll=1))
+    losses, batch = AuxiliaryLosses(model, 1.0, 0.5), packed(4, length=16, vocab_size=251)
+    params, objective = params_of(model, losses), language_model(model, auxiliary=losses)
+
+    def loss(params):
+        sums, _ = objective.sums(params, batch, None, KEY)
+        return sum(jnp.sum(sums[name]) for name in objective.coefficients)
+
+    def sizes(jaxpr) -> list[int]:
+        own = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+        inner = [x for eqn in jaxpr.eqns for x in jax.tree.leaves(eqn.params, is_leaf=is_jaxpr) if is_jaxpr(x)]
+        return own + [size for x in inner for size in sizes(getattr(x, "jaxpr", x))]
+
+    def is_jaxpr(x) -> bool:
+        return hasattr(x, "eqns") or hasattr(x, "jaxpr")
+
+    one = 4 * 16 * 251
+    found = sizes(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+    assert one in found and max(found) < 2 * one
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def arguments(run, stores, *more, layout="streams"):
+    """Twelve steps; the layers stop after steps 2, 3 and 5."""
+    sizes = "--model.width 16 --model.feed-forward-width 24 --model.num-positions 16 --length 16".split()
+    steps = f"--data.layout {layout} --num-steps 12 --checkpoint-every 3 --eval-every 6".split()
+    paths = ("--run", run, "--data.store", stores[0], "--data.validation", stores[1])
+    return ("debug/character_transformer", *paths, *sizes, *steps, *more)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, stores):
+    run = tmp_path_factory.mktemp("base") / "run"
+    ended = run_here("pretrain", *arguments(run, stores))
+    assert ended.code == 0, ended.errors
+    assert ended.errors.count("compiled the training step") == 1 and "compiled again" not in ended.errors
+    return run
+
+
+def test_the_loss_is_that_of_the_layers_that_contribute(base):
+    """Fails when the schedule is not that of the run's steps, or a term is not in the log."""
+    second, per_layer = metrics(base, "second_nll"), metrics(base, "layer_nll")
+    for step, loss in metrics(base).items():
+        of_layers = zip(per_layer[step], metrics(base, "layer_second_nll")[step], strict=True)
+        active = [layer for layer in (1, 2, 3) if Fraction(step - 1, 12) < Fraction(layer, 8)]
+        terms = [first + 0.5 * second for first, second in of_layers]
+        expected = metrics(base, "nll")[step] + 0.5 * second[step] + sum(terms[layer - 1] for layer in active)
+        assert loss == pytest.approx(expected, rel=1e-5), step
+
+
+def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
+    """Fails when the momentum is lost or the schedule begins anew."""
+    run = tmp_path / "run"
+    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
+    process.until(lambda: newest_step(run) >= 4, "step 4")
+    process.kill(signal.SIGKILL)
+    ended = run_here("pretrain", *arguments(run, stores))
+    assert ended.code == 0, ended.errors
+    for name in ("loss", "validation_loss", "layer_nll"):
+        assert metrics(run, name) == metrics(base, name)
+    assert checksums(run) == checksums(base)
+
+
+def test_more_steps_would_change_the_losses(base, stores):
+    """Fails when a run is continued to another last step, which moves the steps at which layers stop."""
+    ended = run_here("pretrain", *arguments(base, stores, "--num-steps", 20))
+    assert ended.code == 2 and "--num-steps: 12 -> 20" in ended.errors
+
+
+def test_another_mesh_and_micro_batches_give_the_same_losses(base, stores, tmp_path):
+    """Fails when a classifier is sharded wrongly, or a loss is weighted by its micro-batch."""
+    still = ("--model.attention-dropout-rate", 0, "--model.relu-dropout-rate", 0)
+    runs = []
+    for name, flags in (("plain", ()), ("split", ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2))):
+        more = (*flags, "--micro-batches", 2 if flags else 1, "--num-steps", 3, "--eval-every", 0)
+        run = tmp_path / name
+        ended = run_here("pretrain", *arguments(run, stores, *still, *more, layout="packed"))
+        assert ended.code == 0, ended.errors
+        runs.append(run)
+    for name in ("loss", "second_nll", "layer_second_nll"):
+        plain, split = (metrics(run, name) for run in runs)
+        for step in (1, 2, 3):
+            np.testing.assert_allclose(plain[step], split[step], rtol=1e-4)
+
+
+def test_other_commands_need_no_auxiliary_classifiers(base, stores):
+    """Fails when they are loaded, or evaluate, generate or show cannot read the family."""
+    assert set(load_run(base).params["head"]) == {"classifier"}
+    flags = ("--data.store", stores[1], "--length", 16, "--batch-size", 8)
+    ended = run_here("evaluate", "perplexity", "--run", base, *flags)
+    assert ended.code == 0, ended.errors
+    figures = json.loads(ended.output.splitlines()[-1])
+    assert figures["validation_loss"] == pytest.approx(metrics(base, "validation_loss")[12], rel=1e-5)
+    shown = run_here("show", base)
+    assert shown.code == 0 and "4 layers x 16" in shown.output, shown.errors
+    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
+    assert made.code == 0, made.errors
