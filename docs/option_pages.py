@@ -25,6 +25,7 @@ from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.masking import MaskingConfig
@@ -34,7 +35,10 @@ from jaxlm.training.optimizer import OptimizerConfig
 
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
-    "models": ("Models", {GPTConfig: "model.", BertConfig: "model.", LSTMConfig: "model.", AWDLSTMConfig: "model."}),
+    "models": (
+        "Models",
+        dict.fromkeys((GPTConfig, BertConfig, LSTMConfig, AWDLSTMConfig, TransformerXLConfig), "model."),
+    ),
     "data": ("Data and layouts", {Windows: "data.", Packed: "data.", SentencePairs: "data.", Streams: "data."}),
     "objectives": (
         "Objectives",

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxlm.models import awd_lstm_config, bert_config, gpt_config, lstm_config
+from jaxlm.models import awd_lstm_config, bert_config, gpt_config, lstm_config, transformer_xl_config
 from jaxlm.models.awd_lstm_config import AWDLSTMConfig
 from jaxlm.models.bert_config import BertConfig
 from jaxlm.models.gpt_config import GPTConfig
 from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.models.transformer_xl_config import TransformerXLConfig
 from jaxlm.nn.config import Context, Execution
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "LSTMConfig",
     "Model",
     "ModelConfig",
+    "TransformerXLConfig",
     "build",
     "context_of",
     "dropout_rates",
@@ -41,19 +43,23 @@ __all__ = [
 ]
 
 # A config file fixes the family of its model; the command line offers the fields of that family.
-ModelConfig = Annotated[GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig, tyro.conf.AvoidSubcommands]
+ModelConfig = Annotated[
+    GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig | TransformerXLConfig, tyro.conf.AvoidSubcommands
+]
 DEFAULT_MODEL = GPTConfig
 SIZES: dict[str, Any] = {
     **gpt_config.SIZES,
     **bert_config.SIZES,
     **lstm_config.SIZES,
     **awd_lstm_config.SIZES,
+    **transformer_xl_config.SIZES,
 }
 _CONTEXTS = {
     GPTConfig: gpt_config.CONTEXT,
     BertConfig: bert_config.CONTEXT,
     LSTMConfig: lstm_config.CONTEXT,
     AWDLSTMConfig: awd_lstm_config.CONTEXT,
+    TransformerXLConfig: transformer_xl_config.CONTEXT,
 }
 
 _MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}

@@ -124,7 +124,7 @@ FAMILY = Family(
     sizes=SIZES,
     vocab_size=GPT1_LSTM.vocab_size,
     finetuning_rate=6.25e-5,  # GPT-1's, the same framework
-    initial_carry=empty_state,
+    initial_carry=lambda config, rows, dtype: empty_state(config, rows),
     decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
     layers=None,
 )

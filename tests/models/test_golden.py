@@ -20,6 +20,7 @@ from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
+from jaxlm.models.transformer_xl_config import ENWIK8
 from jaxlm.training.parameter_groups import decay_mask
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -102,6 +103,13 @@ def test_awd_lstm(update_golden):
     small = replace(AWD_LSTM_PTB, vocab_size=2000)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("awd_lstm.txt", table(boxed_shapes(AWD_LSTM_PTB), drawn), update_golden)
+
+
+def test_transformer_xl(update_golden):
+    """Fails when a kernel is sharded otherwise or not decayed, a bias is added, or an initial value changes."""
+    small = replace(ENWIK8, num_layers=2)
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    compare("transformer_xl.txt", table(boxed_shapes(ENWIK8), drawn, 0.02), update_golden)
 
 
 def test_sequence_head(update_golden):
