@@ -14,11 +14,20 @@ from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Perplexity
 from jaxlm.evaluation.command import batch_size_for, progress_of, say, write_figures
+from jaxlm.evaluation.evaluation_steps import (
+    Timed,
+    check_rows,
+    losses_by_position,
+    make_position_step,
+    make_sliding_step,
+    position_lines,
+    with_memory,
+)
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.config import check_sizes
-from jaxlm.training.perplexity import perplexity, text_notes
+from jaxlm.training.config import check_packed, check_sizes
+from jaxlm.training.perplexity import figures_of, text_notes, totals
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
@@ -40,25 +49,36 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     objective = language_model(model, loss_chunks=0)
     layout = arguments.layout or ("windows" if run.layout == "pairs" else run.layout)
     arguments.cache.check(layout)
+    check_rows(arguments, length, layout)
+    if layout == "packed":
+        check_packed(run.model.config, "layout")
+    model = with_memory(model, arguments.memory, layout)
     batches = validation_batches(
         stores,
         length=length,
         batch_size=batch_size,
         host_rows=host_rows(batch_size, mesh),
         layout=layout,
+        stride=arguments.stride,
         versions=run.versions,
     )
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
-        make_carry: Callable[[int], Any] = partial(carry_of, model, layout)
+        make_carry: Callable[[int], Any] = partial(carry_of, model, layout, cached=True)
         has_carry, evaluate = make_carry(1) is not None, make_eval_step(objective)
-        if arguments.cache.window:
+        if arguments.stride is not None:
+            evaluate = make_sliding_step(model, arguments.stride)
+        elif arguments.by_position:
+            evaluate = make_position_step(model)
+        elif arguments.cache.window:
             make_carry = with_history(model, arguments.cache, make_carry)
             evaluate = make_cached_step(model, arguments.cache)
-        step = CompiledStep("evaluation", jax.jit(evaluate))
+        step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
-        figures = perplexity(step, run.params, from_host, words=words, bytes=size, carry=carry)
+        sums = totals(step, run.params, from_host, carry)
+        figures = figures_of(sums, words=words, bytes=size)
+        figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     say(
         f"{run.name} on {', '.join(str(store.path) for store in stores)}: {figures['tokens']:,} tokens, {words:,} "
@@ -67,10 +87,16 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
         f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
+        f"  speed           {figures['tokens_per_second']:,.0f} tokens per second, without the first batch",
+        *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
     found |= {"layout": layout, "length": length, "carry": has_carry}
+    given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
+    found |= {"memory": given} if given else {}
+    found |= {"stride": arguments.stride} if arguments.stride is not None else {}
+    found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
     found |= ({"cache": to_json(arguments.cache)} if arguments.cache.window else {}) | figures
     write_figures(arguments.output, found)
     return found

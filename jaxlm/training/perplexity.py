@@ -1,7 +1,7 @@
 """Perplexity of the tokens of evaluation batches, and notes on comparing it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxlm.text import Tokenizer
@@ -25,7 +25,12 @@ def perplexity(
     word), bits_per_byte, accuracy (fraction of tokens with the highest score), tokens. Tokens that end documents are
     predicted and count like others. A mean over nothing is nan; a value above the range of a float is inf.
     """
-    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches, carry)
+    return figures_of(totals(eval_step, params, batches, carry), words=words, bytes=bytes)
+
+
+def figures_of(sums: Mapping[str, tuple[float, float]], *, words: int, bytes: int) -> dict[str, float]:
+    """Return the metrics of `perplexity` for its sums and weights over all batches."""
+    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0), **sums}
     nll, tokens = sums["nll"]
     return {
         "validation_loss": divide(nll, tokens),
