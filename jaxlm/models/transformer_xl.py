@@ -22,10 +22,11 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.family import Family, Inputs, Outputs
 from jaxlm.models.transformer_xl_config import CONTEXT, ENWIK8, SIZES, TransformerXLConfig
+from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
+from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import MASKED, attend
-from jaxlm.nn.cross_entropy import BiasedTiedOutput
 from jaxlm.nn.execution import Execution, stacked
-from jaxlm.nn.linear import embed, gathered, project, project_heads, project_to_heads
+from jaxlm.nn.linear import gathered, project, project_heads, project_to_heads
 from jaxlm.nn.pointwise import LayerNorm, dropout, fold
 from jaxlm.nn.relative_positions import by_key, sinusoids
 
@@ -38,7 +39,8 @@ def flops_per_token(config: TransformerXLConfig, length: int, predicted: float |
     projection of the distances is shared by all rows and not counted.
     """
     d, memory = config.width, config.memory_length
-    matrices = config.num_layers * (4 * d**2 + 2 * d * config.feed_forward_width) + config.vocab_size * d
+    matrices = config.num_layers * (4 * d**2 + 2 * d * config.feed_forward_width)
+    matrices += vocabulary_matrices(config.vocab_size, d, config.adaptive)
     seen = memory if config.same_length else memory + length / 2
     return 6.0 * matrices + config.num_layers * (18.0 * d * seen + 8.0 * d**2 * memory / length)
 
@@ -101,7 +103,7 @@ class TransformerXL(nn.Module):
     def __call__(
         self, inputs: Inputs, carry: Memory | Cache | None = None, *, train: bool = False, layers: bool = False
     ) -> Outputs:
-        """Return states, the memory of the tokens before and in the rows, and as `output` the token table and its bias.
+        """Return states, the memory of the tokens before and in the rows, and as `output` the tables of its ids.
 
         Positions are not used. carry: a `Memory` or a `Cache`, of any number of slots; padding at the end of a row does
         not enter it, and no gradient flows to it. None: no memory, and none is returned.
@@ -146,20 +148,17 @@ class TransformerXL(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The token table (V, D), and the bias (V,) of the scores."""
+    """The token table, or tables of its clusters, and the bias of the scores."""
 
     config: TransformerXLConfig
     execution: Execution
 
     @nn.compact
-    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Any]:
-        """Return rows of the table times sqrt(D), and the inputs of `BiasedTiedOutput`."""
-        config, names = self.config, ("vocabulary", "width")
-        v, d = config.vocab_size, config.width
-        init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
-        table_VD = self.param("tokens", with_axes(init, names), (v, d))
-        bias_V = self.param("output_bias", with_axes(zeros, ("vocabulary",)), (v,))
-        return embed(table_VD, ids_BL, names, self.execution) * math.sqrt(d), (table_VD, bias_V)
+    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
+        """Return embeddings times sqrt(D), (B, L, D), and the inputs of `AdaptiveOutput`."""
+        config = self.config
+        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, config.init_std, bias=True)
+        return embed_tokens(tables, ids_BL, self.execution) * math.sqrt(config.width), tables
 
 
 class Block(nn.Module):
@@ -329,7 +328,7 @@ FAMILY = Family(
     title="a decoder with a memory (transformer_xl)",
     config=TransformerXLConfig,
     module=TransformerXL,
-    output_layer=lambda config: BiasedTiedOutput(),
+    output_layer=lambda config: AdaptiveOutput(),
     context=CONTEXT,
     input_format="gpt1",
     flops_per_token=flops_per_token,
@@ -342,5 +341,5 @@ FAMILY = Family(
     decoding_carry=empty_cache,
     packed=False,
     memory_fields=("memory_length", "clamp_length", "same_length"),
-    vocabulary_leaves=("embeddings/tokens", "embeddings/output_bias"),
+    vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
 )

@@ -1,10 +1,10 @@
 """The config of Transformer-XL, and the published sizes. The module is in `jaxlm/models/transformer_xl.py`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Context, check_rate
+from jaxlm.nn.config import Adaptive, Context, check_rate
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class TransformerXLConfig:
     end."""
     attention_biases: Literal["shared", "per_layer"] = "shared"
     """The biases u and v of the attention. shared: one pair for all layers. per_layer: one pair per layer."""
+    adaptive: Adaptive = field(default_factory=Adaptive)
     init_std: float = 0.02
     """Standard deviation of all initial weights."""
     norm_eps: float = 1e-5
@@ -62,6 +63,7 @@ class TransformerXLConfig:
                 f"model.width must be even and divisible by model.num_heads {self.num_heads}, got {self.width}; "
                 "change one"
             )
+        self.adaptive.check(self.width)
 
 
 # The original scripts, pytorch/run_*.sh. Vocabularies: the symbols of enwik8 as the original reads it, without line
@@ -77,8 +79,30 @@ ENWIK8_LARGE = TransformerXLConfig(
     attention_dropout_rate=0.15,
 )
 WT103 = TransformerXLConfig(
-    vocab_size=267_735, num_layers=16, width=410, num_heads=10, feed_forward_width=2100, memory_length=150
+    vocab_size=267_735,
+    num_layers=16,
+    width=410,
+    num_heads=10,
+    feed_forward_width=2100,
+    memory_length=150,
+    adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000)),
+)
+WT103_LARGE = TransformerXLConfig(
+    vocab_size=267_735,
+    num_layers=18,
+    width=1024,
+    num_heads=16,
+    feed_forward_width=4096,
+    memory_length=384,
+    dropout_rate=0.2,
+    attention_dropout_rate=0.2,
+    adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000), divisor=4),
 )
 
-SIZES = {"transformer-xl-enwik8": ENWIK8, "transformer-xl-enwik8-large": ENWIK8_LARGE, "transformer-xl-wt103": WT103}
+SIZES = {
+    "transformer-xl-enwik8": ENWIK8,
+    "transformer-xl-enwik8-large": ENWIK8_LARGE,
+    "transformer-xl-wt103": WT103,
+    "transformer-xl-wt103-large": WT103_LARGE,
+}
 CONTEXT: Context = "causal"
