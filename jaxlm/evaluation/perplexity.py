@@ -25,11 +25,12 @@ from jaxlm.evaluation.evaluation_steps import (
 )
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.models.family import Model
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_packed, check_sizes
 from jaxlm.training.perplexity import figures_of, text_notes, totals
 from jaxlm.training.program import CompiledStep, carry_of
-from jaxlm.training.step import first_carry, make_eval_step
+from jaxlm.training.step import EvalStep, first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
 
 
@@ -46,7 +47,6 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
-    objective = language_model(model, loss_chunks=0)
     layout = arguments.layout or ("windows" if run.layout == "pairs" else run.layout)
     arguments.cache.check(layout)
     check_rows(arguments, length, layout)
@@ -65,15 +65,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
-        make_carry: Callable[[int], Any] = partial(carry_of, model, layout, cached=True)
-        has_carry, evaluate = make_carry(1) is not None, make_eval_step(objective)
-        if arguments.stride is not None:
-            evaluate = make_sliding_step(model, arguments.stride)
-        elif arguments.by_position:
-            evaluate = make_position_step(model)
-        elif arguments.cache.window:
-            make_carry = with_history(model, arguments.cache, make_carry)
-            evaluate = make_cached_step(model, arguments.cache)
+        evaluate, make_carry = _step_of(model, arguments, layout)
         step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
         sums = totals(step, run.params, from_host, carry)
@@ -92,7 +84,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
-    found |= {"layout": layout, "length": length, "carry": has_carry}
+    found |= {"layout": layout, "length": length, "carry": carry_of(model, layout, 1) is not None}
     given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
     found |= {"memory": given} if given else {}
     found |= {"stride": arguments.stride} if arguments.stride is not None else {}
@@ -100,6 +92,18 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     found |= ({"cache": to_json(arguments.cache)} if arguments.cache.window else {}) | figures
     write_figures(arguments.output, found)
     return found
+
+
+def _step_of(model: Model, arguments: Perplexity, layout: str) -> tuple[EvalStep, Callable[[int], Any]]:
+    """Return the step of an evaluation, and the function that makes its first carry for a number of rows."""
+    make_carry: Callable[[int], Any] = partial(carry_of, model, layout, cached=True)
+    if arguments.stride is not None:
+        return make_sliding_step(model, arguments.stride), make_carry
+    if arguments.by_position:
+        return make_position_step(model), make_carry
+    if arguments.cache.window:
+        return make_cached_step(model, arguments.cache), with_history(model, arguments.cache, make_carry)
+    return make_eval_step(language_model(model, loss_chunks=0)), make_carry
 
 
 def check_store(store: Store, run: LoadedRun) -> None:
