@@ -288,7 +288,7 @@ def _attention_biases(module: nn.Module, config: TransformerXLConfig) -> jax.Arr
     """Return u and v, a new parameter of `module`, (2, H, K)."""
     shape = (2, config.num_heads, config.width // config.num_heads)
     init = nn.initializers.normal(config.init_std)
-    return module.param("attention_biases", with_axes(init, (None, "heads", "head_width")), shape)
+    return module.param("attention_biases", with_axes(init, ("biases", "heads", "head_width")), shape)
 
 
 def _limit(config: TransformerXLConfig, length: int, slots: int) -> jax.Array | None:

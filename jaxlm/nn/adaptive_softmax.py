@@ -88,8 +88,8 @@ def make_tables(
     bias_V = module.param("output_bias", with_axes(zeros, ("vocabulary",)), (vocab_size,)) if bias else None
     if len(sizes) == 1:
         return Tables(tokens, inputs, outputs, bias_V)
-    clusters_KD = module.param("clusters", with_axes(init, (None, "width")), (len(sizes) - 1, width))
-    clusters_bias_K = module.param("clusters_bias", with_axes(zeros, (None,)), (len(sizes) - 1,))
+    clusters_KD = module.param("clusters", with_axes(init, ("clusters", "width")), (len(sizes) - 1, width))
+    clusters_bias_K = module.param("clusters_bias", with_axes(zeros, ("clusters",)), (len(sizes) - 1,))
     return Tables(tokens, inputs, outputs, bias_V, clusters_KD, clusters_bias_K)
 
 
@@ -168,7 +168,7 @@ def _scores(states: jax.Array, tables: Tables) -> tuple[jax.Array, list[jax.Arra
             scores = scores + tables.bias_V[start : start + table.shape[0]]
         found.append(scores)
         start += table.shape[0]
-    clusters = gathered(tables.clusters_KD, states.dtype, (None, "width"))
+    clusters = gathered(tables.clusters_KD, states.dtype, ("clusters", "width"))
     of_clusters = jnp.dot(states, clusters.T, preferred_element_type=jnp.float32) + tables.clusters_bias_K
     return jnp.concatenate([found[0], of_clusters], axis=-1), found[1:]
 
