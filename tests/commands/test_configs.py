@@ -113,7 +113,12 @@ def test_a_config_is_sound_at_full_size(name):
         d, f, biases = model.width, model.feed_forward_width, 2 * model.width
         layers = model.num_layers * (5 * d**2 + 2 * d * f + f + 5 * d)
         biases *= model.num_layers if model.attention_biases == "per_layer" else 1
-        assert count == model.vocab_size * (d + 1) + layers + biases
+        ids, widths = model.adaptive.sizes(model.vocab_size), model.adaptive.widths(model.vocab_size, d)
+        tables = model.vocab_size + sum(size * of for size, of in zip(ids, widths, strict=True))
+        tables += (len(ids) - 1) * (d + 1)  # scores of the tails in the head
+        if model.adaptive.divisor > 1:  # the projections; only the head has two
+            tables += sum(widths) * d + d * d
+        assert count == tables + layers + biases
         return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
