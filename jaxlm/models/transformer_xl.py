@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxlm.distributed import devices
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.family import Family, Inputs, Outputs
 from jaxlm.models.transformer_xl_config import CONTEXT, ENWIK8, SIZES, TransformerXLConfig
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
-from jaxlm.nn.attention import MASKED, attend
+from jaxlm.nn.attention import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, attend
 from jaxlm.nn.execution import Execution, stacked
 from jaxlm.nn.linear import gathered, project, project_heads, project_to_heads
 from jaxlm.nn.pointwise import LayerNorm, dropout, fold
@@ -131,7 +132,7 @@ class TransformerXL(nn.Module):
         slots = 0 if carry is None else carry[0].shape[-2]
         encodings = sinusoids(slots + length, config.width, config.clamp_length)
         relative_SD = jnp.asarray(encodings, self.execution.compute_dtype())
-        segments_BL, key_segments_BS = inputs.segments, None
+        segments_BL = key_segments_BS = inputs.segments
         tokens_B = jnp.full((rows,), length) if segments_BL is None else jnp.sum(segments_BL > 0, axis=1)
         if carry is not None:
             segments_BL = jnp.ones_like(inputs.ids) if segments_BL is None else segments_BL
@@ -236,24 +237,8 @@ class Attention(nn.Module):
             kept = tuple(_newest(x, shared.tokens_B, kept[0].shape[2], 2) for x in (k_BHSK, v_BHSK))
 
         u_H1K, v_H1K = uv_2HK[:, :, None].astype(q_BHLK.dtype)
-        scale = (d // h) ** -0.5
-        bias_BHLS = scale * by_key(_distance_scores(q_BHLK + v_H1K, shared.relative_SD, kernel_relative, execution))
-        if shared.limit_LS is not None:
-            bias_BHLS = bias_BHLS + shared.limit_LS
-        a_BHLK = attend(
-            q_BHLK + u_H1K,
-            k_BHSK,
-            v_BHSK,
-            causal=True,
-            segments_BL=shared.segments_BL,
-            key_segments_BS=shared.key_segments_BS,
-            bias_BHLS=bias_BHLS,
-            scale=scale,
-            query_offset=k_BHSK.shape[2] - q_BHLK.shape[2],
-            dropout_rate=config.attention_dropout_rate,
-            dropout_key=fold(key, 0),
-            backend=execution.attention,
-        )
+        distance_scores = _distance_scores(q_BHLK + v_H1K, shared.relative_SD, kernel_relative, execution)
+        a_BHLK = _attended(q_BHLK + u_H1K, k_BHSK, v_BHSK, distance_scores, shared, config, execution, fold(key, 0))
         a_BLD = project_heads(a_BHLK, kernel_out, None, names_out, execution)
         return dropout(a_BLD, config.dropout_rate, fold(key, 1)), kept
 
@@ -307,20 +292,63 @@ def _newest(together: jax.Array, tokens_B: jax.Array, slots: int, axis: int) -> 
     return jax.vmap(lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, slots, axis - 1))(together, tokens_B)
 
 
-def _distance_scores(q_BHLK: jax.Array, relative_SD: jax.Array, kernel_DHK: jax.Array, execution: Execution):
-    """Return q W_r R for each distance, (B, H, L, S), in the order that needs fewer multiplications.
+def _attended(q_BHLK, k_BHSK, v_BHSK, distance_scores: Any, shared: _Shared, config, execution, key) -> jax.Array:
+    """Return the attention of queries at the last keys, (B, H, L, K). distance_scores: see there.
 
-    W_r R is shared by all rows and serves a training step. For few queries, as in decoding, q W_r is smaller.
+    On the CPU the queries are processed in blocks, each with the keys up to its last, as in `attend`.
+    """
+    length, num_keys, scale = q_BHLK.shape[2], k_BHSK.shape[2], q_BHLK.shape[3] ** -0.5
+    blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK)) if devices.platform() == "cpu" else 1
+    outputs = []
+    for number in range(blocks):
+        first, end = number * length // blocks, (number + 1) * length // blocks
+        seen = num_keys - length + end
+        bias_BHMT = scale * by_key(distance_scores(first, end, seen))
+        if shared.limit_LS is not None:
+            bias_BHMT = bias_BHMT + shared.limit_LS[first:end, :seen]
+        attended = attend(
+            q_BHLK[:, :, first:end],
+            k_BHSK[:, :, :seen],
+            v_BHSK[:, :, :seen],
+            causal=True,
+            segments_BL=None if shared.segments_BL is None else shared.segments_BL[:, first:end],
+            key_segments_BS=None if shared.key_segments_BS is None else shared.key_segments_BS[:, :seen],
+            bias_BHLS=bias_BHMT,
+            scale=scale,
+            query_offset=seen - (end - first),
+            dropout_rate=config.attention_dropout_rate,
+            dropout_key=fold(key, number),
+            backend=execution.attention,
+        )
+        outputs.append(attended)
+    return outputs[0] if blocks == 1 else jnp.concatenate(outputs, axis=2)
+
+
+def _distance_scores(q_BHLK: jax.Array, relative_SD: jax.Array, kernel_DHK: jax.Array, execution: Execution) -> Any:
+    """Return a function (first, end, keys) -> q W_r R of queries first to end and the distances keys - 1 to 0.
+
+    The products are taken in the order that needs fewer multiplications. W_r R is shared by all rows and serves a
+    training step. For few queries, as in decoding, q W_r is smaller.
     """
     (b, h, length, _), (num_keys, d) = q_BHLK.shape, relative_SD.shape
     names = ("width", "heads", "head_width")
     if b * length * (d + h * num_keys) < num_keys * (d + b * length):
         q_BHLD = jnp.einsum("bhlk,dhk->bhld", q_BHLK, gathered(kernel_DHK, q_BHLK.dtype, names))
-        return jnp.einsum("bhld,sd->bhls", q_BHLD, relative_SD, preferred_element_type=jnp.float32)
+
+        def by_queries(first: int, end: int, keys: int) -> jax.Array:
+            part_BHMD, part_TD = q_BHLD[:, :, first:end], relative_SD[num_keys - keys :]
+            return jnp.einsum("bhmd,td->bhmt", part_BHMD, part_TD, preferred_element_type=jnp.float32)
+
+        return by_queries
     r_1HSK = project_to_heads(relative_SD[None], kernel_DHK, None, names, execution)
     # One copy of the projection per row, so that the product has the layout of the other scores.
     r_BHSK = jnp.broadcast_to(r_1HSK, (b, *r_1HSK.shape[1:]))
-    return jnp.einsum("bhlk,bhsk->bhls", q_BHLK, r_BHSK, preferred_element_type=jnp.float32)
+
+    def by_distances(first: int, end: int, keys: int) -> jax.Array:
+        part_BHMK, part_BHTK = q_BHLK[:, :, first:end], r_BHSK[:, :, num_keys - keys :]
+        return jnp.einsum("bhmk,bhtk->bhmt", part_BHMK, part_BHTK, preferred_element_type=jnp.float32)
+
+    return by_distances
 
 
 FAMILY = Family(

@@ -124,15 +124,26 @@ def test_scores_of_distances_are_moved_to_their_keys():
             np.testing.assert_array_equal(found[query, :seen], np.arange(seen)[::-1])
 
 
-def test_both_orders_of_the_products_agree(model, params, monkeypatch):
+def test_blocks_of_queries_give_the_same_states(params, monkeypatch):
+    """Fails when a block of queries, on the CPU, is given other keys, distances or segments than the whole."""
+    model, params = made(same_length=True, memory_length=9)
+    segments = np.array([[1] * LENGTH, [1] * 8 + [0] * 6], np.int32)
+    carry = in_parts(model, params, (6,))[1]
+    wanted = read(model, params, IDS, carry, segments).states
+    monkeypatch.setattr(transformer_xl, "SMALLEST_BLOCK", 4)
+    found = jax.jit(lambda: model(params, Inputs(IDS, IDS, segments), carry))().states
+    np.testing.assert_allclose(found[0], wanted[0], atol=1e-5)
+    np.testing.assert_allclose(found[1, :8], wanted[1, :8], atol=1e-5)
+
+
+def test_both_orders_of_the_products_agree(model, params):
     """Fails when decoding, which multiplies the queries first, has other scores than a whole row."""
     kernel = params["backbone"]["blocks"]["attention"]["relative_kernel"][0]
     rng = np.random.default_rng(0)
     q_BHLK, relative_SD = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 3, 5, 4), (9, 12)))
-    whole = transformer_xl._distance_scores(jnp.asarray(q_BHLK), jnp.asarray(relative_SD), kernel, model.execution)
-    one = transformer_xl._distance_scores(
-        jnp.asarray(q_BHLK[:1, :, :1]), jnp.asarray(relative_SD), kernel, model.execution
-    )
+    arguments = (jnp.asarray(relative_SD), kernel, model.execution)
+    whole = transformer_xl._distance_scores(jnp.asarray(q_BHLK), *arguments)(0, 5, 9)
+    one = transformer_xl._distance_scores(jnp.asarray(q_BHLK[:1, :, :1]), *arguments)(0, 1, 9)
     np.testing.assert_allclose(one[0, :, 0], whole[0, :, 0], rtol=1e-4, atol=1e-5)
 
 
