@@ -40,6 +40,9 @@ ADDED_OPTIONS: dict[str, Any] = {
     "objective.intermediate_coefficient": 0.0,
     "objective.second_target_coefficient": 0.0,
     "data.windows": "fixed",
+    "model.adaptive.cutoffs": [],
+    "model.adaptive.divisor": 1,
+    "model.adaptive.projections": "tails_tied",
     "start_vocabulary": "same",
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
