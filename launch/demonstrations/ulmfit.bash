@@ -8,7 +8,7 @@
 tasks=(trec-100 trec-500 sst2-500)
 declare -A epochs=([trec-100]=40 [trec-500]=10 [sst2-500]=10)
 tuned=(--optimizer.peak-lr 0.01)
-constant=(--optimizer.warmup 0 --optimizer.decay constant)
+constant=(--optimizer.warmup 0 --optimizer.decay constant --optimizer.floor 0)
 equal=(--optimizer.layer-decay 1)
 together=(--unfreeze all)
 arms=(scratch last full discriminative slanted gradual)
