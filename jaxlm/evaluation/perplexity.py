@@ -1,5 +1,6 @@
 """`evaluate perplexity`: perplexity of a language model on token stores."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -73,6 +74,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     names, words, size = ", ".join(str(store.path) for store in stores), sizes["words"], sizes["bytes"]
+    speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
     per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
         f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} "
@@ -82,7 +84,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
         *per_character,
         f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
-        f"  speed           {figures['tokens_per_second']:,.0f} tokens per second, without the first batch",
+        *([f"  speed           {speed:,.0f} tokens per second, without the first batch"] if timed else []),
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
