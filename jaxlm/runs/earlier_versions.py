@@ -101,6 +101,6 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: before for name, before in ADDED_OPTIONS.items() if "." not in name} | dict(config)
     for name, before in ADDED_FIELDS.items():
         part, _, field = name.partition(".")
-        if field and isinstance(values.get(part), dict):
+        if field and "." not in field and isinstance(values.get(part), dict):
             values[part] = {field: before} | values[part]
     return upgraded(values)
