@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Rerun a demonstration of the documentation: small models, three seeds, controls, one table.
+# shellcheck disable=SC2034,SC1090 # a demonstration reads the variables
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
