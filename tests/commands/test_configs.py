@@ -160,10 +160,20 @@ def runs(tmp_path_factory, stores, pair_stores):
 
 
 def configs_of(kind: type) -> list:
-    """All configs of a kind. Of those that differ in rates and shares alone, one stands for the others by default."""
+    """All configs of a kind. Of those that differ in rates, shares or sizes alone, one stands for the others by default."""
     names = [name for name in NAMES if KINDS[name] is kind]
     rows = {name for name in names if "/bert_mask_" in name} - {"pretrain/bert_mask_80_0_20"}
-    rows |= {"pretrain/transformer_xl_text8", "pretrain/transformer_xl_text8_large"}
+    rows |= {
+        "pretrain/transformer_xl_text8",
+        "pretrain/transformer_xl_text8_large",
+        "pretrain/transformer_xl_enwik8_large",
+    }
+    rows |= {
+        f"{part}/{name}_small"
+        for part in ("pretrain", "finetune")
+        for name in ("transformer_xl", "character_transformer")
+    }
+    rows |= {"pretrain/t64_enwik8"}
     rows |= {"pretrain/awd_lstm_wt2", "pretrain/ulmfit_target", "pretrain/ulmfit_target_code", "finetune/ulmfit_code"}
     return [pytest.param(name, marks=[pytest.mark.campaign] * (name in rows)) for name in names]
 
