@@ -71,7 +71,7 @@ def layout_of(name: str) -> str:
 def toy_model(name: str) -> tuple:
     model = load_config(name, KINDS[name]).model
     if isinstance(model, TransformerXLConfig):
-        return TOY_XL
+        return (*TOY_XL, "--model.adaptive.divisor", min(model.adaptive.divisor, 2))
     return TOY_LSTM if isinstance(model, LSTMConfig | AWDLSTMConfig) else TOY_MODEL
 
 
