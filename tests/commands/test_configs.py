@@ -160,7 +160,7 @@ def runs(tmp_path_factory, stores, pair_stores):
 
 
 def configs_of(kind: type) -> list:
-    """All configs of a kind. Of those that differ in rates, shares or sizes alone, one stands for the others by default."""
+    """All configs of a kind. Of those that differ in rates, shares or sizes alone, one stands for all by default."""
     names = [name for name in NAMES if KINDS[name] is kind]
     rows = {name for name in names if "/bert_mask_" in name} - {"pretrain/bert_mask_80_0_20"}
     rows |= {
