@@ -26,6 +26,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.masking import MaskingConfig
@@ -33,7 +34,7 @@ from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
-MODELS = (GPTConfig, BertConfig, LSTMConfig, AWDLSTMConfig, CharacterTransformerConfig)
+MODELS = (GPTConfig, BertConfig, LSTMConfig, AWDLSTMConfig, CharacterTransformerConfig, TransformerXLConfig)
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
     "models": ("Models", dict.fromkeys(MODELS, "model.")),

@@ -124,26 +124,27 @@ class ValidationWindows(_Validation[Batch]):
     """Windows of stores in order, with each token a target exactly once; rows after the end have weight 0.
 
     Each store begins a new row. Its first token is predicted from the end-of-document id; if the tokenizer has none,
-    this token is not predicted. num_tokens: number of targets in all batches of all processes.
+    this token is not predicted. num_tokens: number of targets in all batches of all processes. targets: of each store.
     """
 
     def __init__(self, stores: Sequence[Store], length: int, batch_size: int, host_rows: np.ndarray | None):
         self._tokens = [store.tokens for store in stores]
         self._length = length
         self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
-        self._targets = [
-            max(0, store.num_tokens - (end is None)) for store, end in zip(stores, self._ends, strict=True)
-        ]
-        self.num_tokens = sum(self._targets)
-        super().__init__([-(-count // length) for count in self._targets], batch_size, host_rows)
+        self.targets = [max(0, store.num_tokens - (end is None)) for store, end in zip(stores, self._ends, strict=True)]
+        self.num_tokens = sum(self.targets)
+        super().__init__([-(-count // length) for count in self.targets], batch_size, host_rows)
 
     def _empty(self, rows: int) -> Batch:
         return empty_batch(rows, self._length)
 
     def _fill(self, source: int, row: int, batch: Batch, b: int) -> None:
-        tokens, end = self._tokens[source], self._ends[source]
         start = row * self._length
-        slots = min(self._length, self._targets[source] - start)
+        self.fill_targets(source, start, min(self._length, self.targets[source] - start), batch, b)
+
+    def fill_targets(self, source: int, start: int, slots: int, batch: Batch, b: int) -> None:
+        """Write `slots` targets of a store, from number `start` on, and their inputs into row b of a batch."""
+        tokens, end = self._tokens[source], self._ends[source]
         # If the first token is a target, targets begin at token 0 and inputs one token earlier.
         first = start + (end is None)
         batch.targets[b, :slots] = tokens[first : first + slots]
@@ -152,6 +153,30 @@ class ValidationWindows(_Validation[Batch]):
         batch.positions[b, :slots] = np.arange(slots)
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1
+
+
+class ValidationSliding(_Validation[Batch]):
+    """Overlapping windows of `length` inputs, each moved by `stride`, with each token a target exactly once.
+
+    Only the last `stride` targets of a window have weight 1: each is given at least length - stride tokens before it,
+    or all of its store. Windows at the beginning of a store are shorter. Otherwise as `ValidationWindows`.
+    """
+
+    def __init__(
+        self, stores: Sequence[Store], length: int, stride: int, batch_size: int, host_rows: np.ndarray | None
+    ):
+        self._windows = ValidationWindows(stores, length, batch_size, host_rows)
+        self._length, self._stride, self.num_tokens = length, stride, self._windows.num_tokens
+        super().__init__([-(-count // stride) for count in self._windows.targets], batch_size, host_rows)
+
+    def _empty(self, rows: int) -> Batch:
+        return empty_batch(rows, self._length)
+
+    def _fill(self, source: int, row: int, batch: Batch, b: int) -> None:
+        first, end = row * self._stride, min((row + 1) * self._stride, self._windows.targets[source])
+        start = max(0, end - self._length)
+        self._windows.fill_targets(source, start, end - start, batch, b)
+        batch.weights[b, : first - start] = 0
 
 
 class ValidationPacked(_Validation[Batch]):
@@ -268,19 +293,23 @@ def validation_batches(
     batch_size: int,
     host_rows: np.ndarray | None = None,
     layout: Literal["windows", "packed", "streams"] = "windows",
+    stride: int | None = None,
     versions: DataVersions = CURRENT,
     masked: bool = False,
-) -> ValidationWindows | ValidationPacked | ValidationStreams:
+) -> ValidationWindows | ValidationSliding | ValidationPacked | ValidationStreams:
     """Return every token of the stores as a target once, in batches of which this process reads `host_rows`.
 
     layout: windows, across documents and in order; packed, each document by itself; or streams, where each row of a
-    batch continues that of the previous batch. masked: whether rows get seeds for masks.
+    batch continues that of the previous batch. stride: of windows that overlap. masked: whether rows get seeds
+    for masks.
     """
-    found: ValidationWindows | ValidationPacked | ValidationStreams
+    found: ValidationWindows | ValidationSliding | ValidationPacked | ValidationStreams
     if layout == "streams":
         found = ValidationStreams(stores, length, batch_size, host_rows)
     elif layout == "packed":
         found = ValidationPacked(stores, length, batch_size, host_rows, versions)
+    elif stride is not None:
+        found = ValidationSliding(stores, length, stride, batch_size, host_rows)
     else:
         found = ValidationWindows(stores, length, batch_size, host_rows)
     found.masked = masked

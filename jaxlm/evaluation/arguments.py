@@ -60,6 +60,18 @@ class PointerCache:
             raise InputError(f"layout must be streams with cache.window, got {layout}; give --layout streams")
 
 
+@dataclass(frozen=True)
+class MemoryOptions:
+    """The memory of a Transformer-XL in the evaluation, with --layout streams. Default: that of the training."""
+
+    length: int | None = None
+    """Tokens before a row whose keys and values are kept for it."""
+    clamp_length: int | None = None
+    """Largest distance with an encoding of its own. 0: no limit."""
+    same_length: Literal["yes", "no"] | None = None
+    """Let each token attend to itself and as many tokens before it as the memory has, wherever it is in its row."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(Evaluation):
     """Perplexity on token stores, every token predicted once."""
@@ -70,8 +82,14 @@ class Perplexity(Evaluation):
     layout: Literal["windows", "packed", "streams"] | None = None
     """Layout of the text in rows. windows: each row is independent. packed: each document is independent. streams: a
     model with a state carries it from row to row. Default: the layout of the run."""
+    stride: int | None = None
+    """Tokens between two windows that overlap, with --layout windows. Each token is predicted once, from at least
+    length - stride tokens before it. Default: the length, for windows without overlap."""
+    by_position: bool = False
+    """Report the loss by the position of the predicted token in its row."""
     beyond_length: bool = False
     """Allow a --length with untrained position embeddings."""
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     cache: PointerCache = field(default_factory=PointerCache)
 
 

@@ -1,5 +1,6 @@
 """`evaluate perplexity`: perplexity of a language model on token stores."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,13 +15,23 @@ from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Perplexity
 from jaxlm.evaluation.command import batch_size_for, progress_of, say, write_figures
+from jaxlm.evaluation.evaluation_steps import (
+    Timed,
+    check_rows,
+    losses_by_position,
+    make_position_step,
+    make_sliding_step,
+    position_lines,
+    with_memory,
+)
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.models.family import Model
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.config import check_sizes
-from jaxlm.training.perplexity import perplexity, text_notes, text_sizes
+from jaxlm.training.config import check_packed, check_sizes
+from jaxlm.training.perplexity import figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
-from jaxlm.training.step import first_carry, make_eval_step
+from jaxlm.training.step import EvalStep, first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
 
 
@@ -37,30 +48,33 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
-    objective = language_model(model, loss_chunks=0)
     layout = arguments.layout or ("windows" if run.layout == "pairs" else run.layout)
     arguments.cache.check(layout)
+    check_rows(arguments, length, layout)
+    if layout == "packed":
+        check_packed(run.model.config, "layout")
+    model = with_memory(model, arguments.memory, layout)
     batches = validation_batches(
         stores,
         length=length,
         batch_size=batch_size,
         host_rows=host_rows(batch_size, mesh),
         layout=layout,
+        stride=arguments.stride,
         versions=run.versions,
     )
     sizes = text_sizes(stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
-        make_carry: Callable[[int], Any] = partial(carry_of, model, layout)
-        has_carry, evaluate = make_carry(1) is not None, make_eval_step(objective)
-        if arguments.cache.window:
-            make_carry = with_history(model, arguments.cache, make_carry)
-            evaluate = make_cached_step(model, arguments.cache)
-        step = CompiledStep("evaluation", jax.jit(evaluate))
+        evaluate, make_carry = _step_of(model, arguments, layout)
+        step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
-        figures = perplexity(step, run.params, from_host, **sizes, carry=carry)
+        sums = totals(step, run.params, from_host, carry)
+        figures = figures_of(sums, **sizes)
+        figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     names, words, size = ", ".join(str(store.path) for store in stores), sizes["words"], sizes["bytes"]
+    speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
     per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
         f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} "
@@ -70,13 +84,31 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
         *per_character,
         f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
+        *([f"  speed           {speed:,.0f} tokens per second, without the first batch"] if timed else []),
+        *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
     found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
-    found |= {"layout": layout, "length": length, "carry": has_carry}
+    found |= {"layout": layout, "length": length, "carry": carry_of(model, layout, 1) is not None}
+    given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
+    found |= {"memory": given} if given else {}
+    found |= {"stride": arguments.stride} if arguments.stride is not None else {}
+    found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
     found |= ({"cache": to_json(arguments.cache)} if arguments.cache.window else {}) | figures
     write_figures(arguments.output, found)
     return found
+
+
+def _step_of(model: Model, arguments: Perplexity, layout: str) -> tuple[EvalStep, Callable[[int], Any]]:
+    """Return the step of an evaluation, and the function that makes its first carry for a number of rows."""
+    make_carry: Callable[[int], Any] = partial(carry_of, model, layout, cached=True)
+    if arguments.stride is not None:
+        return make_sliding_step(model, arguments.stride), make_carry
+    if arguments.by_position:
+        return make_position_step(model), make_carry
+    if arguments.cache.window:
+        return make_cached_step(model, arguments.cache), with_history(model, arguments.cache, make_carry)
+    return make_eval_step(language_model(model, loss_chunks=0)), make_carry
 
 
 def check_store(store: Store, run: LoadedRun) -> None:

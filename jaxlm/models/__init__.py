@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxlm.models import awd_lstm_config, bert_config, character_transformer_config, gpt_config, lstm_config
+from jaxlm.models import (
+    awd_lstm_config,
+    bert_config,
+    character_transformer_config,
+    gpt_config,
+    lstm_config,
+    transformer_xl_config,
+)
 from jaxlm.models.awd_lstm_config import AWDLSTMConfig
 from jaxlm.models.bert_config import BertConfig
 from jaxlm.models.character_transformer_config import CharacterTransformerConfig
 from jaxlm.models.gpt_config import GPTConfig
 from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.models.transformer_xl_config import TransformerXLConfig
 from jaxlm.nn.config import Context, Execution
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ __all__ = [
     "LSTMConfig",
     "Model",
     "ModelConfig",
+    "TransformerXLConfig",
     "build",
     "context_of",
     "dropout_rates",
@@ -44,7 +53,8 @@ __all__ = [
 
 # A config file fixes the family of its model; the command line offers the fields of that family.
 ModelConfig = Annotated[
-    GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig | CharacterTransformerConfig, tyro.conf.AvoidSubcommands
+    GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig | CharacterTransformerConfig | TransformerXLConfig,
+    tyro.conf.AvoidSubcommands,
 ]
 DEFAULT_MODEL = GPTConfig
 SIZES: dict[str, Any] = {
@@ -53,6 +63,7 @@ SIZES: dict[str, Any] = {
     **lstm_config.SIZES,
     **awd_lstm_config.SIZES,
     **character_transformer_config.SIZES,
+    **transformer_xl_config.SIZES,
 }
 _CONTEXTS = {
     GPTConfig: gpt_config.CONTEXT,
@@ -60,6 +71,7 @@ _CONTEXTS = {
     LSTMConfig: lstm_config.CONTEXT,
     AWDLSTMConfig: awd_lstm_config.CONTEXT,
     CharacterTransformerConfig: character_transformer_config.CONTEXT,
+    TransformerXLConfig: transformer_xl_config.CONTEXT,
 }
 
 _MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}

@@ -21,7 +21,7 @@ from jaxlm.nn.pointwise import fold
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
 
 
-def no_carry(config: Any, rows: int) -> None:
+def no_carry(config: Any, rows: int, dtype: Any) -> None:
     """Return no state, as a family without one does."""
     return None
 
@@ -105,8 +105,11 @@ class Family:
     """The published vocabulary, for estimates without a tokenizer."""
     finetuning_rate: float
     """The published learning rate of fine-tuning, for tasks without one of their own."""
-    initial_carry: Callable[[Any, int], Any] = no_carry
-    """(config, rows) -> the state before the first token of a training stream, leaves (layers, rows, …); None: none."""
+    initial_carry: Callable[[Any, int, Any], Any] = no_carry
+    """(config, rows, dtype) -> the state before the first token of a training stream, leaves (layers, rows, …); None:
+    none. dtype: of the computation."""
+    cached_carry: Callable[[Any, int, Any], Any] | None = None
+    """As initial_carry, for an evaluation, whose parameters do not change; None: the same."""
     decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
     """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
     next_sentence_head: Callable[[Any], nn.Module] | None = None
@@ -117,6 +120,10 @@ class Family:
     """The name of the parameters of a layer, counted from 0, where `layers` is None."""
     embeddings: str = "embeddings"
     """The name of the parameters below the first layer."""
+    packed: bool = True
+    """False if a row must not hold several documents that do not attend to each other."""
+    memory_fields: tuple[str, ...] = ()
+    """The fields of the config that an evaluation may change, as no parameter depends on them."""
     vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
     """The parameters with one row per id on their first axis, which grow with new special tokens."""
 
@@ -155,6 +162,14 @@ class Model:
         """True if a state depends only on its own token and those before it."""
         return self.family.context == "causal" or getattr(self.config, "attention", None) == "causal"
 
+    def stream_carry(self, rows: int, *, cached: bool = False) -> Any:
+        """Return the carry before the first token of `rows` rows of streams; None for a model without one.
+
+        cached: for an evaluation, faster and of the same meaning as that of training.
+        """
+        of_family = self.family.cached_carry if cached and self.family.cached_carry else self.family.initial_carry
+        return of_family(self.config, rows, self.execution.compute_dtype())
+
     def init(self, key: jax.Array) -> Any:
         """Return fresh parameters of the backbone, boxed with their logical axes."""
         ids = jnp.zeros((1, 1), jnp.int32)
@@ -189,7 +204,7 @@ class Model:
             return found.carry, found.states
 
         parts = (jnp.arange(count), split(inputs.ids), split(inputs.positions))
-        _, states = jax.lax.scan(read, self.family.initial_carry(self.config, rows), parts)
+        _, states = jax.lax.scan(read, self.stream_carry(rows), parts)
         return jnp.swapaxes(states, 0, 1).reshape(rows, count * window, -1)[:, :length]
 
     def by_layer(self, params: Any) -> Any:

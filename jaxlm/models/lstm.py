@@ -14,9 +14,9 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.family import Family, Inputs, Outputs
 from jaxlm.models.lstm_config import CONTEXT, GPT1_LSTM, SIZES, LSTMConfig
-from jaxlm.nn.cross_entropy import TiedOutput
+from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
 from jaxlm.nn.execution import Execution
-from jaxlm.nn.linear import embed, gathered, project
+from jaxlm.nn.linear import gathered, project
 from jaxlm.nn.pointwise import dropout, fold
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
@@ -24,7 +24,7 @@ from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 def flops_per_token(config: LSTMConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per token, forward and backward: six per parameter of a matrix."""
     layer = (config.width + config.units) * 4 * config.units + config.units * config.width
-    return 6.0 * (config.num_layers * layer + config.vocab_size * config.width)
+    return 6.0 * (config.num_layers * layer + matrices(config.vocab_size, config.width, config.adaptive))
 
 
 def empty_state(config: LSTMConfig, rows: int) -> LSTMState:
@@ -43,14 +43,14 @@ class LSTM(nn.Module):
     def __call__(
         self, inputs: Inputs, carry: LSTMState | None = None, *, train: bool = False, layers: bool = False
     ) -> Outputs:
-        """Return states, the carry after the last token of each row, and as `output` the token table (V, D).
+        """Return states, the carry after the last token of each row, and as `output` the tables of its ids.
 
         The state is set to zero where a new segment of a packed row begins; padding leaves it unchanged. Positions are
         not used. carry: (N, B, U); None: zero, and no carry is returned.
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        x_BLD, table_VD = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
+        x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
         x_BLD = constrain(dropout(x_BLD, config.embedding_dropout_rate, fold(key, 0)), _STATES)
         real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
         start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
@@ -62,21 +62,20 @@ class LSTM(nn.Module):
             hidden.append(dropout(x_BLD, config.dropout_rate, fold(key, number + 1)))
             ends.append(end)
         after = None if carry is None else LSTMState(*(jnp.stack(parts) for parts in zip(*ends, strict=True)))
-        return Outputs(hidden[-1], jnp.stack(hidden) if layers else None, after, table_VD)
+        return Outputs(hidden[-1], jnp.stack(hidden) if layers else None, after, output)
 
 
 class Embeddings(nn.Module):
-    """The token table (V, D)."""
+    """The token table (V, D), or tables of its clusters."""
 
     config: LSTMConfig
     execution: Execution
 
     @nn.compact
-    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
-        config, names = self.config, ("vocabulary", "width")
-        init = with_axes(nn.initializers.normal(config.init_std), names)
-        table_VD = self.param("tokens", init, (config.vocab_size, config.width))
-        return embed(table_VD, ids_BL, names, self.execution), table_VD
+    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
+        config = self.config
+        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, config.init_std, bias=False)
+        return embed_tokens(tables, ids_BL, self.execution), tables
 
 
 class Layer(nn.Module):
@@ -116,7 +115,7 @@ FAMILY = Family(
     title="a recurrent decoder (lstm)",
     config=LSTMConfig,
     module=LSTM,
-    output_layer=lambda config: TiedOutput(),
+    output_layer=lambda config: AdaptiveOutput(),
     context=CONTEXT,
     input_format="gpt1",
     flops_per_token=flops_per_token,
@@ -124,7 +123,8 @@ FAMILY = Family(
     sizes=SIZES,
     vocab_size=GPT1_LSTM.vocab_size,
     finetuning_rate=6.25e-5,  # GPT-1's, the same framework
-    initial_carry=empty_state,
+    initial_carry=lambda config, rows, dtype: empty_state(config, rows),
     decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
     layers=None,
+    vocabulary_leaves=(r"embeddings/tokens(_\d+)?",),
 )

@@ -1,10 +1,10 @@
 """The config of the LSTM, and the published sizes. The module is in `jaxlm/models/lstm.py`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Context, check_rate
+from jaxlm.nn.config import Adaptive, Context, check_rate
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class LSTMConfig:
     """Dropout rate of each layer's output."""
     embedding_dropout_rate: float = 0.1
     """Dropout rate of the embedding."""
+    adaptive: Adaptive = field(default_factory=Adaptive)
     forget_bias: float = 1.0
     """Initial bias of the forget gate (Gers et al., 2000; Jozefowicz et al., 2015)."""
     init_std: float = 0.02
@@ -36,6 +37,7 @@ class LSTMConfig:
                 raise InputError(f"model.{name} must be positive, got {getattr(self, name)}; give at least 1")
         for name in ("dropout_rate", "embedding_dropout_rate"):
             check_rate(f"model.{name}", getattr(self, name))
+        self.adaptive.check(self.width)
 
 
 # Section 5, with GPT-1's vocabulary: 56 million parameters, of GPT-1's 117 million.

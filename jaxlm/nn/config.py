@@ -3,6 +3,7 @@
 This module does not import JAX: a command line is parsed before JAX is imported.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -31,6 +32,43 @@ def check_rate(name: str, rate: float) -> None:
     """Raise InputError for a rate that is not a probability, or so high that every element would be dropped."""
     if not 0.0 <= rate < 1.0 or round(rate * STEPS) == STEPS:
         raise InputError(f"{name} must be a number from 0 to {1 - 1 / STEPS:.5f}, got {rate}; choose another rate")
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Clusters of ids, sorted by frequency, for an adaptive input and softmax (Grave et al., 2017)."""
+
+    cutoffs: tuple[int, ...] = ()
+    """First id of each tail cluster. Those beyond the vocabulary have no effect. Default: one cluster, a full
+    softmax."""
+    divisor: int = 1
+    """Tail i, counted from 1, has embeddings of the model's width / divisor^i."""
+    projections: Literal["tails_tied", "untied"] = "tails_tied"
+    """Projections between the widths of the clusters and of the model. tails_tied: input and output share those of the
+    tails. untied: they share none. With divisor 1 there are none."""
+
+    def starts(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the first id of each cluster."""
+        return (0, *(cutoff for cutoff in self.cutoffs if cutoff < vocab_size))
+
+    def sizes(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the number of ids of each cluster."""
+        starts = (*self.starts(vocab_size), vocab_size)
+        return tuple(end - start for start, end in itertools.pairwise(starts))
+
+    def widths(self, vocab_size: int, width: int) -> tuple[int, ...]:
+        """Return the width of the embeddings of each cluster."""
+        return tuple(width // self.divisor**number for number in range(len(self.starts(vocab_size))))
+
+    def check(self, width: int) -> None:
+        """Raise InputError for cutoffs that are not sorted, and for tails without a width."""
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or min(self.cutoffs, default=1) < 1:
+            cutoffs = " ".join(map(str, self.cutoffs))
+            raise InputError(f"model.adaptive.cutoffs must be above 0 and ascending, got {cutoffs}; sort them")
+        if self.divisor < 1 or width // self.divisor ** len(self.cutoffs) < 1:
+            raise InputError(
+                f"model.adaptive.divisor must leave each tail a width above 0, got {self.divisor}; give a smaller one"
+            )
 
 
 @dataclass(frozen=True)

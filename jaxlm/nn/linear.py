@@ -78,26 +78,31 @@ project.defvjp(_project_fwd, _project_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def project_to_heads(
-    x_BLD: jax.Array, kernel_DHK: jax.Array, bias_HK: jax.Array, names: Names, execution: Execution
+    x_BLD: jax.Array, kernel_DHK: jax.Array, bias_HK: jax.Array | None, names: Names, execution: Execution
 ) -> jax.Array:
-    """Return x W + b of every head, (B, H, L, K)."""
+    """Return x W + b of every head, (B, H, L, K); without b for None."""
     kernel_DHK = gathered(kernel_DHK, x_BLD.dtype, names)
     if devices.platform() == "cpu":
         d, h, k = kernel_DHK.shape
-        y_BLF = linear(x_BLD, kernel_DHK.reshape(d, h * k), bias_HK.reshape(h * k))
+        y_BLF = linear(x_BLD, kernel_DHK.reshape(d, h * k), None if bias_HK is None else bias_HK.reshape(h * k))
         return jnp.swapaxes(y_BLF.reshape(*x_BLD.shape[:2], h, k), 1, 2)
     # Computed with positions last, as a TPU's attention kernel takes it: a head's 64 would fill half of its 128 lanes.
-    y_BHKL = jnp.einsum("bld,dhk->bhkl", x_BLD, kernel_DHK) + bias_HK.astype(x_BLD.dtype)[:, :, None]
+    y_BHKL = jnp.einsum("bld,dhk->bhkl", x_BLD, kernel_DHK)
+    if bias_HK is not None:
+        y_BHKL = y_BHKL + bias_HK.astype(x_BLD.dtype)[:, :, None]
     return jnp.swapaxes(y_BHKL, 2, 3)
 
 
 def _heads_fwd(x_BLD, kernel_DHK, bias_HK, names: Names, execution: Execution):
-    return project_to_heads.fun(x_BLD, kernel_DHK, bias_HK, names, execution), (x_BLD, kernel_DHK)
+    return project_to_heads.fun(x_BLD, kernel_DHK, bias_HK, names, execution), (x_BLD, kernel_DHK, bias_HK is None)
 
 
 def _heads_bwd(names: Names, execution: Execution, residuals, dy_BHLK):
-    x_BLD, kernel_DHK = residuals
+    x_BLD, kernel_DHK, without_bias = residuals
     dx_BLD = jnp.einsum("bhlk,dhk->bld", dy_BHLK, gathered(kernel_DHK, x_BLD.dtype, names))
+    if without_bias:
+        dkernel_DHK = jnp.einsum("bld,bhlk->dhk", x_BLD, dy_BHLK, preferred_element_type=execution.gradient_dtype())
+        return dx_BLD, summed(dkernel_DHK, kernel_DHK.dtype, names), None
     # A last column of ones gives the bias's gradient with the kernel's: by the TPU compiler's cycles separate sums take
     # an eighth of a layer.
     x_BLD = jnp.concatenate([x_BLD, jnp.ones((*x_BLD.shape[:2], 1), x_BLD.dtype)], axis=-1)
@@ -111,25 +116,27 @@ project_to_heads.defvjp(_heads_fwd, _heads_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def project_heads(
-    a_BHLK: jax.Array, kernel_HKD: jax.Array, bias_D: jax.Array, names: Names, execution: Execution
+    a_BHLK: jax.Array, kernel_HKD: jax.Array, bias_D: jax.Array | None, names: Names, execution: Execution
 ) -> jax.Array:
-    """Return the concatenated outputs of all heads times W plus b: (B, L, D)."""
+    """Return the concatenated outputs of all heads times W plus b: (B, L, D); without b for None."""
     kernel_HKD = gathered(kernel_HKD, a_BHLK.dtype, names)
     if devices.platform() == "cpu":
         b, h, length, k = a_BHLK.shape
         return linear(jnp.swapaxes(a_BHLK, 1, 2).reshape(b, length, h * k), kernel_HKD.reshape(h * k, -1), bias_D)
-    return jnp.einsum("bhlk,hkd->bld", a_BHLK, kernel_HKD) + bias_D.astype(a_BHLK.dtype)
+    y_BLD = jnp.einsum("bhlk,hkd->bld", a_BHLK, kernel_HKD)
+    return y_BLD if bias_D is None else y_BLD + bias_D.astype(a_BHLK.dtype)
 
 
 def _out_fwd(a_BHLK, kernel_HKD, bias_D, names: Names, execution: Execution):
-    return project_heads.fun(a_BHLK, kernel_HKD, bias_D, names, execution), (a_BHLK, kernel_HKD)
+    return project_heads.fun(a_BHLK, kernel_HKD, bias_D, names, execution), (a_BHLK, kernel_HKD, bias_D is None)
 
 
 def _out_bwd(names: Names, execution: Execution, residuals, dy_BLD):
-    a_BHLK, kernel_HKD = residuals
+    a_BHLK, kernel_HKD, without_bias = residuals
     da_BHLK = jnp.einsum("bld,hkd->bhlk", dy_BLD, gathered(kernel_HKD, a_BHLK.dtype, names))
     dkernel_HKD = jnp.einsum("bhlk,bld->hkd", a_BHLK, dy_BLD, preferred_element_type=execution.gradient_dtype())
-    return da_BHLK, summed(dkernel_HKD, kernel_HKD.dtype, names), jnp.sum(dy_BLD, axis=(0, 1), dtype=jnp.float32)
+    dbias_D = None if without_bias else jnp.sum(dy_BLD, axis=(0, 1), dtype=jnp.float32)
+    return da_BHLK, summed(dkernel_HKD, kernel_HKD.dtype, names), dbias_D
 
 
 project_heads.defvjp(_out_fwd, _out_bwd)

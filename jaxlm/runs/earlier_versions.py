@@ -40,6 +40,9 @@ ADDED_OPTIONS: dict[str, Any] = {
     "objective.intermediate_coefficient": 0.0,
     "objective.second_target_coefficient": 0.0,
     "data.windows": "fixed",
+    "model.adaptive.cutoffs": [],
+    "model.adaptive.divisor": 1,
+    "model.adaptive.projections": "tails_tied",
     "start_vocabulary": "same",
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
@@ -98,6 +101,6 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: before for name, before in ADDED_OPTIONS.items() if "." not in name} | dict(config)
     for name, before in ADDED_FIELDS.items():
         part, _, field = name.partition(".")
-        if field and isinstance(values.get(part), dict):
+        if field and "." not in field and isinstance(values.get(part), dict):
             values[part] = {field: before} | values[part]
     return upgraded(values)

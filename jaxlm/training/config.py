@@ -132,6 +132,8 @@ class PretrainConfig:
                 f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give "
                 "one of these"
             )
+        if self.data.layout == "packed":
+            check_packed(self.model, "data.layout")
         if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
             for name in WEIGHTS:
                 if getattr(self.objective, name):
@@ -288,6 +290,16 @@ class FinetuneConfig:
         if not family.carries or self.auxiliary_lm:
             reason = "with auxiliary_lm" if family.carries else f"for {family.title}, which carries no state"
             raise InputError(f"backprop_window must be 0 {reason}, got {self.backprop_window}; leave it out")
+
+
+def check_packed(model: Any, name: str) -> None:
+    """Raise InputError for rows of several documents and a model that reads across them. name: of the layout."""
+    family = family_of(model)
+    if not family.packed:
+        raise InputError(
+            f"{name} must be streams or windows for {family.title}, which reads on across documents, got packed; give "
+            "one of these"
+        )
 
 
 def check_freezing(config: FinetuneConfig) -> None:

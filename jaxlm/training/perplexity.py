@@ -1,7 +1,7 @@
 """Perplexity of the tokens of evaluation batches, and notes on comparing it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxlm.data.store import Store
@@ -29,7 +29,15 @@ def perplexity(
     highest score), tokens. Tokens that end documents are predicted and count like others. A mean over nothing is nan; a
     value above the range of a float is inf.
     """
-    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0)} | totals(eval_step, params, batches, carry)
+    sums = totals(eval_step, params, batches, carry)
+    return figures_of(sums, words=words, bytes=bytes, characters=characters)
+
+
+def figures_of(
+    sums: Mapping[str, tuple[float, float]], *, words: int, bytes: int, characters: int | None = None
+) -> dict[str, float]:
+    """Return the metrics of `perplexity` for its sums and weights over all batches."""
+    sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0), **sums}
     nll, tokens = sums["nll"]
     per_character = {} if characters is None else {"bits_per_character": divide(nll, characters * math.log(2))}
     return {

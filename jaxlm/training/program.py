@@ -37,9 +37,12 @@ def no_carry(rows: int) -> None:
     return None
 
 
-def carry_of(model: Model, layout: str, rows: int) -> Any:
-    """Return a model's carry before the first row of streams, or None in other layouts, whose rows are independent."""
-    return model.family.initial_carry(model.config, rows) if layout == "streams" else None
+def carry_of(model: Model, layout: str, rows: int, *, cached: bool = False) -> Any:
+    """Return a model's carry before the first row of streams, or None in other layouts, whose rows are independent.
+
+    cached: see `Model.stream_carry`.
+    """
+    return model.stream_carry(rows, cached=cached) if layout == "streams" else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ ULMFiT trains a language model on the target task's text with the words of that 
 courses/dl2/imdb_scripts/finetune_lm.py:107-123). A token that the start lacks begins at the mean of the start's rows.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ def matched_rows(old: Tokenizer, new: Tokenizer) -> np.ndarray:
 def with_rows(loaded: Any, rows: np.ndarray, paths: Sequence[str], like: Any) -> Any:
     """Return the tree `loaded` with the leaves at `paths`, (old ids, …), as (new ids, …) in the order of `rows`.
 
-    A row of NEW is the mean of all loaded rows. like: a tree with the new leaves, for their shardings.
+    A row of NEW is the mean of all loaded rows. paths: regular expressions. like: a tree with the new leaves, for their
+    shardings. InputError for a table in clusters.
     """
 
     def taken(leaf: jax.Array) -> jax.Array:
@@ -48,10 +50,18 @@ def with_rows(loaded: Any, rows: np.ndarray, paths: Sequence[str], like: Any) ->
 
     def of_leaf(path: Any, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return jax.jit(taken, out_shardings=shardings[name])(leaf) if name in paths else leaf
+        if not any(re.fullmatch(pattern, name) for pattern in paths):
+            return leaf
+        if shapes.get(name) != (len(rows), *leaf.shape[1:]):
+            raise InputError(
+                "--start-vocabulary must be same for a model with an adaptive softmax, got matched; leave it out"
+            )
+        return jax.jit(taken, out_shardings=shardings[name])(leaf)
 
     named = jax.tree_util.tree_flatten_with_path(like)[0]
-    shardings = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.sharding for path, leaf in named}
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
+    shardings = {name: leaf.sharding for name, (_, leaf) in zip(names, named, strict=True)}
+    shapes = {name: leaf.shape for name, (_, leaf) in zip(names, named, strict=True)}
     return jax.tree_util.tree_map_with_path(of_leaf, loaded)
 
 

@@ -30,6 +30,7 @@ from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.character_transformer_config import CharacterTransformerConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.transformer_xl_config import TransformerXLConfig
 from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 
@@ -41,6 +42,11 @@ KINDS = {name: FinetuneConfig if "finetune" in name else PretrainConfig for name
 TOY_MODEL = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
 TOY_MODEL += "--model.num-positions 64 --length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
 TOY_LSTM = ("--model.num-layers", 2, "--model.width", 32, "--model.units", 48, "--batch-size", 8)
+TOY_XL = (
+    "--model.memory-length",
+    24,
+    *[word for at, word in enumerate(TOY_MODEL) if "--model.num-positions" not in TOY_MODEL[max(at - 1, 0) : at + 1]],
+)
 ONE_LENGTH = {"pairs": ("--data.short-length", 0)}
 
 
@@ -63,8 +69,10 @@ def layout_of(name: str) -> str:
 
 
 def toy_model(name: str) -> tuple:
-    is_lstm = isinstance(load_config(name, KINDS[name]).model, LSTMConfig | AWDLSTMConfig)
-    return TOY_LSTM if is_lstm else TOY_MODEL
+    model = load_config(name, KINDS[name]).model
+    if isinstance(model, TransformerXLConfig):
+        return (*TOY_XL, "--model.adaptive.divisor", min(model.adaptive.divisor, 2))
+    return TOY_LSTM if isinstance(model, LSTMConfig | AWDLSTMConfig) else TOY_MODEL
 
 
 def test_the_configs_that_the_contract_names_are_there():
@@ -107,6 +115,17 @@ def test_a_config_is_sound_at_full_size(name):
         layer = 4 * d**2 + 2 * d * f + 9 * d + f + model.num_positions * d
         assert count == model.vocab_size * d + model.num_layers * layer + 2 * d
         return
+    if isinstance(model, TransformerXLConfig):
+        d, f, biases = model.width, model.feed_forward_width, 2 * model.width
+        layers = model.num_layers * (5 * d**2 + 2 * d * f + f + 5 * d)
+        biases *= model.num_layers if model.attention_biases == "per_layer" else 1
+        ids, widths = model.adaptive.sizes(model.vocab_size), model.adaptive.widths(model.vocab_size, d)
+        tables = model.vocab_size + sum(size * of for size, of in zip(ids, widths, strict=True))
+        tables += (len(ids) - 1) * (d + 1)  # scores of the tails in the head
+        if model.adaptive.divisor > 1:  # the projections; only the head has two
+            tables += sum(widths) * d + d * d
+        assert count == tables + layers + biases
+        return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
     if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
@@ -141,9 +160,20 @@ def runs(tmp_path_factory, stores, pair_stores):
 
 
 def configs_of(kind: type) -> list:
-    """All configs of a kind. Of those that differ in rates and shares alone, one stands for the others by default."""
+    """All configs of a kind. Of those that differ in rates, shares or sizes alone, one stands for all by default."""
     names = [name for name in NAMES if KINDS[name] is kind]
     rows = {name for name in names if "/bert_mask_" in name} - {"pretrain/bert_mask_80_0_20"}
+    rows |= {
+        "pretrain/transformer_xl_text8",
+        "pretrain/transformer_xl_text8_large",
+        "pretrain/transformer_xl_enwik8_large",
+    }
+    rows |= {
+        f"{part}/{name}_small"
+        for part in ("pretrain", "finetune")
+        for name in ("transformer_xl", "character_transformer")
+    }
+    rows |= {"pretrain/t64_enwik8"}
     rows |= {"pretrain/awd_lstm_wt2", "pretrain/ulmfit_target", "pretrain/ulmfit_target_code", "finetune/ulmfit_code"}
     return [pytest.param(name, marks=[pytest.mark.campaign] * (name in rows)) for name in names]
 

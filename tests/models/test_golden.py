@@ -21,6 +21,7 @@ from jaxlm.models.character_transformer_config import T12
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
+from jaxlm.models.transformer_xl_config import ENWIK8
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.parameter_groups import decay_mask
@@ -119,6 +120,13 @@ def test_character_transformer(update_golden):
     drawn = jax.jit(lambda key: nn.unbox(init(small)(key)))(jax.random.key(0))
     boxed = jax.eval_shape(init(T12), jax.random.key(0))
     compare("character_transformer.txt", table(boxed, drawn, T12.init_std), update_golden)
+
+
+def test_transformer_xl(update_golden):
+    """Fails when a kernel is sharded otherwise or not decayed, a bias is added, or an initial value changes."""
+    small = replace(ENWIK8, num_layers=2)
+    drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
+    compare("transformer_xl.txt", table(boxed_shapes(ENWIK8), drawn, 0.02), update_golden)
 
 
 def test_sequence_head(update_golden):

@@ -31,7 +31,7 @@ def make(config):
 
 def loop(model, params, inputs, key=None):
     """The states of the windows, one after the other, the last one shorter."""
-    carry, found = model.family.initial_carry(model.config, ROWS), []
+    carry, found = model.stream_carry(ROWS), []
     for number, start in enumerate(range(0, LENGTH, WINDOW)):
         part = Inputs(inputs.ids[:, start : start + WINDOW], inputs.positions[:, start : start + WINDOW])
         own = None if key is None else jax.random.fold_in(key, number)

@@ -1,0 +1,108 @@
+"""The config of Transformer-XL, and the published sizes. The module is in `jaxlm/models/transformer_xl.py`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxlm.errors import InputError
+from jaxlm.nn.config import Adaptive, Context, check_rate
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig:
+    """Configuration of a Transformer-XL: sizes, memory, dropout rates, norms and initialization.
+
+    Defaults: the base model for enwik8 (kimiyoung/transformer-xl, pytorch/run_enwik8_base.sh).
+    """
+
+    kind: Literal["transformer_xl"] = "transformer_xl"
+    vocab_size: int = 0
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
+    num_layers: int = 12
+    """Number of Transformer blocks."""
+    width: int = 512
+    """Width of the states and the embeddings, D. It must be divisible by num_heads, and even."""
+    num_heads: int = 8
+    """Attention heads per block."""
+    feed_forward_width: int = 2048
+    """Width of the hidden layer of each feed-forward."""
+    memory_length: int = 512
+    """Tokens before a row whose states are kept for it, with data.layout streams. 0: none."""
+    clamp_length: int = 0
+    """Largest distance with an encoding of its own; larger distances have the same one. 0: no limit."""
+    same_length: bool = False
+    """Each token attends to itself and the memory_length tokens before it, wherever it is in its row. Otherwise a token
+    attends to the whole memory and to all tokens before it in its row."""
+    dropout_rate: float = 0.1
+    """Dropout rate of the embeddings, the encodings of distances, the residual branches, the hidden layer of the
+    feed-forward, and the last states."""
+    attention_dropout_rate: float = 0.0
+    """Dropout rate of the attention weights."""
+    norm: Literal["post", "pre"] = "post"
+    """Position of the norms. post: after each residual sum. pre: before each branch, memory included; none at the
+    end."""
+    attention_biases: Literal["shared", "per_layer"] = "shared"
+    """The biases u and v of the attention. shared: one pair for all layers. per_layer: one pair per layer."""
+    adaptive: Adaptive = field(default_factory=Adaptive)
+    init_std: float = 0.02
+    """Standard deviation of all initial weights."""
+    norm_eps: float = 1e-5
+    """Constant added to the variance in norms."""
+
+    def check(self) -> None:
+        """Raise InputError for sizes and rates that no model can have."""
+        for name in ("dropout_rate", "attention_dropout_rate"):
+            check_rate(f"model.{name}", getattr(self, name))
+        for name in ("num_layers", "width", "num_heads", "feed_forward_width"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
+        for name in ("memory_length", "clamp_length"):
+            if getattr(self, name) < 0:
+                raise InputError(f"model.{name} must be at least 0, got {getattr(self, name)}; give 0 for none")
+        if self.width % self.num_heads or self.width % 2:
+            raise InputError(
+                f"model.width must be even and divisible by model.num_heads {self.num_heads}, got {self.width}; "
+                "change one"
+            )
+        self.adaptive.check(self.width)
+
+
+# The original scripts, pytorch/run_*.sh. Vocabularies: the symbols of enwik8 as the original reads it, without line
+# breaks, and the words of WikiText-103.
+ENWIK8 = TransformerXLConfig(vocab_size=204)
+ENWIK8_LARGE = TransformerXLConfig(
+    vocab_size=204,
+    num_layers=24,
+    width=1024,
+    feed_forward_width=3072,
+    memory_length=768,
+    dropout_rate=0.15,
+    attention_dropout_rate=0.15,
+)
+WT103 = TransformerXLConfig(
+    vocab_size=267_735,
+    num_layers=16,
+    width=410,
+    num_heads=10,
+    feed_forward_width=2100,
+    memory_length=150,
+    adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000)),
+)
+WT103_LARGE = TransformerXLConfig(
+    vocab_size=267_735,
+    num_layers=18,
+    width=1024,
+    num_heads=16,
+    feed_forward_width=4096,
+    memory_length=384,
+    dropout_rate=0.2,
+    attention_dropout_rate=0.2,
+    adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000), divisor=4),
+)
+
+SIZES = {
+    "transformer-xl-enwik8": ENWIK8,
+    "transformer-xl-enwik8-large": ENWIK8_LARGE,
+    "transformer-xl-wt103": WT103,
+    "transformer-xl-wt103-large": WT103_LARGE,
+}
+CONTEXT: Context = "causal"
