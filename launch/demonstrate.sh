@@ -11,7 +11,8 @@ usage: launch/demonstrate.sh NAME DATA [DIRECTORY]
 Runs a demonstration and writes DIRECTORY/table.md and DIRECTORY/table.json (default runs/demonstrations/NAME). NAME:
   awd_lstm          AWD-LSTM without each part of its regularization, on 150 kB of a novel (docs/awd_lstm.md)
   ulmfit            the stages of ULMFiT with 100 and 500 labels (docs/ulmfit.md)
-  language_models   bits per byte of every causal family after the same tokens of the same books (docs/systems.md)
+  language_models   bits per byte of every left-to-right family after the same tokens of the same books, the loss by
+                    position, and the worth of a longer attention (docs/transformer_xl.md)
 Every command is printed before it runs. After a stop at any moment the same command continues; completed steps are not
 repeated. DATA has books/train, books/valid and books/test (*.txt); for ulmfit also classify/trec/{train,test}.txt and
 glue/SST-2/{train,dev}.tsv.

@@ -4,8 +4,9 @@
         --rows NAME=TITLE …
 
 FILE is relative to DIR; {row} and {seed} in it stand for a row's name and a seed. REDUCTION is how a file gives one
-number: `value` of a JSON object (KEY may have dots); `min`, `last`, or `recent`, the mean of the last ten, of the
-records of a metrics.jsonl that have KEY. A difference is that of the same seed.
+number: `value` of a JSON object (KEY may have dots); `mean` of a part of a list in it (KEY.FIRST:END); `min`, `last`, or
+`recent`, the mean of the last ten, of the records of a metrics.jsonl that have KEY. A difference is that of the same
+seed.
 """
 
 import argparse
@@ -26,20 +27,28 @@ def number(path: Path, reduction: str, key: str) -> float:
     """Return one number of a file. InputError if the file or the key is missing."""
     if not path.exists():
         raise InputError(f"{path} does not exist; run launch/demonstrate.sh again")
+    if reduction == "mean":
+        key, _, part = key.rpartition(".")
+        first, end = map(int, part.split(":"))
+        return statistics.fmean(_value(path, key)[first:end])
     if reduction == "value":
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        for part in key.split("."):
-            found = found[int(part)] if isinstance(found, list) else found.get(part)
-            if found is None:
-                raise InputError(f"{path} has no {key}; run launch/demonstrate.sh again")
-        return float(found)
+        return float(_value(path, key))
     values = [record[key] for record in read_metrics(path) if key in record]
     if not values:
         raise InputError(f"{path} has no {key}; run launch/demonstrate.sh again")
     reductions = {"min": min, "last": lambda x: x[-1], "recent": lambda x: statistics.fmean(x[-RECENT:])}
     if reduction not in reductions:
-        raise InputError(f"REDUCTION must be value, min, last or recent, got {reduction}; choose one of them")
+        raise InputError(f"REDUCTION must be value, mean, min, last or recent, got {reduction}; choose one of them")
     return float(reductions[reduction](values))
+
+
+def _value(path: Path, key: str) -> Any:
+    found: Any = json.loads(path.read_text(encoding="utf-8"))
+    for part in key.split("."):
+        found = found[int(part)] if isinstance(found, list) else found.get(part)
+        if found is None:
+            raise InputError(f"{path} has no {key}; run launch/demonstrate.sh again")
+    return found
 
 
 def cell(values: Sequence[float], digits: int, sign: str = "") -> str:
@@ -50,9 +59,10 @@ def cell(values: Sequence[float], digits: int, sign: str = "") -> str:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description="Write table.md and table.json of a demonstration.")
+    parser = argparse.ArgumentParser(description="Write a table of a demonstration, NAME.md and NAME.json.")
     parser.add_argument("--directory", type=Path, required=True, help="directory that launch/demonstrate.sh filled")
     parser.add_argument("--seeds", nargs="+", required=True, help="seeds")
+    parser.add_argument("--name", default="table", help="NAME of NAME.md and NAME.json (default table)")
     parser.add_argument("--columns", nargs="+", required=True, help="TITLE=FILE:REDUCTION:KEY")
     parser.add_argument("--rows", nargs="+", required=True, help="NAME=TITLE")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all numbers, 100 for percent")
@@ -64,7 +74,7 @@ def main() -> None:
     for row in rows:
         found[row] = {}
         for title, source in columns.items():
-            file, reduction, key = source.split(":")
+            file, reduction, key = source.split(":", 2)
             paths = [arguments.directory / file.format(row=row, seed=seed) for seed in arguments.seeds]
             found[row][title] = [arguments.scale * number(path, reduction, key) for path in paths]
     first = next(iter(found.values()))
@@ -78,8 +88,8 @@ def main() -> None:
             cells += [cell(values, arguments.digits), gap]
         lines.append(" | ".join(cells))
     text = "\n".join(f"|{line}|" if set(line) <= {"-", "|"} else f"| {line} |" for line in lines) + "\n"
-    write_json(arguments.directory / "table.json", {rows[row]: values for row, values in found.items()})
-    write_file(arguments.directory / "table.md", text)
+    write_json(arguments.directory / f"{arguments.name}.json", {rows[row]: values for row, values in found.items()})
+    write_file(arguments.directory / f"{arguments.name}.md", text)
     print(text, end="")
 
 

@@ -10,7 +10,7 @@ import pytest
 from documents import parse
 from staged_checkout import REPOSITORY, run_staged, staged_checkout
 
-NOVEL = "books/train/Charles_Dickens_David_Copperfield.txt"
+NOVELS = ("books/train/Charles_Dickens_David_Copperfield.txt", "books/test/Aldous_Huxley_Antic_Hay.txt")
 NAMES = sorted(path.stem for path in (REPOSITORY / "launch" / "demonstrations").glob("*.bash"))
 
 
@@ -18,7 +18,8 @@ NAMES = sorted(path.stem for path in (REPOSITORY / "launch" / "demonstrations").
 def stage(tmp_path) -> Path:
     for part in ("books/train", "books/valid", "books/test", "classify/trec", "glue/SST-2"):
         (tmp_path / "data" / part).mkdir(parents=True)
-    (tmp_path / "data" / NOVEL).write_text("It was the best of times. " * 9000)
+    for novel in NOVELS:
+        (tmp_path / "data" / novel).write_text("It was the best of times. " * 9000)
     (tmp_path / "data/classify/trec/train.txt").write_text("1 What is it ?\n0 Why ?\n")
     (tmp_path / "data/glue/SST-2/train.tsv").write_text("sentence\tlabel\nfine\t1\nfine\t1\nbad\t0\n")
     return staged_checkout(tmp_path, "demonstrate.sh")
@@ -30,7 +31,7 @@ def test_every_command_parses_and_every_arm_has_its_seeds(stage, name, monkeypat
     done = run_staged(stage, "demonstrate.sh", name, str(stage / "data"), "out")
     assert done.returncode == 0, done.stderr
     calls = [line.split() for line in (stage / "calls").read_text().splitlines()]
-    assert f"[{len(calls)}/{len(calls)}] table" in done.stdout
+    assert f"[{len(calls)}/{len(calls)}] " in done.stdout and calls[-1][0].endswith("table.py")
     steps = [json.loads(line)["step"] for line in (stage / "out" / "steps.jsonl").read_text().splitlines()]
     assert steps == [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith("[")]
     arms = Counter(step.rpartition("-")[0] for step in steps if step[-1].isdigit())
@@ -73,17 +74,19 @@ def test_the_table_has_differences_of_the_same_seed(tmp_path):
         (tmp_path / f"{row}-{seed}").mkdir()
         lines = [{"step": step, "loss": value} for step, value in enumerate(values)] + [{"step": 9, "other": 0}]
         (tmp_path / f"{row}-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (tmp_path / f"{row}-{seed}.json").write_text(json.dumps({"runs": [{"score": values[0] / 10}]}))
+        (tmp_path / f"{row}-{seed}.json").write_text(json.dumps({"runs": [{"score": values[0] / 10}], "by": [*values, 99]}))
     file = "{row}-{seed}/metrics.jsonl"
     columns = [f"{how}={file}:{how}:loss" for how in ("min", "last", "recent")]
     columns.append("value={row}-{seed}.json:value:runs.0.score")
-    done = run_table(tmp_path, "--digits", "2", "--columns", *columns)
+    columns.append("mean={row}-{seed}.json:mean:by.1:3")
+    done = run_table(tmp_path, "--digits", "2", "--name", "two", "--columns", *columns)
     assert done.returncode == 0, done.stderr
     first, second = ([cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:])
     assert first[:2] == ["first", "5.00 ± 2.83"] and first[2] == ""
     assert second[1:5] == ["5.00 ± 4.24", "+0.00 ± 1.41", "7.50 ± 3.54", "+1.50 ± 0.71"]
     assert second[6] == "+1.17 ± 0.24" and second[8] == "+0.20 ± 0.28"
-    assert (tmp_path / "table.md").read_text() == done.stdout
+    assert first[9] == "5.50 ± 2.83" and second[9] == "6.25 ± 3.89"
+    assert (tmp_path / "two.md").read_text() == done.stdout
     (tmp_path / "b-1.json").unlink()
-    done = run_table(tmp_path, "--columns", columns[-1])
+    done = run_table(tmp_path, "--columns", columns[-2])
     assert done.returncode == 2 and "b-1.json" in done.stderr and done.stderr.count("\n") == 1
