@@ -9,6 +9,7 @@ usage() {
 usage: launch/demonstrate.sh NAME DATA [DIRECTORY]
 
 Runs a demonstration and writes DIRECTORY/table.md and DIRECTORY/table.json (default runs/demonstrations/NAME). NAME:
+  auxiliary_losses  the character Transformer with and without each of its losses (docs/character_transformer.md)
   awd_lstm          AWD-LSTM without each part of its regularization, on 150 kB of a novel (docs/awd_lstm.md)
   ulmfit            the stages of ULMFiT with 100 and 500 labels (docs/ulmfit.md)
   language_models   bits per byte of every left-to-right family after the same tokens of the same books, the loss by
@@ -38,9 +39,10 @@ data=$2
 out=${3:-runs/demonstrations/$name}
 again="launch/demonstrate.sh $*"
 case "$name" in
+  auxiliary_losses) parts=(books/train books/valid) ;;
   awd_lstm | language_models) parts=(books/train books/valid books/test) ;;
   ulmfit) parts=(books/train classify/trec glue/SST-2) ;;
-  *) fail "NAME must be awd_lstm, ulmfit or language_models, got '$name'" ;;
+  *) fail "NAME must be auxiliary_losses, awd_lstm, ulmfit or language_models, got '$name'" ;;
 esac
 for part in "${parts[@]}"; do
   [ -d "$data/$part" ] || fail "DATA must have a directory $part, got none in $data"

@@ -124,6 +124,8 @@ def config_from_model(model: GPTConfig | BertConfig) -> dict[str, Any]:
         }
     if model.tables == "one":
         raise InputError("model.tables one: Hugging Face's models have tokens alone in the softmax; it is not exported")
+    if len(model.adaptive.sizes(model.vocab_size)) > 1:
+        raise InputError("model.adaptive.cutoffs: Hugging Face's models have a full softmax; it is not exported")
     values = {
         "model_type": model_type,
         "vocab_size": model.vocab_size,

@@ -12,8 +12,6 @@ The regularization of activations, the rows of varied lengths and the average of
 `objective.activation_regularization`, `data.windows varied`, `average_iterates`.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -21,9 +19,9 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB, CONTEXT, SIZES, AWDLSTMConfig
 from jaxlm.models.family import Family, Inputs, Outputs
-from jaxlm.nn.cross_entropy import BiasedTiedOutput
+from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
 from jaxlm.nn.execution import Execution
-from jaxlm.nn.linear import embed, gathered, project
+from jaxlm.nn.linear import gathered, project
 from jaxlm.nn.pointwise import dropout, fold
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
@@ -32,7 +30,7 @@ State = tuple[LSTMState, ...]  # of each layer, (1, B, U)
 
 def flops_per_token(config: AWDLSTMConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per token, forward and backward: six per parameter of a matrix."""
-    total, before = config.vocab_size * config.width, config.width
+    total, before = matrices(config.vocab_size, config.width, config.adaptive), config.width
     for layer in range(config.num_layers):
         units = config.units_of(layer)
         total, before = total + (before + units) * 4 * units, units
@@ -55,7 +53,7 @@ class AWDLSTM(nn.Module):
     def __call__(
         self, inputs: Inputs, carry: State | None = None, *, train: bool = False, layers: bool = False
     ) -> Outputs:
-        """Return states, the carry after the last token of each row, and as `output` the token table and its bias.
+        """Return states, the carry after the last token of each row, and as `output` the tables of its ids.
 
         The state is set to zero where a new segment of a packed row begins; padding leaves it unchanged. Positions are
         not used. carry: see `empty_state`; None: zero, and no carry is returned. layers: narrower ones are padded with
@@ -80,25 +78,22 @@ class AWDLSTM(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The token table (V, D), and the bias (V,) of the scores if there is one."""
+    """The token table (V, D), or tables of its clusters, and the bias (V,) of the scores if there is one."""
 
     config: AWDLSTMConfig
     execution: Execution
 
     @nn.compact
-    def __call__(self, ids_BL: jax.Array, key: jax.Array | None) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        """Return rows of the table (B, L, D), dropped words as zeros, and the inputs of `BiasedTiedOutput`."""
-        config, names = self.config, ("vocabulary", "width")
+    def __call__(self, ids_BL: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tables]:
+        """Return embeddings (B, L, D), of dropped words zeros, and the inputs of `AdaptiveOutput`."""
+        config, init = self.config, uniform(self.config.init_range)
         v, d = config.vocab_size, config.width
-        table_VD = self.param("tokens", with_axes(uniform(config.init_range), names), (v, d))
-        bias_V = None
-        if config.output_bias:
-            bias_V = self.param("output_bias", with_axes(nn.initializers.zeros_init(), ("vocabulary",)), (v,))
-        x_BLD = embed(table_VD, ids_BL, names, self.execution)
+        tables = make_tables(self, v, d, config.adaptive, init, bias=config.output_bias)
+        x_BLD = embed_tokens(tables, ids_BL, self.execution)
         if key is not None and config.word_dropout_rate:
             kept_V1 = dropout(jnp.ones((v, 1), x_BLD.dtype), config.word_dropout_rate, key)
             x_BLD = x_BLD * jnp.take(kept_V1, ids_BL, axis=0)
-        return x_BLD, (table_VD, bias_V)
+        return x_BLD, tables
 
 
 class Layer(nn.Module):
@@ -145,7 +140,7 @@ FAMILY = Family(
     title="a recurrent decoder (awd_lstm)",
     config=AWDLSTMConfig,
     module=AWDLSTM,
-    output_layer=lambda config: BiasedTiedOutput(),
+    output_layer=lambda config: AdaptiveOutput(),
     context=CONTEXT,
     input_format="gpt1",
     flops_per_token=flops_per_token,
@@ -156,5 +151,5 @@ FAMILY = Family(
     initial_carry=lambda config, rows, dtype: empty_state(config, rows),
     decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
     layers=None,
-    vocabulary_leaves=("embeddings/tokens", "embeddings/output_bias"),
+    vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
 )

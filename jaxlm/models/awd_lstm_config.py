@@ -1,11 +1,11 @@
 """The config of AWD-LSTM, and the published sizes. The module is in `jaxlm/models/awd_lstm.py`."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Context, check_rate
+from jaxlm.nn.config import Adaptive, Context, check_rate
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class AWDLSTMConfig:
     """Dropout rate of the last layer's output. The mask is the same at all positions of a row."""
     output_bias: bool = True
     """Add a bias to the scores of the words. ULMFiT's code has none."""
+    adaptive: Adaptive = field(default_factory=Adaptive)
     init_range: float = 0.1
     """The token table is uniform from -init_range to init_range; LSTM parameters within 1 / sqrt(units)."""
 
@@ -59,6 +60,7 @@ class AWDLSTMConfig:
         check_rate("model.dropout_rate", self.dropout_rate)
         if not self.init_range > 0:
             raise InputError(f"model.init_range must be above 0, got {self.init_range}; the default is 0.1")
+        self.adaptive.check(self.width)
 
 
 # The README's commands, with the vocabularies of the data sets.

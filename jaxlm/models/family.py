@@ -124,8 +124,9 @@ class Family:
     """False if a row must not hold several documents that do not attend to each other."""
     memory_fields: tuple[str, ...] = ()
     """The fields of the config that an evaluation may change, as no parameter depends on them."""
-    vocabulary_leaves: tuple[str, ...] = ("embeddings/tokens",)
-    """The parameters with one row per id on their first axis, which grow with new special tokens."""
+    vocabulary_leaves: tuple[str, ...] = (r"embeddings/tokens(_\d+)?",)
+    """Regular expressions of the parameters with one row per id on their first axis, which grow with new special
+    tokens."""
 
     @property
     def carries(self) -> bool:

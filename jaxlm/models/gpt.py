@@ -20,8 +20,9 @@ from jaxlm.models.gpt_config import GPT2 as GPT2
 from jaxlm.models.gpt_config import GPT2_LARGE as GPT2_LARGE
 from jaxlm.models.gpt_config import GPT2_MEDIUM as GPT2_MEDIUM
 from jaxlm.models.gpt_config import GPT2_XL as GPT2_XL
+from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
+from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import attend
-from jaxlm.nn.cross_entropy import TiedOutput
 from jaxlm.nn.execution import Execution, stacked
 from jaxlm.nn.linear import embed, project, project_heads, project_to_heads
 from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
@@ -30,7 +31,7 @@ from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
 def flops_per_token(config: GPTConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per token, forward and backward; causal attention sees half of the keys."""
     per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
-    matrices = config.num_layers * per_layer + config.vocab_size * config.width
+    matrices = config.num_layers * per_layer + vocabulary_matrices(config.vocab_size, config.width, config.adaptive)
     return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
 
 
@@ -67,46 +68,48 @@ class GPT(nn.Module):
     def __call__(
         self, inputs: Inputs, carry: Cache | None = None, *, train: bool = False, layers: bool = False
     ) -> Outputs:
-        """Return states, and as `output` the float32 table (V, D) that scores the next token.
+        """Return states, and as `output` the tables that score the next token.
 
-        The table has the tokens' rows; with config.tables `one` the positions' rows follow, (V + P, D). carry: keys and
+        With config.tables `one` they are one table (V + P, D), the rows of the tokens and those of the positions. carry: keys and
         values of the preceding tokens, for decoding: each row is one sequence, for any segments, and its tokens are at
         consecutive positions from the row's first one on.
         """
-        x_BLD, table_VD = self.embeddings(inputs.ids, inputs.positions, train)
+        x_BLD, output = self.embeddings(inputs.ids, inputs.positions, train)
         segments_BL, first_B = (inputs.segments, None) if carry is None else (None, inputs.positions[:, 0])
         h_BLD, (carry, layers_NBLD) = self.blocks(x_BLD, segments_BL, carry, first_B, train, layers)
         if self.config.norm == "pre":
             h_BLD = self.final_norm(h_BLD)
         hidden = jnp.concatenate([x_BLD[None], layers_NBLD[:-1], h_BLD[None]]) if layers else None
-        return Outputs(h_BLD, hidden, carry, table_VD)
+        return Outputs(h_BLD, hidden, carry, output)
 
 
 class Embeddings(nn.Module):
-    """The two tables, tokens (V, D), special ones included, and positions (P, D), summed, with dropout."""
+    """The table of tokens (V, D), special ones included, or tables of its clusters, and that of positions (P, D)."""
 
     config: GPTConfig
     execution: Execution
 
     @nn.compact
-    def __call__(self, ids_BL, positions_BL, train: bool) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, ids_BL, positions_BL, train: bool) -> tuple[jax.Array, Tables]:
+        """Return the sum of both embeddings with dropout, (B, L, D), and the inputs of `AdaptiveOutput`."""
         config = self.config
         key, rate = self.make_rng("dropout") if train else None, config.embedding_dropout_rate
         # GPT-2's code initializes positions with half the deviation (model.py:152-155).
         spread = config.init_std / 2 if config.norm == "pre" else config.init_std
         init, narrow = nn.initializers.normal(config.init_std), nn.initializers.normal(spread)
-        names_V, names_P = ("vocabulary", "width"), ("positions", "width")
-        tokens_VD = self.param("tokens", with_axes(init, names_V), (config.vocab_size, config.width))
+        names_P = ("positions", "width")
+        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, init, bias=False)
         positions_PD = self.param("positions", with_axes(narrow, names_P), (config.num_positions, config.width))
-        if config.tables == "one":
-            tokens_VD, positions_PD = dropout(tokens_VD, rate, fold(key, 0)), dropout(positions_PD, rate, fold(key, 1))
-        x_BLD = embed(tokens_VD, ids_BL, names_V, self.execution)
+        if config.tables == "one":  # and one cluster
+            tables = tables._replace(tokens=(dropout(tables.tokens[0], rate, fold(key, 0)),))
+            positions_PD = dropout(positions_PD, rate, fold(key, 1))
+        x_BLD = embed_tokens(tables, ids_BL, self.execution)
         x_BLD = x_BLD + embed(positions_PD, positions_BL, names_P, self.execution)
         if config.tables == "one":
-            tokens_VD = jnp.concatenate([tokens_VD, positions_PD])
+            tables = tables._replace(tokens=(jnp.concatenate([tables.tokens[0], positions_PD]),))
         else:
             x_BLD = dropout(x_BLD, rate, fold(key, 2))
-        return constrain(x_BLD, ("batch", "length", "whole_width")), tokens_VD
+        return constrain(x_BLD, ("batch", "length", "whole_width")), tables
 
 
 class Block(nn.Module):
@@ -233,7 +236,7 @@ FAMILY = Family(
     title="a decoder (gpt)",
     config=GPTConfig,
     module=GPT,
-    output_layer=lambda config: TiedOutput(),
+    output_layer=lambda config: AdaptiveOutput(),
     context=CONTEXT,
     input_format="gpt1",
     flops_per_token=flops_per_token,

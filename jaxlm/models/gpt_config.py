@@ -1,10 +1,10 @@
 """The config of GPT-1 and GPT-2, and the published sizes. The module is in `jaxlm/models/gpt.py`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import ActivationName, Context, check_rate
+from jaxlm.nn.config import ActivationName, Adaptive, Context, check_rate
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class GPTConfig:
     tables: Literal["two", "one"] = "two"
     """two: separate token and position tables, as in the paper. one: a joint table, as in GPT-1's original code. Its
     dropout is applied to the table, and the softmax includes the rows of the positions (train.py:149-178)."""
+    adaptive: Adaptive = field(default_factory=Adaptive)
     init_std: float = 0.02
     """Standard deviation of all initial weights. 0.02 is the papers' for width 768. Use 0.02 sqrt(768 / D) for a
     narrow model."""
@@ -56,6 +57,12 @@ class GPTConfig:
         if self.width % self.num_heads:
             raise InputError(
                 f"model.width must be divisible by model.num_heads {self.num_heads}, got {self.width}; change one"
+            )
+        self.adaptive.check(self.width)
+        if self.tables == "one" and self.adaptive.cutoffs:
+            cutoffs = " ".join(map(str, self.adaptive.cutoffs))
+            raise InputError(
+                f"model.adaptive.cutoffs must be empty with model.tables one, got {cutoffs}; give --model.tables two"
             )
 
 

@@ -73,8 +73,8 @@ class Embeddings(nn.Module):
 
     @nn.compact
     def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
-        config = self.config
-        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, config.init_std, bias=False)
+        config, init = self.config, nn.initializers.normal(self.config.init_std)
+        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, init, bias=False)
         return embed_tokens(tables, ids_BL, self.execution), tables
 
 
@@ -126,5 +126,4 @@ FAMILY = Family(
     initial_carry=lambda config, rows, dtype: empty_state(config, rows),
     decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
     layers=None,
-    vocabulary_leaves=(r"embeddings/tokens(_\d+)?",),
 )

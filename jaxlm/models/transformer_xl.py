@@ -157,8 +157,8 @@ class Embeddings(nn.Module):
     @nn.compact
     def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
         """Return embeddings times sqrt(D), (B, L, D), and the inputs of `AdaptiveOutput`."""
-        config = self.config
-        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, config.init_std, bias=True)
+        config, init = self.config, nn.initializers.normal(self.config.init_std)
+        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, init, bias=True)
         return embed_tokens(tables, ids_BL, self.execution) * math.sqrt(config.width), tables
 
 

@@ -21,7 +21,7 @@ from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.config import Adaptive
-from jaxlm.nn.cross_entropy import BiasedTiedOutput, loss_pieces
+from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, linear
 
@@ -51,16 +51,14 @@ def matrices(vocab_size: int, width: int, adaptive: Adaptive) -> int:
     return total + (sum(widths) * width if adaptive.divisor > 1 else 0)
 
 
-def make_tables(
-    module: nn.Module, vocab_size: int, width: int, adaptive: Adaptive, init_std: float, *, bias: bool
-) -> Tables:
-    """Return new parameters of `module`.
+def make_tables(module: nn.Module, vocab_size: int, width: int, adaptive: Adaptive, init: Any, *, bias: bool) -> Tables:
+    """Return new parameters of `module`. init: the initializer of the tables and of the clusters' scores.
 
     Clusters of one width are sections of one table `tokens` (V, D). Otherwise there is a table per cluster, `tokens`,
     `tokens_1`, …, the projections `projection_0`, … and `output_projection_0`, …; those of the tails are shared if
     tied, and that of the head never is.
     """
-    init, zeros = nn.initializers.normal(init_std), nn.initializers.zeros_init()
+    zeros = nn.initializers.zeros_init()
     sizes, widths = adaptive.sizes(vocab_size), adaptive.widths(vocab_size, width)
     inputs: tuple[jax.Array, ...] = ()
     outputs: tuple[jax.Array, ...] = ()
@@ -109,7 +107,7 @@ def embed_tokens(tables: Tables, ids: jax.Array, execution: Execution) -> jax.Ar
 
 
 class AdaptiveOutput:
-    """The output layer of `Tables`, which the pass returns as `Outputs.output`; of one cluster a tied softmax."""
+    """The output layer of `Tables`, which the pass returns as `Outputs.output`; one cluster is a full, tied softmax."""
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Return no parameters."""
@@ -122,7 +120,8 @@ class AdaptiveOutput:
     def logits(self, params: Any, states: jax.Array, output: Tables) -> jax.Array:
         """Return float32 scores (…, V): of several clusters, log-probabilities."""
         if output.clusters_KD is None:
-            return BiasedTiedOutput().logits(params, states, (output.tokens[0], output.bias_V))
+            scores = jnp.dot(states, output.tokens[0].T.astype(states.dtype), preferred_element_type=jnp.float32)
+            return scores if output.bias_V is None else scores + output.bias_V
         head, tails = _scores(states, output)
         size = output.tokens[0].shape[0]
         head = jax.nn.log_softmax(head)
@@ -134,10 +133,10 @@ class AdaptiveOutput:
 
         With several clusters, the scores of a chunk of the length are computed again in the backward pass.
         """
-        if output.clusters_KD is None:
-            return BiasedTiedOutput().loss(params, states, (output.tokens[0], output.bias_V), targets, weights, chunks)
         b, length, d = states.shape
         count = loss_pieces(chunks, b, length, output.tokens[0])
+        if output.clusters_KD is None:
+            return projected_cross_entropy(states, output.tokens[0], targets, weights, count, output.bias_V)
         if length % count:
             raise ValueError(f"length must be divisible by {count} loss chunks, got {length}")
 

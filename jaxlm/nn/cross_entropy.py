@@ -147,43 +147,6 @@ def loss_pieces(loss_chunks: int, rows: int, length: int, table_VD: jax.Array) -
     return next((chunks for chunks in range(1, length) if length % chunks == 0 and chunks >= target), length)
 
 
-class TiedOutput:
-    """Scores are h E^T, with the table E (V, D) of the embeddings that the pass returns as `Outputs.output`."""
-
-    def init(self, key: jax.Array) -> dict[str, Any]:
-        """Return no parameters."""
-        return {}
-
-    def available(self, params: Mapping[str, Any]) -> bool:
-        """Return True: the table is the model's."""
-        return True
-
-    def logits(self, params: Any, states: jax.Array, output: jax.Array) -> jax.Array:
-        """Return float32 scores (…, V)."""
-        return jnp.dot(states, output.T.astype(states.dtype), preferred_element_type=jnp.float32)
-
-    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions."""
-        pieces = loss_pieces(chunks, targets.shape[0], targets.shape[1], output)
-        return projected_cross_entropy(states, output, targets, weights, pieces)
-
-
-class BiasedTiedOutput(TiedOutput):
-    """Scores are h E^T + b, with the table E (V, D) and the bias b (V,), or None, that the pass returns as `output`."""
-
-    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
-        """Return float32 scores (…, V)."""
-        table_VD, bias_V = output
-        scores = super().logits(params, states, table_VD)
-        return scores if bias_V is None else scores + bias_V
-
-    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions."""
-        table_VD, bias_V = output
-        pieces = loss_pieces(chunks, targets.shape[0], targets.shape[1], table_VD)
-        return projected_cross_entropy(states, table_VD, targets, weights, pieces, bias_V)
-
-
 class UntiedOutput:
     """Scores are h W^T, with a classifier W (V, D) of its own, `params["head"]["classifier"]["kernel"]`."""
 

@@ -29,6 +29,9 @@ class LanguageModel:
     temporal_activation_regularization: float = 0.0
     """Weight of the mean square of the difference of the last layer's states at consecutive tokens, before dropout, in
     the training loss (section 4.6: 1)."""
+    positions: Literal["all", "last"] = "all"
+    """Predicted positions of a row in the training loss. last: the last one alone, an ablation of Al-Rfou et al. (2019,
+    section 3.1). Validation predicts all positions."""
     intermediate_coefficient: float = 0.0
     """Weight of the loss of each intermediate layer in the training loss, with a classifier of its own. Layer l of N
     stops contributing after l / 2N of the run (Al-Rfou et al., 2019, section 3.1: 1)."""

@@ -1,6 +1,6 @@
 """The language-model objective: predicting the next token from those before it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ def language_model(
     activation_regularization: float = 0.0,
     temporal_activation_regularization: float = 0.0,
     nominal_length: int | None = None,
+    positions: Literal["all", "last"] = "all",
     auxiliary: AuxiliaryLosses | None = None,
 ) -> Objective:
     """Return the objective of next-token prediction (Radford et al., 2018, equation 1).
@@ -28,20 +29,28 @@ def language_model(
     main.py:201-203). The carry of rows that begin a stream is set to zero first.
     nominal_length: if given, the learning rate of a step is multiplied by the number of tokens in its longest row, as a
     fraction of this one.
-    auxiliary: losses of intermediate layers and of a second target; an evaluation leaves their terms out.
+    positions: with `last`, the term `last_nll`, the loss at the last position of each row, is trained instead of `nll`,
+    and `auxiliary` has the targets of that position alone.
+    auxiliary: losses of intermediate layers and of a second target. An evaluation leaves their terms and `last_nll` out.
     """
+    trains_last = positions == "last"
     coefficients: dict[str, Coefficient] = {
-        "nll": 1.0,
+        "nll": 0.0 if trains_last else 1.0,
+        "last_nll": 1.0 if trains_last else 0.0,
         "activation": activation_regularization,
         "temporal_activation": temporal_activation_regularization,
     }
-    coefficients = {name: value for name, value in coefficients.items() if value or name == "nll"}
+    coefficients = {name: value for name, value in coefficients.items() if value}
     losses = AuxiliaryLosses(model, 0.0, 0.0) if auxiliary is None else auxiliary
     coefficients |= losses.coefficients
 
     def weights(batch: Batch) -> Sums:
         total = jnp.sum(batch.weights)
-        found = {"nll": total, "accuracy": total} | losses.weights(batch)
+        found = {"nll": total, "accuracy": total}
+        if trains_last:
+            batch = at_last_positions(batch)
+            found["last_nll"] = jnp.sum(batch.weights)
+        found |= losses.weights(batch)
         if "activation" in coefficients:
             found["activation"] = jnp.sum(_segments(batch) > 0).astype(jnp.float32)
         if "temporal_activation" in coefficients:
@@ -55,7 +64,12 @@ def language_model(
         nll, correct = model.loss(params, outputs.states, outputs.output, batch.targets, batch.weights, loss_chunks)
         found = {"nll": nll, "accuracy": correct}
         if is_training:
-            found |= losses.sums(params, outputs, batch)
+            trained = batch
+            if trains_last:
+                trained = at_last_positions(batch)
+                last = model.loss(params, outputs.states, outputs.output, trained.targets, trained.weights, loss_chunks)
+                found["last_nll"] = last[0]
+            found |= losses.sums(params, outputs, trained)
         if "activation" in coefficients:
             squares_BL = jnp.mean(jnp.square(outputs.states.astype(jnp.float32)), axis=-1)
             found["activation"] = jnp.sum(jnp.where(_segments(batch) > 0, squares_BL, 0.0))
@@ -72,6 +86,12 @@ def language_model(
 
     factor = None if nominal_length is None else rate_factor
     return Objective(dict(coefficients), weights, sums, rate_factor=factor)
+
+
+def at_last_positions(batch: Batch) -> Batch:
+    """Return the batch with the weight 0 at all positions but the last of each row that has a weight."""
+    after_BL = jnp.cumsum(batch.weights[:, ::-1] > 0, axis=1)[:, ::-1]  # positions with a weight, from here to the end
+    return batch.replace(weights=jnp.where(after_BL == 1, batch.weights, 0.0))
 
 
 def _segments(batch: Batch) -> jax.Array:

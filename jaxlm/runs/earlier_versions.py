@@ -37,6 +37,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "average_interval": 5,
     "objective.activation_regularization": 0.0,
     "objective.temporal_activation_regularization": 0.0,
+    "objective.positions": "all",
     "objective.intermediate_coefficient": 0.0,
     "objective.second_target_coefficient": 0.0,
     "data.windows": "fixed",

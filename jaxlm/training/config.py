@@ -135,6 +135,8 @@ class PretrainConfig:
         if self.data.layout == "packed":
             check_packed(self.model, "data.layout")
         if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
+            if self.objective.positions != "all":
+                raise InputError("objective.positions must be all for rows of pairs, got last; leave it out")
             for name in WEIGHTS:
                 if getattr(self.objective, name):
                     raise InputError(

@@ -117,6 +117,7 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
             activation_regularization=config.objective.activation_regularization,
             temporal_activation_regularization=config.objective.temporal_activation_regularization,
             nominal_length=config.length if varied else None,
+            positions=config.objective.positions,
             auxiliary=losses,
         )
     return Pretraining(

@@ -39,7 +39,7 @@ def full_logits(model, params):
     @jax.jit
     def run(ids):
         outputs = model(params, Inputs(ids, positions))
-        return outputs.states[0] @ outputs.output.T
+        return outputs.states[0] @ outputs.output.tokens[0].T
 
     def logits(ids):
         padded = np.zeros((1, CONFIG.num_positions), np.int32)
@@ -199,7 +199,7 @@ def test_bfloat16_weights_are_cast_once_to_the_same_result(params):
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     got = decode(sampler(model, params, sampling=Sampling(temperature=0)), prompt, length=1)
     outputs = model(params, Inputs(np.asarray([prompt]), np.arange(8)[None]))
-    logits = jnp.dot(outputs.states[0, -1:], outputs.output.T, preferred_element_type=jnp.float32)
+    logits = jnp.dot(outputs.states[0, -1:], outputs.output.tokens[0].T, preferred_element_type=jnp.float32)
     assert got[0, 0] == int(jnp.argmax(logits[0]))
     decoder = sampler(model, params)
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(decoder.cached.params)}

@@ -76,7 +76,7 @@ def test_windows_slide(gpt_run, window, penalty):
     @jax.jit
     def full_pass(ids):
         outputs = model(params, Inputs(ids, positions))
-        return outputs.states[0] @ outputs.output.T
+        return outputs.states[0] @ outputs.output.tokens[0].T
 
     lengths = []
     for prompt, (sample,) in zip(PROMPTS, generate(run, PROMPTS, settings), strict=True):

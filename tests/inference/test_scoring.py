@@ -31,7 +31,7 @@ def log_probs():
     @jax.jit
     def logits(ids):
         outputs = MODEL(PARAMS, Inputs(ids, np.arange(P)[None]))
-        return outputs.states[0] @ outputs.output.T
+        return outputs.states[0] @ outputs.output.tokens[0].T
 
     def run(ids):
         padded = np.zeros((1, P), np.int32)

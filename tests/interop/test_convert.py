@@ -24,6 +24,7 @@ from jaxlm.interop.sources import read_published
 from jaxlm.interop.tensors import FILE
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.nn.config import Adaptive
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
@@ -441,6 +442,7 @@ def test_a_regression_exports_scores_in_the_files_unit(tmp_path):
     [
         (dataclasses.replace(toy_encoder.SIZES, vocab_size=40, attention="causal"), None, "left-to-right BERT"),
         (dataclasses.replace(GPT, tables="one"), None, "model.tables one"),
+        (dataclasses.replace(GPT, adaptive=Adaptive((20,))), None, "model.adaptive.cutoffs"),
         (dataclasses.replace(GPT, feed_forward_width=48), None, "four times the width, 64"),
         (dataclasses.replace(GPT, activation="gelu_erf"), None, "only the tanh form"),
         (GPT, dataclasses.replace(TASK, form="similarity"), "both orders"),

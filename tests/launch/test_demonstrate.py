@@ -10,7 +10,11 @@ import pytest
 from documents import parse
 from staged_checkout import REPOSITORY, run_staged, staged_checkout
 
-NOVELS = ("books/train/Charles_Dickens_David_Copperfield.txt", "books/test/Aldous_Huxley_Antic_Hay.txt")
+NOVELS = (
+    "books/train/Charles_Dickens_David_Copperfield.txt",
+    "books/test/Aldous_Huxley_Antic_Hay.txt",
+    "books/valid/Anton_Chekhov_The_Duel.txt",
+)
 NAMES = sorted(path.stem for path in (REPOSITORY / "launch" / "demonstrations").glob("*.bash"))
 
 
@@ -52,7 +56,7 @@ def test_the_texts_of_the_tasks_have_no_label(stage):
     ("arguments", "said"),
     [
         ((), "expected NAME, DATA"),
-        (("nothing", "data"), "NAME must be awd_lstm"),
+        (("nothing", "data"), "NAME must be auxiliary_losses, awd_lstm"),
         (("--fast", "data"), "unknown option"),
         (("ulmfit", "nowhere"), "DATA must have a directory books/train"),
     ],
@@ -74,7 +78,9 @@ def test_the_table_has_differences_of_the_same_seed(tmp_path):
         (tmp_path / f"{row}-{seed}").mkdir()
         lines = [{"step": step, "loss": value} for step, value in enumerate(values)] + [{"step": 9, "other": 0}]
         (tmp_path / f"{row}-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (tmp_path / f"{row}-{seed}.json").write_text(json.dumps({"runs": [{"score": values[0] / 10}], "by": [*values, 99]}))
+        (tmp_path / f"{row}-{seed}.json").write_text(
+            json.dumps({"runs": [{"score": values[0] / 10}], "by": [*values, 99]})
+        )
     file = "{row}-{seed}/metrics.jsonl"
     columns = [f"{how}={file}:{how}:loss" for how in ("min", "last", "recent")]
     columns.append("value={row}-{seed}.json:value:runs.0.score")

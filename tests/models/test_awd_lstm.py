@@ -102,7 +102,7 @@ def test_a_dropped_word_is_zero_everywhere_but_in_the_output(params):
     assert 5 < dropped.sum() < 26
     np.testing.assert_array_equal(embedded[0], embedded[1])
     np.testing.assert_allclose(embedded[0][~dropped], 2 * table[~dropped], rtol=1e-6)
-    np.testing.assert_array_equal(found.output[0], table)
+    np.testing.assert_array_equal(found.output.tokens[0], table)
 
 
 def test_a_padded_window_ends_with_the_state_of_its_last_token(model, params):

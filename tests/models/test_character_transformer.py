@@ -167,6 +167,28 @@ def test_each_loss_alone_is_its_term_of_all(model):
     assert set(losses_of(both, key=None)[1]) == {"nll", "accuracy"}, "an evaluation computes losses of training alone"
 
 
+def test_losses_at_the_last_position_are_those_of_its_targets(model):
+    """Fails when another position of a row counts, in the loss of the next token or in an auxiliary one."""
+    batch, both = packed(3, length=12, vocab_size=31), AuxiliaryLosses(model, 0.7, 0.5)
+    params = params_of(model, both)
+    objective = language_model(model, positions="last", auxiliary=both)
+    assert "nll" not in objective.coefficients and objective.coefficients["last_nll"] == 1.0
+    weights, sums = objective.weights(batch), objective.sums(params, batch, None, KEY)[0]
+    assert set(sums) == {"nll", "accuracy", "last_nll", *both.coefficients}
+    outputs = model(params, Inputs(batch.ids, batch.positions, batch.segments), key=KEY)
+    log_probs = jax.nn.log_softmax(model.logits(params, outputs.states, outputs.output))
+    last = [int(np.flatnonzero(row)[-1]) for row in batch.weights]
+    assert min(last) < 11, "the case has no padding"
+    wanted = [-log_probs[row, at, batch.targets[row, at]] for row, at in enumerate(last)]
+    np.testing.assert_allclose(sums["last_nll"] / weights["last_nll"], np.mean(wanted), rtol=1e-5)
+    before = [(row, at - 1) for row, at in enumerate(last) if batch.segments[row, at - 1] == batch.segments[row, at]]
+    scores = jax.nn.log_softmax(outputs.states @ params["head"]["auxiliary"]["second_nll"]["kernel"].T)
+    wanted = [-scores[row, at, batch.targets[row, at + 1]] for row, at in before]
+    assert len(before) == weights["second_nll"] > 0
+    np.testing.assert_allclose(sums["second_nll"] / weights["second_nll"], np.mean(wanted), rtol=1e-5)
+    assert set(objective.sums(params, batch, None, None)[0]) == {"nll", "accuracy"}, "an evaluation is of all positions"
+
+
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_scores_of_one_layer_exist_at_a_time(remat):
     """Fails when the loop over the layers keeps their scores: any array as large as all of them."""

@@ -9,11 +9,10 @@ import pytest
 from flax import linen as nn
 
 from jaxlm.errors import InputError
-from jaxlm.models import LSTMConfig, TransformerXLConfig, build, without_dropout
+from jaxlm.models import AWDLSTMConfig, GPTConfig, LSTMConfig, TransformerXLConfig, build, without_dropout
 from jaxlm.models.family import Inputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.config import Adaptive
-from jaxlm.nn.cross_entropy import BiasedTiedOutput
 from jaxlm.nn.execution import Execution
 
 V, D = 29, 12
@@ -31,7 +30,7 @@ class Holder(nn.Module):
 
     @nn.compact
     def __call__(self) -> Tables:
-        return make_tables(self, V, D, self.adaptive, 0.3, bias=True)
+        return make_tables(self, V, D, self.adaptive, nn.initializers.normal(0.3), bias=True)
 
 
 @functools.cache
@@ -101,7 +100,7 @@ def test_tails_that_are_tied_to_the_head_give_the_full_softmax():
     clusters_bias = np.array([bias[s] + np.log(n) for s, n in zip(starts[1:], sizes[1:], strict=False)], np.float32)
     tied = Tables(tuple(tokens), (), (), bias, clusters, clusters_bias)
     h = rng.standard_normal((5, D)).astype(np.float32)
-    full = BiasedTiedOutput().logits(None, jnp.asarray(h), (np.concatenate(tokens), bias))
+    full = AdaptiveOutput().logits(None, jnp.asarray(h), Tables((np.concatenate(tokens),), (), (), bias))
     np.testing.assert_allclose(AdaptiveOutput().logits(None, jnp.asarray(h), tied), jax.nn.log_softmax(full), atol=1e-5)
 
 
@@ -140,6 +139,8 @@ def test_torch_gives_the_same_log_probabilities():
     [
         TransformerXLConfig(vocab_size=V, num_layers=1, width=D, num_heads=2, feed_forward_width=8),
         LSTMConfig(vocab_size=V, num_layers=1, width=D, units=6),
+        AWDLSTMConfig(vocab_size=V, num_layers=1, width=D, units=6),
+        GPTConfig(vocab_size=V, num_positions=12, num_layers=1, width=D, num_heads=2, feed_forward_width=8),
     ],
     ids=lambda config: config.kind,
 )
@@ -167,6 +168,8 @@ def test_cutoffs_that_no_vocabulary_has_are_refused():
     """Fails when unsorted cutoffs, or tails without a width, reach a model; cutoffs beyond the vocabulary are none."""
     with pytest.raises(InputError, match="cutoffs must be above 0 and ascending, got 7 3; sort them"):
         Adaptive((7, 3)).check(D)
+    with pytest.raises(InputError, match="cutoffs must be empty with model.tables one, got 3; give --model.tables two"):
+        GPTConfig(vocab_size=V, tables="one", adaptive=Adaptive((3,))).check()
     with pytest.raises(InputError, match="divisor must leave each tail a width above 0, got 4"):
         Adaptive((3, 7), divisor=4).check(D)
     assert Adaptive((20_000, 40_000)).sizes(30_000) == (20_000, 10_000) and Adaptive((9,)).sizes(9) == (9,)

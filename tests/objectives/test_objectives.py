@@ -196,7 +196,7 @@ def l3_spelt_out(model, params, kind: str, batch: ExampleBatch, auxiliary_lm: fl
                 continue
             ids = batch.ids[e, c][None]
             outputs = model(params, Inputs(ids, np.arange(LENGTH, dtype=np.int32)[None]))
-            h, table = np.asarray(outputs.states, np.float64)[0, :n], np.asarray(outputs.output, np.float64)
+            h, table = np.asarray(outputs.states, np.float64)[0, :n], np.asarray(outputs.output.tokens[0], np.float64)
             ends.append(h[n - 1])
             logits = h[:-1] @ table.T
             log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
