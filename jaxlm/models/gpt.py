@@ -70,9 +70,9 @@ class GPT(nn.Module):
     ) -> Outputs:
         """Return states, and as `output` the tables that score the next token.
 
-        With config.tables `one` they are one table (V + P, D), the rows of the tokens and those of the positions. carry: keys and
-        values of the preceding tokens, for decoding: each row is one sequence, for any segments, and its tokens are at
-        consecutive positions from the row's first one on.
+        With config.tables `one` they are one table (V + P, D), with the rows of the positions after those of the tokens.
+        carry: keys and values of the preceding tokens, for decoding: each row is one sequence, for any segments, and
+        its tokens are at consecutive positions from the row's first one on.
         """
         x_BLD, output = self.embeddings(inputs.ids, inputs.positions, train)
         segments_BL, first_B = (inputs.segments, None) if carry is None else (None, inputs.positions[:, 0])

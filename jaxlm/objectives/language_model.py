@@ -31,7 +31,8 @@ def language_model(
     fraction of this one.
     positions: with `last`, the term `last_nll`, the loss at the last position of each row, is trained instead of `nll`,
     and `auxiliary` has the targets of that position alone.
-    auxiliary: losses of intermediate layers and of a second target. An evaluation leaves their terms and `last_nll` out.
+    auxiliary: losses of intermediate layers and of a second target.
+    An evaluation leaves `last_nll` and the auxiliary terms out.
     """
     trains_last = positions == "last"
     coefficients: dict[str, Coefficient] = {

@@ -4,9 +4,9 @@
         --rows NAME=TITLE …
 
 FILE is relative to DIR; {row} and {seed} in it stand for a row's name and a seed. REDUCTION is how a file gives one
-number: `value` of a JSON object (KEY may have dots); `mean` of a part of a list in it (KEY.FIRST:END); `min`, `last`, or
-`recent`, the mean of the last ten, of the records of a metrics.jsonl that have KEY. A difference is that of the same
-seed.
+number: `value` of a JSON object (KEY may have dots); `mean` of a part of a list in it (KEY is NAME.FIRST:END); `min`,
+`last`, or `recent`, the mean of the last ten, of the records of a metrics.jsonl that have KEY. A difference is that of
+the same seed.
 """
 
 import argparse
