@@ -70,7 +70,7 @@ class GPT(nn.Module):
     ) -> Outputs:
         """Return states, and as `output` the tables that score the next token.
 
-        With config.tables `one` they are one table (V + P, D), with the rows of the positions after those of the tokens.
+        With config.tables `one` they are one table (V + P, D): rows of tokens, then rows of positions.
         carry: keys and values of the preceding tokens, for decoding: each row is one sequence, for any segments, and
         its tokens are at consecutive positions from the row's first one on.
         """
