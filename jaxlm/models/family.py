@@ -19,6 +19,7 @@ from jaxlm.nn.config import Context, Execution
 from jaxlm.nn.pointwise import fold
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
+DEFAULT_WINDOW = 2048  # its longest window of a text that is cut, as in the harness's Hugging Face backend
 
 
 def no_carry(config: Any, rows: int, dtype: Any) -> None:

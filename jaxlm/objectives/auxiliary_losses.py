@@ -139,7 +139,8 @@ def _targets(name: str, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Return the targets of a term and their weights, (B, L) each."""
     if name == "layer_nll":
         return batch.targets, batch.weights
-    follows_BM = batch.segments[:, 1:] == batch.segments[:, :-1]
-    weights_BM = jnp.where(follows_BM, batch.weights[:, 1:], 0.0)
+    weights_BM = batch.weights[:, 1:]
+    if batch.segments is not None:  # None: full rows of one segment
+        weights_BM = jnp.where(batch.segments[:, 1:] == batch.segments[:, :-1], weights_BM, 0.0)
     at_end = ((0, 0), (0, 1))
     return jnp.pad(batch.targets[:, 1:], at_end), jnp.pad(weights_BM, at_end)

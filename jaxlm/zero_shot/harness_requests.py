@@ -18,14 +18,13 @@ from jaxlm.distributed.agreement import of_every_process
 from jaxlm.errors import InputError, RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.scoring import Scored, Scorer
-from jaxlm.models.family import UNLIMITED
+from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward
 
 log = logging.getLogger(__name__)
 
-DEFAULT_LENGTH = 2048  # of models without positions, as in the harness's Hugging Face backend
 
 Answered = Callable[[int, Any], None]  # (index of a request, its answer), called when an answer is known
 
@@ -59,7 +58,7 @@ class HarnessRequests:
         self.run, self.tokenizer, self.batch_size = run, run.tokenizer, batch_size
         require_forward(run.tokenizer, "the harness")
         positions = run.positions(beyond=beyond_length)
-        self.longest = DEFAULT_LENGTH if positions == UNLIMITED else positions
+        self.longest = DEFAULT_WINDOW if positions == UNLIMITED else positions
         self.prefix = list(prefix_of(self.tokenizer) if prefix is None else prefix)
         if prefix is None and run.left and run.left != self.prefix:
             given, trained = (self.tokenizer.pieces(ids)[0] for ids in (self.prefix, run.left))
@@ -164,7 +163,7 @@ class HarnessRequests:
     @property
     def more_length(self) -> str:
         """A further remedy for a text that is too long, for messages."""
-        return ", or give --beyond-length" if self.longest < min(self.run.model.max_length, DEFAULT_LENGTH) else ""
+        return ", or give --beyond-length" if self.longest < min(self.run.model.max_length, DEFAULT_WINDOW) else ""
 
 
 def rolling_windows(ids: Sequence[int], longest: int) -> Iterator[Scored]:

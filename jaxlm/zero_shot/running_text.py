@@ -3,7 +3,8 @@
 `paper`: Radford et al., 2019, section 3.1. The log-probability of the whole text, detokenized, is divided by the number
 of units of the original file: words, characters or bytes. Published perplexities of word models count each line end as
 a word, as it is a token to them; the value without line ends is there too, and the one per token, which depends on the
-vocabulary. The text is one sequence, scored in overlapping windows, each token once.
+vocabulary. The text is one sequence, scored in overlapping windows, each token once; or read as one stream, if the
+model carries a state and no window is asked for.
 
 `harness`: EleutherAI's lm-evaluation-harness, for WikiText. A page is a text of its own after the end-of-text token,
 and is scored in windows without overlap. Words and bytes are those of the original page.
@@ -14,7 +15,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -23,7 +24,8 @@ from typing import Any
 
 from jaxlm.data.shards import blocks
 from jaxlm.errors import InputError
-from jaxlm.inference.scoring import Scored
+from jaxlm.inference.scoring import Score, Scored
+from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.zero_shot.detokenizers import ONE_BILLION_WORDS, PTB, WIKITEXT, Detokenizer, harness_page
@@ -32,7 +34,7 @@ from jaxlm.zero_shot.task import HARNESS, PAPER, Measured, ZeroShotTask
 WHOLE, TEST = 100_000_000, 5_000_000  # bytes of enwik8 and text8, and of the part at their end that is the test set
 _FRAGMENT = 1 << 18
 _BLOCKS = 256  # encoded at a time
-_BATCHES = 4  # between two updates of the progress
+_BATCHES = 4  # of windows that are scored together
 
 
 @dataclass
@@ -109,16 +111,38 @@ def windows(ids: Iterable[Sequence[int]], left: Sequence[int], *, length: int, s
 def measure(model, path: Path, protocols: Sequence[str], options, *, text: "RunningText") -> Iterator[Measured]:
     """Yield the values of each protocol. InputError for a file without text, and for windows that do not fit."""
     length, stride = window_sizes(model.positions, options)
+    reads_stream = model.stream is not None and options.context_length is None and options.stride is None
     for protocol in protocols:
         if protocol == HARNESS:
             yield from measure_pages(model, path, length=length)
+        elif reads_stream:
+            how = {"row_length": model.stream.length, "context": "all text before, in the state of the model"}
+            yield from measure_whole(model, path, text, partial(_stream_scores, model), how)
         else:
-            yield from measure_whole(model, path, text, length=length, stride=stride)
+            how = {"stride": stride, "context_length": length}
+            scores = partial(_window_scores, model, length=length, stride=stride)
+            yield from measure_whole(model, path, text, scores, how)
+
+
+def _stream_scores(model, ids: Iterable[Sequence[int]], left: Sequence[int]) -> Iterator[Score]:
+    """Yield the scores of rows of the ids. left: as in `windows`."""
+    return model.stream(model.params, chain([left], ids))
+
+
+def _window_scores(
+    model, ids: Iterable[Sequence[int]], left: Sequence[int], *, length: int, stride: int
+) -> Iterator[Score]:
+    """Yield the scores of windows of the ids. left: as in `windows`."""
+    found = windows(ids, left, length=length, stride=stride)
+    while some := list(islice(found, _BATCHES * model.batch_size)):
+        for scores in model.scorer.tokens(model.params, some):
+            yield scores.score
 
 
 def window_sizes(longest: int, options) -> tuple[int, int]:
-    """Return the context length and the stride of options; by default both are the longest context."""
-    length = longest if options.context_length is None else options.context_length
+    """Return the context length and the stride of options; by default both are the longest context, if it is finite."""
+    default = DEFAULT_WINDOW if longest == UNLIMITED else longest
+    length = default if options.context_length is None else options.context_length
     if not 1 <= length <= longest:
         raise InputError(
             f"--context-length must be from 1 to {longest}, the positions of the model that are used, got {length}; "
@@ -132,8 +156,14 @@ def window_sizes(longest: int, options) -> tuple[int, int]:
     return length, stride
 
 
-def measure_whole(model, path: Path, text: "RunningText", *, length: int, stride: int) -> Iterator[Measured]:
-    """Yield the values of a whole text per unit of its file."""
+def measure_whole(
+    model,
+    path: Path,
+    text: "RunningText",
+    scores: Callable[[Iterable[Sequence[int]], Sequence[int]], Iterator[Score]],
+    context: Mapping[str, Any],
+) -> Iterator[Measured]:
+    """Yield the values of a whole text per unit of its file. context: how `scores` reads the text, for the results."""
     units, losses = Units(), Losses()
     unknown, unknowns = model.tokenizer.specials.get("unknown"), 0
     left = model.begin if model.begin_all else []
@@ -147,17 +177,14 @@ def measure_whole(model, path: Path, text: "RunningText", *, length: int, stride
             yield ids
 
     with Progress(text.name, _size(path) - _begin(path, text), active=model.show_progress) as progress:
-        found = windows(encoded(), left, length=length, stride=stride)
-        while some := list(islice(found, _BATCHES * model.batch_size)):
-            for scores in model.scorer.tokens(model.params, some):
-                losses.add(-scores.score.log_probability, scores.score.tokens)
+        for score in scores(encoded(), left):
+            losses.add(-score.log_probability, score.tokens)
             progress.update(units.bytes)
     tokens = int(losses.units)
     if not tokens:
         raise InputError(f"{path} must have at least two tokens of text, got fewer; give the task's file")
     how = {
-        "stride": stride,
-        "context_length": length,
+        **context,
         "detokenizer": text.detokenizer.name if text.detokenizer else "none",
         "not_invertible": units.not_invertible,
         "tokens": tokens,

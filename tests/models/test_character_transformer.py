@@ -189,6 +189,18 @@ def test_losses_at_the_last_position_are_those_of_its_targets(model):
     assert set(objective.sums(params, batch, None, None)[0]) == {"nll", "accuracy"}, "an evaluation is of all positions"
 
 
+def test_rows_without_segments_are_one_segment(model):
+    """Fails when a batch of full rows, as that of jaxlm.bench, has no second targets."""
+    batch, both = packed(3, length=12, vocab_size=31), AuxiliaryLosses(model, 0.7, 0.5)
+    whole = batch.replace(segments=np.ones_like(batch.segments), weights=np.ones_like(batch.weights))
+    params, objective = params_of(model, both), language_model(model, auxiliary=both)
+    one = whole.replace(segments=None)
+    found = objective.weights(one), objective.sums(params, one, None, KEY)[0]
+    wanted = objective.weights(whole), objective.sums(params, whole, None, KEY)[0]
+    assert found[0]["second_nll"] == 33
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
+
+
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_scores_of_one_layer_exist_at_a_time(remat):
     """Fails when the loop over the layers keeps their scores: any array as large as all of them."""

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 import toy
+import toy_pairs
 from toy_run import toy_tokenizer
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.models import build
+from jaxlm.models import LSTMConfig, TransformerXLConfig, build, without_dropout
 from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.zero_shot import running_text
@@ -59,7 +60,7 @@ def toy_model():
     @jax.jit
     def logits(ids):
         outputs = model(params, Inputs(ids, np.arange(positions)[None]))
-        return outputs.states[0] @ outputs.output.T
+        return outputs.states[0] @ outputs.output.tokens[0].T
 
     def log_probs(ids):
         padded = np.zeros((1, positions), np.int32)
@@ -69,6 +70,39 @@ def toy_model():
         return table[np.arange(len(ids) - 1), list(ids[1:])]
 
     return zero_shot, log_probs
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer_xl"])
+def test_a_model_with_a_state_reads_the_text_as_one_stream(tmp_path, name):
+    """Fails when a row begins without the state of the one before, a token is scored twice, or the first id counts."""
+    tokenizer = toy_tokenizer()
+    sizes = {"vocab_size": tokenizer.size, "num_layers": 2, "width": 8}
+    config = LSTMConfig(**sizes, units=6, dropout_rate=0.0, embedding_dropout_rate=0.0)
+    if name == "transformer_xl":
+        config = TransformerXLConfig(**sizes, num_heads=2, feed_forward_width=8, memory_length=9, same_length=True)
+        config = without_dropout(config)
+    model = build(config, Execution(dtype="float32"))
+    params = {"backbone": toy_pairs.random_tree(jax.eval_shape(model.init, jax.random.key(0)), 0.4)}
+    path = write(tmp_path / "wiki.test.raw", WIKI)
+    ids = np.array([tokenizer.encode(PLAIN)])
+    outputs = model(params, Inputs(ids[:, :-1], np.arange(ids.shape[1] - 1)[None]))
+    table = jax.nn.log_softmax(model.logits(params, outputs.states, outputs.output))[0]
+    loss = -float(np.sum(np.asarray(table, np.float64)[np.arange(ids.shape[1] - 1), ids[0, 1:]]))
+    for row_length in (7, 1000):
+        zero_shot = ZeroShotModel(
+            model,
+            tokenizer,
+            mesh=make_mesh(MeshConfig(), jax.devices()[:2]),
+            batch_size=4,
+            row_length=row_length,
+            show_progress=False,
+        )
+        zero_shot.params = params
+        found = run(zero_shot, "wikitext2", path)["paper", "token_perplexity"]
+        assert found.value == pytest.approx(math.exp(loss / (ids.shape[1] - 1)), rel=1e-5)
+        assert found.how["tokens"] == ids.shape[1] - 1 and found.how["row_length"] == row_length
+    windows = run(zero_shot, "wikitext2", path, context_length=16, stride=16)["paper", "token_perplexity"]
+    assert windows.how["context_length"] == 16 and windows.value != found.value
 
 
 def loss_of(log_probs, ids, length, stride):
