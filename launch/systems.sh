@@ -56,6 +56,7 @@ done
 # gives no text a probability, and so has no bits per byte.
 families=(
   "gpt 20480 sentencepiece causal"
+  "transformer_xl 20480 sentencepiece causal"
   "lstm 20480 sentencepiece causal"
   "awd_lstm 19890 sentencepiece causal"
   "bert 45056 wordpiece masked"
