@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxlm.models.family import Family, Model
 
 __all__ = [
+    "CONFIGS",
     "DEFAULT_MODEL",
     "FAMILIES",
     "SIZES",
@@ -73,6 +74,7 @@ _CONTEXTS = {
     CharacterTransformerConfig: character_transformer_config.CONTEXT,
     TransformerXLConfig: transformer_xl_config.CONTEXT,
 }
+CONFIGS: dict[str, type] = {config.kind: config for config in _CONTEXTS}
 
 _MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}
 

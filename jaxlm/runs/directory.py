@@ -351,12 +351,14 @@ def _is_ours(name: str) -> bool:
 
 
 def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, Any]:
-    """Remove the fields of these dotted names from nested dictionaries."""
-    return {
-        name: _without(value, names, f"{prefix}{name}.") if isinstance(value, Mapping) else value
-        for name, value in config.items()
-        if f"{prefix}{name}" not in names
-    }
+    """Remove the fields of these dotted names from nested dictionaries, and those that this leaves empty."""
+    kept = {}
+    for name, value in config.items():
+        if f"{prefix}{name}" not in names:
+            inner = _without(value, names, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+            if inner != {} or value == {}:
+                kept[name] = inner
+    return kept
 
 
 def _versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from jaxlm.data.config import MEMBERS
+from jaxlm.models import CONFIGS, DEFAULT_MODEL
 from jaxlm.objectives.config import OBJECTIVES
 
 # Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
@@ -104,4 +105,16 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
         part, _, field = name.partition(".")
         if field and "." not in field and isinstance(values.get(part), dict):
             values[part] = {field: before} | values[part]
+    if isinstance(values.get("model"), dict):
+        values["model"] = _with_adaptive(values["model"])
     return upgraded(values)
+
+
+def _with_adaptive(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved config of a model with `adaptive`, if its family has that field now."""
+    config = CONFIGS.get(str(model.get("kind", DEFAULT_MODEL.kind)))
+    if config is None or "adaptive" in model or "adaptive" not in {field.name for field in fields(config)}:
+        return dict(model)
+    prefix = "model.adaptive."
+    added = {name.removeprefix(prefix): value for name, value in ADDED_OPTIONS.items() if name.startswith(prefix)}
+    return {**model, "adaptive": added}

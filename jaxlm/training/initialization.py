@@ -19,6 +19,7 @@ from jaxlm.interop.sources import KINDS, read_published, tokenizer_spec
 from jaxlm.models import ModelConfig, build, dropout_rates, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
+from jaxlm.runs.earlier_versions import completed
 from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.averaging import Iterates, first_average
@@ -114,7 +115,7 @@ def open_source(start: str) -> Source:
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     metadata = checkpoints.metadata(step)
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
-    model = from_json(ModelConfig, config["model"], "model")
+    model = from_json(ModelConfig, completed(config)["model"], "model")
     part = metadata.weights
     checksums = {name: value for name, value in metadata.checksums.items() if name.startswith(f"{part}/backbone/")}
 
@@ -186,7 +187,7 @@ def source_of(run: str, start: str) -> Source:
 
     return Source(
         name=name,
-        model=from_json(ModelConfig, saved.get("model"), "model"),
+        model=from_json(ModelConfig, completed(saved).get("model"), "model"),
         fingerprint=fingerprint or "",
         given_tokenizer=tokenizer,
         # An earlier version saved no such field; its run needs no more than the saved length.

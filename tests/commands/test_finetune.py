@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from earlier_config import remove_added_options
 from sklearn.metrics import f1_score
 from toy_runs import (
     Process,
@@ -36,7 +37,6 @@ from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.plan import plan
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.earlier_versions import ADDED_OPTIONS
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.trained_length import OF_START, trained_length
@@ -299,9 +299,7 @@ def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options
     run = tmp_path / "run"
     shutil.copytree(finetuned, run)
     config, saved = (json.loads((run / name).read_text()) for name in ("config.json", "task.json"))
-    for name in ADDED_OPTIONS:
-        place, _, field = name.rpartition(".")
-        (config.get(place, {}) if place else config).pop(field, None)
+    remove_added_options(config)
     for field in ("positive_label", "class_weights", SIGNATURE):
         del saved[field]
     del saved["columns"]["label_separator"]
