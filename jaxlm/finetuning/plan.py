@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
-from jaxlm.models import build, family_of
+from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.runs.directory import saved_config
 from jaxlm.tasks import ROLES, CustomConfig, Task, TaskData, read_task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
@@ -80,7 +80,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         tokenizer = tokenizer.with_specials(ROLES)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
-    config = replace(config, model=replace(config.model, vocab_size=rows))
+    config = replace(config, model=with_vocabulary(config.model, rows))
     saved = saved_config(arguments.run)
     longest = build(config.model).max_length
     if source is not None and not arguments.beyond_length:

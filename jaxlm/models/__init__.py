@@ -49,6 +49,7 @@ __all__ = [
     "context_of",
     "dropout_rates",
     "family_of",
+    "with_vocabulary",
     "without_dropout",
 ]
 
@@ -106,6 +107,14 @@ def dropout_rates(config: Any) -> dict[str, float]:
 def without_dropout(config: Any) -> Any:
     """Return a model's config with every dropout rate at 0."""
     return replace(config, **dict.fromkeys(dropout_rates(config), 0.0))
+
+
+def with_vocabulary(config: Any, size: int) -> Any:
+    """Return a model's config with `size` ids. The added ones join the last cluster of an adaptive softmax."""
+    if config.vocab_size and hasattr(config, "adaptive"):
+        cutoffs = config.adaptive.starts(config.vocab_size)[1:]  # others would begin a cluster now
+        config = replace(config, adaptive=replace(config.adaptive, cutoffs=cutoffs))
+    return replace(config, vocab_size=size)
 
 
 def __getattr__(name: str) -> Any:
