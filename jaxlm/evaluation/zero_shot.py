@@ -91,7 +91,7 @@ def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Train
             mesh=trainee.mesh,
             batch_size=trainee.batch_size,
             positions=trainee.length,
-            row_length=trainee.length,
+            stream_length=trainee.stream_length,
             show_progress=False,
         )
 
@@ -220,7 +220,7 @@ def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequ
         mesh=mesh,
         batch_size=batch_size,
         positions=run.positions(beyond=arguments.beyond_length),
-        row_length=run.config.length,
+        stream_length=run.config.length if run.layout == "streams" else None,
         begin_all=options.left_context,
         within_word=options.pseudo_likelihood == "word",
         not_greedy=stop_word_ids(run.tokenizer, options.stop_words) if options.stop_words else (),

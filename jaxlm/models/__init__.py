@@ -112,7 +112,8 @@ def without_dropout(config: Any) -> Any:
 def with_vocabulary(config: Any, size: int) -> Any:
     """Return a model's config with `size` ids. The added ones join the last cluster of an adaptive softmax."""
     if config.vocab_size and hasattr(config, "adaptive"):
-        cutoffs = config.adaptive.starts(config.vocab_size)[1:]  # others would begin a cluster now
+        # Drop a cutoff that had no effect and would begin a cluster now.
+        cutoffs = tuple(at for at in config.adaptive.cutoffs if not config.vocab_size <= at < size)
         config = replace(config, adaptive=replace(config.adaptive, cutoffs=cutoffs))
     return replace(config, vocab_size=size)
 

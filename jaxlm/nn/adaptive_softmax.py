@@ -48,7 +48,11 @@ def matrices(vocab_size: int, width: int, adaptive: Adaptive) -> int:
     """Return the multiplications of the output layer per token."""
     widths, sizes = adaptive.widths(vocab_size, width), adaptive.sizes(vocab_size)
     total = sum(size * of for size, of in zip(sizes, widths, strict=True)) + (len(sizes) - 1) * width
-    return total + (sum(widths) * width if adaptive.divisor > 1 else 0)
+    return total + (sum(widths) * width if _projects(adaptive, sizes) else 0)
+
+
+def _projects(adaptive: Adaptive, sizes: tuple[int, ...]) -> bool:
+    return adaptive.divisor > 1 and len(sizes) > 1
 
 
 def make_tables(module: nn.Module, vocab_size: int, width: int, adaptive: Adaptive, init: Any, *, bias: bool) -> Tables:
@@ -62,7 +66,7 @@ def make_tables(module: nn.Module, vocab_size: int, width: int, adaptive: Adapti
     sizes, widths = adaptive.sizes(vocab_size), adaptive.widths(vocab_size, width)
     inputs: tuple[jax.Array, ...] = ()
     outputs: tuple[jax.Array, ...] = ()
-    if adaptive.divisor == 1 or len(sizes) == 1:
+    if not _projects(adaptive, sizes):
         table_VD = module.param("tokens", with_axes(init, _TABLE), (vocab_size, width))
         starts = adaptive.starts(vocab_size)
         tokens = tuple(table_VD[start : start + size] for start, size in zip(starts, sizes, strict=True))

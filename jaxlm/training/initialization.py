@@ -247,9 +247,12 @@ def model_of_source(source: Source, asked: Any, given: set[str], saved: Mapping[
         )
     names, rates = [field.name for field in fields(asked)], dropout_rates(asked)
     for name in names:
-        if f"model.{name}" in given and name not in rates and name not in FREE_FIELDS:
-            flag = f"--model.{name.replace('_', '-')}"
-            raise InputError(f"{flag} must be left out with --start: the sizes come from {source.name}")
+        if name in rates or name in FREE_FIELDS:
+            continue
+        for flag in sorted(flag for flag in given if f"{flag}.".startswith(f"model.{name}.")):
+            raise InputError(
+                f"--{flag.replace('_', '-')} must be left out with --start: the sizes come from {source.name}"
+            )
     asked_for = {*rates, *(name for name in FREE_FIELDS if f"model.{name}" in given)}
     values = {name: getattr(asked if name in asked_for else source.model, name) for name in names}
     if saved is not None and "tables" in values and "tables" not in asked_for:

@@ -52,7 +52,7 @@ class Pretraining(Learner):
     def evaluation(
         self, step: EvalStep, params: Any, batches: Iterable[Any], stores: Sequence[Store], carry: Any = None
     ) -> dict[str, float]:
-        """Return metrics on held-out stores: `validation_loss`, which is the training loss, and its terms.
+        """Return metrics on held-out stores: `validation_loss`, the loss over all positions, and its terms.
 
         carry: the carry before the first batch.
         """

@@ -10,7 +10,7 @@ from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
-from jaxlm.models import build
+from jaxlm.models import build, with_vocabulary
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.runs.directory import saved_config
 from jaxlm.training.arguments import PretrainArguments
@@ -68,7 +68,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         )
     if source is not None and matched:
         model = model_of_source(source, config.model, given, saved_config(arguments.run))
-        config = replace(config, model=replace(model, vocab_size=stores[0].vocab_size))
+        config = replace(config, model=with_vocabulary(model, stores[0].vocab_size))
         if not build(config.model).is_causal:
             raise InputError("--start-vocabulary must be same for an encoder, got matched; leave it out")
         matched_rows(source.tokenizer, stores[0].tokenizer())

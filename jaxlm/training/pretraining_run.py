@@ -124,7 +124,11 @@ def prepared(planned: Plan) -> _Prepared:
 
 
 class Trainee(NamedTuple):
-    """The training that a further evaluation belongs to. length: the tokens in the longest rows that are trained."""
+    """The training that a further evaluation belongs to.
+
+    length: the tokens in the longest rows that are trained. stream_length: those in a row of a stream, None in other
+    layouts.
+    """
 
     run: RunDirectory
     log: MetricsLog
@@ -133,6 +137,7 @@ class Trainee(NamedTuple):
     mesh: Mesh
     batch_size: int
     length: int
+    stream_length: int | None
 
 
 def run_pretraining(
@@ -288,7 +293,14 @@ def _train(
     length = max(phase.length for phase in planned.phases)
     tokenizer = planned.stores[0].tokenizer()
     trainee = Trainee(
-        run, recorder.metrics, ready.pretraining.model, tokenizer, ready.mesh, ready.eval_batch_size, length
+        run,
+        recorder.metrics,
+        ready.pretraining.model,
+        tokenizer,
+        ready.mesh,
+        ready.eval_batch_size,
+        length,
+        stream_length=length if config.data.layout == "streams" else None,
     )
     session = Session(
         recorder,

@@ -11,7 +11,7 @@ from jaxlm.inference.decoding import left_context
 from jaxlm.inference.masked_lm_scoring import MaskedText, masked_lm_scores
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.inference.stream_scoring import StreamScorer
-from jaxlm.models.family import DEFAULT_WINDOW, Model
+from jaxlm.models.family import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward
@@ -24,7 +24,8 @@ class ZeroShotModel:
     A causal model scores each token given those before it. A bidirectional one scores each token given all others of
     the text (Salazar et al., 2020); with `within_word` those of its own word that follow are masked too (Kauf and
     Ivanova, 2023), which does not favour long words.
-    row_length: tokens of a row in which `stream` reads, for a model that carries a state; None: those of a window.
+    stream_length: tokens of a row in which `stream` reads a running text, with the state that the row before left;
+    None: there is no `stream`, for a model without a state or one that was not trained on streams.
     begin_all: put the end-of-text token in front of every text, also of those with a context.
     """
 
@@ -36,7 +37,7 @@ class ZeroShotModel:
         mesh: Mesh,
         batch_size: int,
         positions: int | None = None,
-        row_length: int | None = None,
+        stream_length: int | None = None,
         begin_all: bool = False,
         within_word: bool = False,
         not_greedy: Sequence[int] = (),
@@ -51,8 +52,8 @@ class ZeroShotModel:
         self.begin = left_context(tokenizer) if model.is_causal else []
         self.scorer: Any = None
         self.stream: StreamScorer | None = None
-        if model.family.carries:
-            self.stream = StreamScorer(model, mesh=mesh, length=row_length or min(self.positions, DEFAULT_WINDOW))
+        if model.family.carries and stream_length is not None:
+            self.stream = StreamScorer(model, mesh=mesh, length=stream_length)
         if model.is_causal:
             self.scorer = Scorer(
                 model, mesh=mesh, batch_size=batch_size, positions=self.positions, not_greedy=not_greedy

@@ -4,7 +4,7 @@
 of units of the original file: words, characters or bytes. Published perplexities of word models count each line end as
 a word, as it is a token to them; the value without line ends is there too, and the one per token, which depends on the
 vocabulary. The text is one sequence, scored in overlapping windows, each token once; or read as one stream, if the
-model carries a state and no window is asked for.
+model was trained on streams and no window is asked for.
 
 `harness`: EleutherAI's lm-evaluation-harness, for WikiText. A page is a text of its own after the end-of-text token,
 and is scored in windows without overlap. Words and bytes are those of the original page.
@@ -116,7 +116,7 @@ def measure(model, path: Path, protocols: Sequence[str], options, *, text: "Runn
         if protocol == HARNESS:
             yield from measure_pages(model, path, length=length)
         elif reads_stream:
-            how = {"row_length": model.stream.length, "context": "all text before, in the state of the model"}
+            how = {"row_length": model.stream.length, "context": "the state after the row before"}
             yield from measure_whole(model, path, text, partial(_stream_scores, model), how)
         else:
             how = {"stride": stride, "context_length": length}
@@ -144,6 +144,8 @@ def window_sizes(longest: int, options) -> tuple[int, int]:
     default = DEFAULT_WINDOW if longest == UNLIMITED else longest
     length = default if options.context_length is None else options.context_length
     if not 1 <= length <= longest:
+        if longest == UNLIMITED:
+            raise InputError(f"--context-length must be above 0, got {length}; give at least 1")
         raise InputError(
             f"--context-length must be from 1 to {longest}, the positions of the model that are used, got {length}; "
             f"give at most {longest}"

@@ -1,5 +1,5 @@
-# Every left-to-right family after the same tokens of the same books: bits per byte of other books, the loss by position
-# in a row, and the worth of a longer attention for GPT and Transformer-XL.
+# GPT, Transformer-XL, the LSTM and AWD-LSTM after the same tokens of the same books: bits per byte of other books, the
+# loss by position in a row, and the gain from a longer attention for GPT and Transformer-XL.
 #
 # The models have about as many parameters, and batch, length, optimizer and schedule are the same: those of
 # pretrain/gpt_small. A step of awd_lstm_small has 16 windows of 124.3 tokens in the mean, a step of the others 2,048.

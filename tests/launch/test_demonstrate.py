@@ -58,7 +58,7 @@ def test_the_texts_of_the_tasks_have_no_label(stage):
         ((), "expected NAME, DATA"),
         (("nothing", "data"), "NAME must be auxiliary_losses, awd_lstm"),
         (("--fast", "data"), "unknown option"),
-        (("ulmfit", "nowhere"), "DATA must have a directory books/train"),
+        (("ulmfit", "nowhere"), "DATA must have books/train, got none in nowhere"),
     ],
 )
 def test_bad_arguments_are_one_line(stage, arguments, said):

@@ -180,6 +180,7 @@ def test_cutoffs_that_no_vocabulary_has_are_refused():
         GPTConfig(vocab_size=V, tables="one", adaptive=Adaptive((3,))).check()
     with pytest.raises(InputError, match="divisor must leave each tail a width above 0, got 4"):
         Adaptive((3, 7), divisor=4).check(D)
-    grown = with_vocabulary(GPTConfig(vocab_size=30, adaptive=Adaptive((7, 30, 31))), 33)
+    grown = with_vocabulary(GPTConfig(vocab_size=30, adaptive=Adaptive((7, 30, 31, 90))), 33)
     assert grown.vocab_size == 33 and grown.adaptive.sizes(33) == (7, 26), "special tokens have become a cluster"
+    assert grown.adaptive.cutoffs == (7, 90), "a run of an earlier version has the cutoffs that have no effect"
     assert Adaptive((20_000, 40_000)).sizes(30_000) == (20_000, 10_000) and Adaptive((9,)).sizes(9) == (9,)

@@ -43,6 +43,8 @@ def test_sizes_and_tables_come_from_the_start_and_dropout_from_the_recipe():
         InputError, match=r"--model.num-layers must be left out with --start: the sizes come from runs/small@7"
     ):
         model_of_source(source(SMALL), asked, {"model.num_layers"})
+    with pytest.raises(InputError, match="--model.adaptive.cutoffs must be left out with --start"):
+        model_of_source(source(SMALL), asked, {"model.adaptive.cutoffs"})
     for name in (*FREE_FIELDS, *dropout_rates(asked)):
         model_of_source(source(SMALL), asked, {f"model.{name}"})
     encoder = BertConfig(num_layers=2, width=16, num_heads=2)

@@ -85,7 +85,7 @@ def probs_after(model):
     @jax.jit
     def logits(ids, last):
         outputs = model.model(model.params, Inputs(ids, np.arange(positions)[None]))
-        return outputs.states[0, last] @ outputs.output.T
+        return outputs.states[0, last] @ outputs.output.tokens[0].T
 
     def run(ids):
         padded = np.zeros((1, positions), np.int32)

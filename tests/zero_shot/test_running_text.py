@@ -94,13 +94,15 @@ def test_a_model_with_a_state_reads_the_text_as_one_stream(tmp_path, name):
             tokenizer,
             mesh=make_mesh(MeshConfig(), jax.devices()[:2]),
             batch_size=4,
-            row_length=row_length,
+            stream_length=row_length,
             show_progress=False,
         )
         zero_shot.params = params
         found = run(zero_shot, "wikitext2", path)["paper", "token_perplexity"]
         assert found.value == pytest.approx(math.exp(loss / (ids.shape[1] - 1)), rel=1e-5)
         assert found.how["tokens"] == ids.shape[1] - 1 and found.how["row_length"] == row_length
+    with pytest.raises(InputError, match="--context-length must be above 0, got 0; give at least 1"):
+        run(zero_shot, "wikitext2", path, context_length=0)
     windows = run(zero_shot, "wikitext2", path, context_length=16, stride=16)["paper", "token_perplexity"]
     assert windows.how["context_length"] == 16 and windows.value != found.value
 
