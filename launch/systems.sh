@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a small model of every family on the same text, and fine-tune and probe it: one table of all systems.
+# Train a small model of each family that reads word pieces on the same text, and fine-tune and probe it: one table.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,10 +7,10 @@ usage() {
   cat <<'TEXT'
 usage: launch/systems.sh [--tokens N] DATA [DIRECTORY]
 
-Trains a small model of every family on N tokens (default 3,000,000) of DATA/books, fine-tunes it with three seeds on
-TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the entities of WNUT-17,
+Trains a small model of each family that reads word pieces on N tokens (default 3,000,000) of DATA/books, fine-tunes it
+with three seeds on TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the entities of WNUT-17,
 and writes DIRECTORY/systems.md, DIRECTORY/systems.json and DIRECTORY/report.html (default runs/systems).
-It takes about 95 minutes on two cores. After a stop at any moment the same command continues; completed steps are not
+It takes about two hours on two cores. After a stop at any moment the same command continues; completed steps are not
 repeated. DATA has:
   books/train/*.txt, books/test/*.txt          plain text
   classify/trec/train.txt, test.txt            TREC's questions

@@ -32,6 +32,7 @@ VARIANTS = SIZES | {
         "objective.kind": "language_model",
         "objective.activation_regularization": 0.0,
         "objective.temporal_activation_regularization": 0.0,
+        "objective.positions": "all",
         "objective.intermediate_coefficient": 0.0,
         "objective.second_target_coefficient": 0.0,
         "model.attention": "causal",
