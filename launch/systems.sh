@@ -8,8 +8,9 @@ usage() {
 usage: launch/systems.sh [--tokens N] DATA [DIRECTORY]
 
 Trains a small model of each family that reads word pieces on N tokens (default 3,000,000) of DATA/books, fine-tunes it
-with three seeds on TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the entities of WNUT-17,
-and writes DIRECTORY/systems.md, DIRECTORY/systems.json and DIRECTORY/report.html (default runs/systems).
+with three seeds on TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the
+entities of WNUT-17, and writes DIRECTORY/systems.md, DIRECTORY/systems.json and DIRECTORY/report.html (default
+runs/systems).
 It takes about two hours on two cores. After a stop at any moment the same command continues; completed steps are not
 repeated. DATA has:
   books/train/*.txt, books/test/*.txt          plain text
