@@ -4,9 +4,10 @@ The command compiles the same step that `pretrain` would run, with the TPU's own
 (the extra [tpu]); it needs no store. It reports whether the step fits, and estimates its milliseconds as a sum: the
 compiler's cycles with loops multiplied out, custom kernels by their instruction bundles, and collectives by their
 bytes. The estimate assumes no overlap, and memory-bound operations are estimated up to four times too long, as the
-calibration table shows. If the step does not fit, changes are compiled until one fits. --compare adds reports of other
-choices. For a config with two lengths the report begins with the full length. The last line of standard output is one
-JSON object, as in --output.
+calibration table shows. A step with a kernel that could not be read is printed as a lower bound, `≥ 12.3 ms`, and
+`lower_bound` is true in the JSON. If the step does not fit, changes are compiled until one fits. --compare adds reports
+of other choices. For a config with two lengths the report begins with the full length. The last line of standard output
+is one JSON object, as in --output.
 """
 
 import json
@@ -22,6 +23,7 @@ from jaxlm.atomic_write import check_output, write_json
 from jaxlm.config import command_line, given_fields, program_name, with_chosen_members
 from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.training.config import PretrainConfig, one_duration
+from jaxlm.versions import in_words
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,12 @@ def lines(figures: dict[str, Any]) -> list[str]:
     found = []
     for step in figures["steps"]:
         found += _step_lines(figures, step)
+    least = "≥ " if any(step["lower_bound"] for step in figures["steps"]) else ""
     if figures["days"] is not None:
-        found.append(f"the whole run: {figures['days']:.1f} days")
+        found.append(f"the whole run: {least}{figures['days']:.1f} days")
     elif all(step["step_milliseconds"] is not None for step in figures["steps"]):
         found.append("the whole run: unknown, since num_epochs needs the store; --num-steps gives days")
+    found.append(f"versions: {in_words(figures['versions'])}")
     found.append("calibration: the compiler's cycles for plain programs, and the chip's peak")
     found += [
         f"  {one['program']:<16}{one['estimated']:8,.0f} of {one['peak']:,.0f} {one['unit']}"
@@ -126,8 +130,8 @@ def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
         f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per chip: state and batch "
         f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
         + ("" if step["fits"] else "  DOES NOT FIT"),
-        f"  step          {step['step_milliseconds']:.1f} ms, {step['tokens_per_second']:,.0f} tokens/s, "
-        f"MFU {step['mfu']:.1%}",
+        f"  step          {_at_least(step)}{step['step_milliseconds']:.1f} ms, "
+        f"{_at_most(step)}{step['tokens_per_second']:,.0f} tokens/s, MFU {_at_most(step)}{step['mfu']:.1%}",
         f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per chip "
         f"{step['chip_tflops']:,.2f} T in matrix products outside kernels (the compiler, which counts bodies of loops "
         f"once: {compiler})",
@@ -157,7 +161,7 @@ def advice_lines(found: dict[str, Any]) -> list[str]:
     return [
         *tried,
         f"{found['choice']} fits: {best['peak_gib']:.2f} of {best['hbm_gib']:.0f} GiB, "
-        f"{best['step_milliseconds']:.1f} ms, MFU {best['mfu']:.1%}",
+        f"{_at_least(best)}{best['step_milliseconds']:.1f} ms, MFU {_at_most(best)}{best['mfu']:.1%}",
     ]
 
 
@@ -171,8 +175,8 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
                 one["choice"],
                 "yes" if one["fits"] else "no",
                 "-" if one["peak_gib"] is None else f"{one['peak_gib']:.2f}",
-                f"{one['step_milliseconds']:.1f}" if compiled else "-",
-                f"{one['mfu']:.1%}" if compiled else "-",
+                f"{_at_least(one)}{one['step_milliseconds']:.1f}" if compiled else "-",
+                f"{_at_most(one)}{one['mfu']:.1%}" if compiled else "-",
                 f"{sum(part['bytes'] for part in one['collectives']) / 1e6:,.0f}",
                 f"{one['compile_seconds']:.0f}",
             )
@@ -186,6 +190,14 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _at_least(figures: dict[str, Any]) -> str:
+    return "≥ " if figures["lower_bound"] else ""
+
+
+def _at_most(figures: dict[str, Any]) -> str:
+    return "≤ " if figures["lower_bound"] else ""
+
+
 def main() -> None:
     """Run the command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
@@ -193,6 +205,7 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # anything that is computed, not only compiled, is computed here
+    jax.config.update("jax_enable_compilation_cache", False)  # a program that was compiled without a device is not read
     try:
         aot(replace(arguments, settings=settings))
     except jax.errors.JaxRuntimeError as error:

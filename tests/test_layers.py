@@ -38,7 +38,7 @@ FLOORS = (
     "console script",
 )
 LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
-LEAVES |= {"completion"}
+LEAVES |= {"completion", "versions"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}
 

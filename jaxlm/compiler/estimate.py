@@ -61,8 +61,13 @@ class Estimate:
 
     @property
     def milliseconds(self) -> float:
-        """Milliseconds of a step."""
+        """Milliseconds of a step; a lower bound if a kernel could not be measured."""
         return sum(self.parts.values())
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Return whether `milliseconds` leaves out a kernel."""
+        return any(kernel.milliseconds is None for kernel in self.kernels)
 
 
 def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) -> Estimate:

@@ -10,13 +10,13 @@ The bundles exclude waiting for memory, and a region that a kernel skips (a mask
 import functools
 import json
 import logging
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from jaxlm.compiler.hlo import Operation
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
 _CONFIG = re.compile(r"backend_config=(\{.*)")
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(L[BHE]|P[BF]|CT)? *: *(>*) *\{ *(.*)")
-_EXIT = re.compile(r"scmp\.ge\.s32\.totalorder (?:\(\S+\), )?(%\w+), (\d+) /\* loop exit test \*/")
-_CARRIED = re.compile(r"= sphi (%\w+), (%\w+)")
+_EXIT = re.compile(r"scmp\.ge\.s32\.totalorder (?:\(\S+\), )?%\w+, (\d+) /\* loop exit test \*/")
 _TYPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f": "float", "s": "int", "u": "uint"}
 
@@ -78,27 +77,43 @@ def measure(calls: Iterable[str], where: str) -> dict[str, int | None]:
 def cycles_of_bundles(text: str) -> int | None:
     """Return the cycles of one run, from a text of final bundles; None if a loop's bound is not a constant.
 
-    A loop's body begins with a bundle marked LB, and the number of marks `>` is the loop depth of a bundle; the bound
-    is in the comparison of a register that the loop carries.
+    A loop's body begins with a bundle marked LB, and the number of marks `>` is the loop depth of a bundle. The bound
+    is in the exit test, which is at the depth of its loop. The register that is tested does not lead to the loop: where
+    registers are scarce, the counter is kept in memory.
     """
-    bounds = {register: int(bound) for register, bound in _EXIT.findall(text)}
-    trips: list[int] = []  # trip counts of the loops around the current bundle, outermost first
-    total = 0
+    loops = [_Loop(None)]  # loops[0]: the kernel outside loops
+    around = [loops[0]]  # the loops around the current bundle, outermost first
+    loops[0].bounds.add(1)
     for line in text.splitlines():
         bundle = _BUNDLE.match(line)
         if bundle is None:
             continue
         mark, depth, content = bundle.group(1), len(bundle.group(2)), bundle.group(3)
         if mark == "LB":
-            carried = {register for pair in _CARRIED.findall(content) for register in pair}
-            known = [bounds[register] for register in carried if register in bounds]
-            if len(known) != 1:
-                return None
-            trips[depth - 1 :] = known
+            around[depth:] = [_Loop(around[depth - 1])]
+            loops.append(around[depth])
         elif not content.startswith("}"):  # an empty bundle has no marks
-            del trips[depth:]
-        total += math.prod(trips)
-    return total
+            del around[depth + 1 :]
+        around[-1].bundles += 1
+        around[-1].bounds.update(int(bound) for bound in _EXIT.findall(content))
+    if any(len(loop.bounds) != 1 for loop in loops):
+        return None
+    return sum(loop.bundles * loop.runs for loop in loops)
+
+
+@dataclass
+class _Loop:
+    """A loop in a text of bundles: its bundles outside inner loops, and the bounds of its exit tests."""
+
+    outer: "_Loop | None"
+    bundles: int = 0
+    bounds: set[int] = field(default_factory=set)
+
+    @property
+    def runs(self) -> int:
+        """How often the body runs in one run of the kernel."""
+        (bound,) = self.bounds
+        return bound * (self.outer.runs if self.outer else 1)
 
 
 def _types(text: str) -> list[tuple[str, list[int]]]:

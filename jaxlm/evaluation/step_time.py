@@ -28,6 +28,7 @@ from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.program import make_program, run_settings
 from jaxlm.training.step import TrainState, make_eval_step
+from jaxlm.versions import compilers
 
 SCORED_BATCHES = 4  # batches per timed call of the scorer, which overlaps the transfers of one with the next
 
@@ -67,6 +68,7 @@ def measure_step(arguments: BenchArguments) -> dict[str, Any]:
         "dtype": config.execution.compute_dtype().name,
         "device": jax.devices()[0].device_kind,
         "devices": mesh.size,
+        "versions": compilers(jax.default_backend()),
         "loss": loss,
         "compile_seconds": round(compile_seconds, 2),
         "step_seconds": round(seconds, 5),

@@ -17,6 +17,7 @@ from jaxlm.distributed.mesh import make_mesh
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.memory_fit import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.training.pretraining import make_pretraining
+from jaxlm.versions import compilers
 
 STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store
 
@@ -36,7 +37,9 @@ def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
     """Return the estimates for the step of each phase, the full length first. `micro_batches auto` is resolved.
 
     If no number of micro-batches fits, the estimates are for the largest. Milliseconds, and values derived from them,
-    are None for a step that the compiler rejects because it exceeds the memory.
+    are None for a step that the compiler rejects because it exceeds the memory. `lower_bound` is true for a step with a
+    kernel that could not be measured: its milliseconds are then at least those stated, its MFU and tokens per second at
+    most.
     """
     mesh = check(config, where)
     if config.micro_batches == "auto":
@@ -54,7 +57,7 @@ def report(config: PretrainConfig, where: Topology) -> dict[str, Any]:
         whole["days"] = round(seconds / 86400, 2)
     rates = [dataclasses.asdict(rate) for rate in calibration(where)]
     rounded = [rate | {"estimated": round(rate["estimated"], 1)} for rate in rates]
-    return whole | {"steps": steps, "calibration": rounded}
+    return whole | {"steps": steps, "calibration": rounded, "versions": compilers("tpu")}
 
 
 def advice(config: PretrainConfig, where: Topology) -> dict[str, Any]:
@@ -135,6 +138,7 @@ def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any
         "model_tflops": round(flops / 1e12, 3),
         "compile_seconds": round(compiled.seconds, 1),
         "step_milliseconds": None,
+        "lower_bound": False,
         "mfu": None,
         "tokens_per_second": None,
         "step_parts": {},
@@ -148,6 +152,7 @@ def _step(config: PretrainConfig, length: int, where: Topology) -> dict[str, Any
     return figures | {
         "memory_gib": {name: round(size, 3) for name, size in dataclasses.asdict(found.memory).items()},
         "step_milliseconds": round(found.milliseconds, 3),
+        "lower_bound": found.is_lower_bound,
         "step_parts": {name: round(value, 3) for name, value in found.parts.items()},
         "kernels": [dataclasses.asdict(kernel) for kernel in found.kernels if kernel.milliseconds is not None],
         "uncounted_kernels": {kernel.name: kernel.count for kernel in found.kernels if kernel.milliseconds is None},
