@@ -1,6 +1,8 @@
 """Processes of one run: joining, and stopping together at the same step."""
 
+import collections
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -10,11 +12,12 @@ import threading
 from collections.abc import Iterator
 
 import jax
-from jax._src import cloud_tpu_init  # the test for a TPU VM has no public name
+from jax._src import cloud_tpu_init, distributed  # neither the test for a TPU VM nor the key-value store is public
 from jax.experimental import multihost_utils
 
 from jaxlm.distributed.config import DistributedConfig
 from jaxlm.errors import EXIT_FAILED, InputError
+from jaxlm.versions import COMPILERS, installed
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ def start_processes(config: DistributedConfig, *, saves: bool = True) -> None:
 
     saves: whether the caller polls a `StopSignal` between its steps. Otherwise SIGTERM ends a process, as it does
     alone. If they do not all join within JOIN_WITHIN seconds, a line says so and the process ends with EXIT_FAILED.
+    Raises InputError, on every process, if they have different versions of JAX or of a compiler.
     """
     jax.config.update("jax_enable_preemption_service", saves)
     given = [config.coordinator is not None, config.num_processes is not None, config.process_id is not None]
@@ -40,9 +44,11 @@ def start_processes(config: DistributedConfig, *, saves: bool = True) -> None:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         with _giving_up(f"{config.num_processes} processes", f"{config.coordinator} (--distributed.coordinator)"):
             _join(config)
+            _check_versions()
     elif _on_pod():
         with _giving_up("workers of the pod", "worker 0"):
             jax.distributed.initialize(initialization_timeout=2 * JOIN_WITHIN)
+            _check_versions()
 
 
 @contextlib.contextmanager
@@ -77,6 +83,32 @@ def _join(config: DistributedConfig) -> None:
         cluster_detection_method="deactivate",  # from Slurm's variables JAX would use only one GPU of the machine
         initialization_timeout=2 * JOIN_WITHIN,
     )
+
+
+def _check_versions() -> None:
+    """Raise InputError, on every process, if they have different versions of JAX or of a compiler.
+
+    Such programs would wait for each other's collectives forever, or compute different bits. The versions are exchanged
+    by the store of the runtime, as a collective would be one of these programs.
+    """
+    store, count = distributed.global_state.client, distributed.global_state.num_processes
+    store.key_value_set(f"jaxlm/versions/{distributed.global_state.process_id}", json.dumps(installed(COMPILERS)))
+    found = [json.loads(store.blocking_key_value_get(f"jaxlm/versions/{k}", 1000 * JOIN_WITHIN)) for k in range(count)]
+    store.wait_at_barrier("jaxlm/versions", 1000 * JOIN_WITHIN)  # process 0 holds the store: it must not end before
+    for package in COMPILERS:
+        processes = collections.defaultdict(list)
+        for number, versions in enumerate(found):
+            processes[versions.get(package, "none")].append(number)
+        if len(processes) > 1:
+            told = "; ".join(f"{version} on {_numbered(numbers)}" for version, numbers in processes.items())
+            raise InputError(
+                f"{package} must have the same version on all processes, got {told}; install the same environment "
+                "on all hosts by launch/setup.sh"
+            )
+
+
+def _numbered(numbers: list[int]) -> str:
+    return f"process {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} processes from {numbers[0]} on"
 
 
 def _check_free(coordinator: str | None) -> None:

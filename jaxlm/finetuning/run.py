@@ -159,10 +159,18 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
         task, source = planned.task, planned.source
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
+        versions = list(filter(None, [run.version_note()]))
         run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
         chosen = [said] if (said := config.mesh.describe(mesh)) is not None else []
         changes = [f"changed since the last start: {as_flags(change)}" for change in changed]
-        notes = (*planned.notes, *chosen, *dropout_notes(source, config.model), *config.execution.says(), *changes)
+        notes = (
+            *planned.notes,
+            *chosen,
+            *dropout_notes(source, config.model),
+            *config.execution.says(),
+            *changes,
+            *versions,
+        )
         for line in (*_described(planned, encoded), *notes):
             observer.say(line)
         if (warning := config.optimizer.warmup_note(num_steps)) is not None and jax.process_index() == 0:

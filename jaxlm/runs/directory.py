@@ -15,7 +15,6 @@ import contextlib
 import datetime
 import fnmatch
 import functools
-import importlib.metadata
 import json
 import logging
 import os
@@ -40,11 +39,11 @@ from jaxlm.runs.differences import differing, flat, in_words, shown
 from jaxlm.runs.earlier_versions import ADDED_FIELDS, ADDED_OPTIONS, upgraded
 from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.versions import compiler_changes, recorded
 from jaxlm.wording import similar_directory
 
 log = logging.getLogger(__name__)
 
-_PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 CONTINUED = ("num_steps", "num_epochs", "optimizer.")  # fields that a run which continues another's state may change
 _locks: list[TextIO] = []  # referenced here, so that the lock outlives a RunDirectory that is garbage-collected
 
@@ -134,7 +133,7 @@ class RunDirectory:
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": shlex.join(sys.orig_argv),
             "commit": _commit(),
-            "versions": {"python": ".".join(map(str, sys.version_info[:3]))} | _versions(),
+            "versions": recorded(),
             "devices": {
                 "count": len(devices),
                 "kind": devices[0].device_kind,
@@ -157,6 +156,18 @@ class RunDirectory:
 
         first_process_decides(append)
         return start
+
+    def version_note(self) -> str | None:
+        """Return a sentence if JAX or a compiler has another version than at the last recorded start, else None."""
+        starts = self.starts()
+        before = starts[-1].get("versions") if starts else None
+        changes = compiler_changes(before, recorded()) if isinstance(before, dict) else []
+        if not changes:
+            return None
+        return (
+            f"other versions than at the last start: {', '.join(changes)}; losses may differ in the last bits from "
+            "those of a run without the stop"
+        )
 
     def starts(self) -> list[dict[str, Any]]:
         """Return the lines of starts.jsonl, oldest first, without incomplete lines."""
@@ -359,16 +370,6 @@ def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") 
             if inner != {} or value == {}:
                 kept[name] = inner
     return kept
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # not installed: run from the sources
-            continue
-    return versions
 
 
 def _commit() -> str | None:

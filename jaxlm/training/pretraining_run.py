@@ -276,6 +276,7 @@ def _train(
         raise InputError(f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more")
     ready.compile_ahead(first_step)
     started_from = None if origin == "from scratch" else origin
+    notes = [*notes, *filter(None, [run.version_note()])]
     run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
     recorder = Recorder(
         run,

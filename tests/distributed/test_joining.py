@@ -31,9 +31,9 @@ print(json.dumps([state.num_processes, state.process_id, jax.config._read("jax_c
 """
 
 
-def start(*, without: list[str], flags: list, **environment: str) -> subprocess.Popen:
+def start(*, without: list[str], flags: list, program: str = PROGRAM, **environment: str) -> subprocess.Popen:
     """A process that joins and says as how many, as which, and which GPUs it may see."""
-    words = [sys.executable, "-c", PROGRAM, json.dumps(without), json.dumps(flags)]
+    words = [sys.executable, "-c", program, json.dumps(without), json.dumps(flags)]
     given = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "SLURM_"))}
     given |= {"PYTHONPATH": str(REPOSITORY)} | environment
     return subprocess.Popen(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -98,3 +98,18 @@ def test_a_process_of_slurm_has_all_gpus_of_its_machine():
         start(without=[], flags=[address, 2, k], JAX_PLATFORMS="cpu", SLURM_PROCID=str(k), **slurm) for k in range(2)
     ]
     assert said(found) == [[2, 0, "all"], [2, 1, "all"]]
+
+
+@pytest.mark.slow
+def test_hosts_with_other_versions_are_refused():
+    """Fails when processes whose programs differ begin to train: each would wait for the other's collectives."""
+    address, versions = f"localhost:{free_port()}", ({"jax": "0.11.2", "jaxlib": "0.11.2"}, {"jax": "0.11.2"})
+    other = "import jaxlm.versions; jaxlm.versions.installed = lambda packages: {}\n"
+    started = [
+        start(without=[], flags=[address, 2, k], program=other.format(found) + PROGRAM, JAX_PLATFORMS="cpu")
+        for k, found in enumerate(versions)
+    ]
+    for process in started:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode != 0
+        assert "jaxlib must have the same version on all processes, got 0.11.2 on process 0; none on process 1" in error

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxlm.atomic_write import write_json
@@ -177,6 +178,22 @@ def test_the_tokenizer_is_copied_whole_or_not_at_all(tmp_path):
         (run.tokenizer / "sentencepiece.model").write_bytes(b"damaged")
         run.save_tokenizer(sound)
         assert load_tokenizer(run.tokenizer).fingerprint == sound.fingerprint
+
+
+def test_other_versions_than_at_the_last_start_are_told(tmp_path):
+    """Fails when a run goes on with another compiler without a word, or when a package without a say is named."""
+    with RunDirectory(tmp_path) as run:
+        run.open(CONFIG)
+        assert run.version_note() is None, "there was no start"
+        start = run.record_start(started_from=None)
+        assert run.version_note() is None
+        assert start["versions"]["jax"] == jax.__version__ and start["versions"]["jaxlib"] == jax.lib.__version__
+        start["versions"] |= {"jaxlib": "0.1", "grain": "0.1", "libtpu": "0.0.1", "jax-cuda12-plugin": "0.1"}
+        with (run.path / "starts.jsonl").open("a") as stream:
+            stream.write(json.dumps(start) + "\n")
+        said = run.version_note()
+    assert said.startswith(f"other versions than at the last start: jaxlib 0.1 -> {jax.lib.__version__}")
+    assert "last bits" in said and "grain" not in said and "cuda" not in said
 
 
 def test_a_start_names_a_run_and_a_step(tmp_path):
