@@ -11,7 +11,7 @@ usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ..
 Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process with its files in ~/jaxlm-pod/jobs/JOB:
 pid, born (the machine's boot id and the process's start time in that boot), command, log, and exit once it has ended.
 SIGTERM to the process of any one worker makes all of them save and stop.
-  install   install Python 3.11 if it is missing, and .venv for a TPU
+  install   install Python 3.13 if it is missing, and .venv for a TPU
   stage     copy a folder of gs:// to FOLDER in the home directory, except files that are already there
   start     run COMMAND in .venv, unless it is running; fails while the job runs another command or commit
   follow    print the log's last LINES and what follows until the job ends, for at most an hour, then "exit RESULT"
@@ -47,12 +47,13 @@ alive() {
 }
 
 install() {
-  # The tests and the estimates use Python 3.11 and its pins. TPU VMs have 3.10; uv provides its own builds.
-  local python=python3.11
+  # The newest Python on which the tests were run, and with it the newest JAX. TPU VMs have 3.10; uv provides its own
+  # builds.
+  local python=python3.13
   if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     python3 -m pip install --quiet --user uv
-    "$HOME/.local/bin/uv" python install --quiet 3.11
-    python=$("$HOME/.local/bin/uv" python find 3.11)
+    "$HOME/.local/bin/uv" python install --quiet 3.13
+    python=$("$HOME/.local/bin/uv" python find 3.13)
   fi
   PYTHON=$python launch/setup.sh tpu
 }

@@ -8,8 +8,9 @@ usage() {
 usage: launch/setup.sh [cpu|gpu|tpu] [EXTRA ...]
 
 Creates .venv with jaxlm and pinned versions of its dependencies, for this kind of device (default: cpu).
-It does nothing if everything is installed; another kind may be added to the same .venv. EXTRA: gpt1 tfds test parity
-harness docs (described in setup.cfg). PYTHON=... selects the interpreter (3.11 or later).
+It does nothing if everything is installed; another kind may be added to the same .venv. EXTRA: gpt1 parquet zero-shot
+tfds test parity harness docs (described in setup.cfg). PYTHON=... selects the interpreter, Python 3.11 to 3.14; the
+default is python3, else the newest of these. A .venv of another version than PYTHON is recreated with what it had.
 TEXT
 }
 
@@ -33,33 +34,55 @@ esac
 [ $# -eq 0 ] || shift
 for extra in "$@"; do
   case "$extra" in
-    gpt1 | tfds | test | parity | harness | docs) ;;
+    gpt1 | parquet | zero-shot | tfds | test | parity | harness | docs) ;;
     *)
       usage >&2
-      fail "an extra must be gpt1, tfds, test, parity, harness or docs, got '$extra'"
+      fail "an extra must be gpt1, parquet, zero-shot, tfds, test, parity, harness or docs, got '$extra'"
       ;;
   esac
 done
 
 python=.venv/bin/python
-new_enough='import sys, ensurepip; sys.exit(sys.version_info < (3, 11))'
+# The versions for which launch/constraints.txt has pins.
+supported='import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
+
+is_supported() { "$1" -c "$supported" >/dev/null 2>&1; }
+
+# Print the version of an interpreter, "Python 3.13.0", or nothing for a command that is none.
+version_of() { "$1" --version 2>/dev/null || true; }
 
 find_python() {
-  local candidate
-  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
-    if "$candidate" -c "$new_enough" >/dev/null 2>&1; then
+  local candidate found
+  if [ -n "${PYTHON:-}" ]; then
+    found=$(version_of "$PYTHON")
+    is_supported "$PYTHON" || fail "PYTHON must be a Python 3.11 to 3.14 with pip, got $PYTHON${found:+ ($found)}"
+    echo "$PYTHON"
+    return
+  fi
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+    if is_supported "$candidate"; then
       echo "$candidate"
       return
     fi
-    [ "$candidate" != "${PYTHON:-}" ] || fail "PYTHON must be a Python 3.11 or later with pip, got $PYTHON"
   done
-  fail "no Python 3.11 or later with pip was found: install one, or name it in PYTHON=..."
+  found=$(version_of python3)
+  fail "no Python 3.11 to 3.14 with pip was found${found:+ (python3 is $found)}; install one by the system's packages or" \
+    "by 'uv python install 3.13', or name it in PYTHON=..."
 }
 
-# A .venv contains the path it was created at: a moved or incomplete one is recreated.
-if ! "$python" -c "$new_enough" >/dev/null 2>&1 || [ "$("$python" -c 'import sys; print(sys.prefix)')" != "$PWD/.venv" ]; then
+# What was installed into .venv is installed again when it is recreated.
+installed=()
+for note in .venv/.jaxlm-*; do
+  [ ! -e "$note" ] || installed+=("${note#.venv/.jaxlm-}")
+done
+
+# A .venv contains the path it was created at: a moved or incomplete one is recreated, and one of another Python than
+# PYTHON names.
+if ! is_supported "$python" || [ "$("$python" -c 'import sys; print(sys.prefix)')" != "$PWD/.venv" ] ||
+  { [ -n "${PYTHON:-}" ] && [ "$(version_of "$PYTHON")" != "$(version_of "$python")" ]; }; then
   found=$(find_python)
-  echo "making .venv with $("$found" --version)"
+  had=$(version_of "$python")
+  echo "making .venv with $(version_of "$found")${had:+ (it had $had)}"
   "$found" -m venv --clear .venv
 fi
 
@@ -75,9 +98,7 @@ if [ ${#missing[@]} -eq 0 ]; then
   echo ".venv is ready: ${wanted[*]}"
   exit 0
 fi
-for note in .venv/.jaxlm-*; do
-  [ ! -e "$note" ] || wanted+=("${note#.venv/.jaxlm-}")
-done
+wanted+=(${installed[@]+"${installed[@]}"})
 
 extras=()
 for name in "${wanted[@]}"; do

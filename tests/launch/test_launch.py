@@ -29,21 +29,27 @@ def copy(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def fake_python(copy) -> Path:
-    """An interpreter that makes a .venv of itself and writes down what pip is asked to do."""
-    log, path = copy / "pip.log", copy / "fake-python"
+def make_python(copy: Path, path: Path, version: str = "3.12.0") -> Path:
+    """Write an interpreter that makes a .venv of itself and writes down what pip is asked to do."""
+    log, supported = copy / "pip.log", int(version.split(".")[1]) in range(11, 15)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         "#!/usr/bin/env bash\n"
         'case "$1 $2" in\n'
-        f'  "-m venv") mkdir -p "$4/bin" && cp "{path}" "$4/bin/python" && echo venv >>"{log}" ;;\n'
+        f'  "-m venv") rm -rf "$4" && mkdir -p "$4/bin" && cp "{path}" "$4/bin/python" && echo venv >>"{log}" ;;\n'
         f'  "-m pip") shift 2 && echo "$@" >>"{log}"; [ ! -e "{copy}/no-network" ] ;;\n'
         f'  "-c import sys; print(sys.prefix)") echo "{copy}/.venv" ;;\n'
-        '  "--version "*) echo "Python 3.12.0" ;;\n'
+        f'  "--version "*) echo "Python {version}" ;;\n'
+        f'  "-c import sys, ensurepip"*) exit {0 if supported else 1} ;;\n'
         "esac\n"
     )
     path.chmod(0o755)
     return path
+
+
+@pytest.fixture
+def fake_python(copy) -> Path:
+    return make_python(copy, copy / "fake-python")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -78,10 +84,59 @@ def test_setup_refuses_what_it_does_not_know(copy, words, named):
     assert not (copy / ".venv").exists()
 
 
-def test_setup_refuses_an_interpreter_that_is_too_old(copy):
+def test_setup_refuses_a_command_that_is_no_interpreter(copy):
     refused = run(copy / "launch" / "setup.sh", env={"PYTHON": "false"})
-    assert refused.returncode != 0 and "PYTHON must be a Python 3.11 or later with pip, got false" in refused.stderr
+    assert refused.returncode == 2 and "PYTHON must be a Python 3.11 to 3.14 with pip, got false" in refused.stderr
     assert not (copy / ".venv").exists()
+
+
+def with_pythons(copy: Path, **versions: str) -> dict[str, str]:
+    """Return an environment whose path begins with these interpreters alone: name, with _ for a dot, to version."""
+    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
+        absent = copy / "pythons" / name  # hides those of this machine
+        absent.parent.mkdir(exist_ok=True)
+        absent.write_text("#!/bin/sh\nexit 127\n")
+        absent.chmod(0o755)
+    for name, version in versions.items():
+        make_python(copy, copy / "pythons" / name.replace("_", "."), version)
+    return {"PATH": f"{copy / 'pythons'}:{os.environ['PATH']}", "PYTHON": ""}
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen"),
+    [
+        ({"python3": "3.11.2", "python3_13": "3.13.1"}, "3.11.2"),
+        ({"python3": "3.15.0", "python3_11": "3.11.9", "python3_13": "3.13.1"}, "3.13.1"),
+        ({"python3": "3.9.7", "python3_14": "3.14.0", "python3_12": "3.12.3"}, "3.14.0"),
+    ],
+)
+def test_setup_keeps_python3_or_takes_the_newest_that_is_supported(copy, versions, chosen):
+    """Fails when a Python is chosen for which there are no pins: pip then ends in ResolutionImpossible."""
+    done = run(copy / "launch" / "setup.sh", env=with_pythons(copy, **versions))
+    assert done.returncode == 0 and f"making .venv with Python {chosen}\n" in done.stdout, done.stderr
+
+
+def test_setup_without_a_supported_python_says_which_are(copy):
+    refused = run(copy / "launch" / "setup.sh", env=with_pythons(copy, python3="3.15.0"))
+    assert refused.returncode == 2 and not (copy / ".venv").exists()
+    (said,) = refused.stderr.splitlines()
+    assert "no Python 3.11 to 3.14 with pip was found (python3 is Python 3.15.0)" in said
+    assert "uv python install 3.13" in said
+    named = run(copy / "launch" / "setup.sh", env=with_pythons(copy, python3="3.15.0") | {"PYTHON": "python3"})
+    assert "PYTHON must be a Python 3.11 to 3.14 with pip, got python3 (Python 3.15.0)" in named.stderr
+
+
+def test_setup_recreates_an_environment_of_another_python(copy):
+    """Fails when PYTHON is ignored because .venv exists, or when what was installed is lost with the old .venv."""
+    environment = with_pythons(copy, python3="3.11.2", python3_13="3.13.1")
+    assert run(copy / "launch" / "setup.sh", "cpu", "test", env=environment).returncode == 0
+    again = environment | {"PYTHON": "python3.13"}
+    (copy / "pip.log").write_text("")
+    done = run(copy / "launch" / "setup.sh", env=again)
+    assert "making .venv with Python 3.13.1 (it had Python 3.11.2)" in done.stdout, done.stdout + done.stderr
+    assert "--editable .[test" in (copy / "pip.log").read_text()
+    assert run(copy / "launch" / "setup.sh", env=again).stdout == ".venv is ready: cpu\n"
+    assert run(copy / "launch" / "setup.sh", env=environment).stdout == ".venv is ready: cpu\n", "no PYTHON: it stays"
 
 
 def test_setup_is_idempotent(copy, fake_python):
