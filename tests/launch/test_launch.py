@@ -231,6 +231,30 @@ def test_optimum_has_the_pins_of_everything_else():
     assert differ == {"huggingface-hub", "tokenizers", "transformers"}
 
 
-def test_ci_runs_the_tests():
+def test_ci_runs_the_tests_and_with_the_other_jax_what_depends_on_it():
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "launch/test.sh" in text
+    assert text.index("launch/test.sh --durations") < text.index("launch/test.sh -m versions")
+
+
+def test_a_worker_without_python_gets_one_from_uv(copy, tmp_path):
+    """TPU VMs have Python 3.10. Fails where install() hands on a python3.13 that cannot be started."""
+    programs, home = tmp_path / "programs", tmp_path / "home"
+    scripts = {
+        programs / "python3.13": "exit 127",
+        programs / "python3": f'echo "pip: $*" >>{tmp_path}/log; cp {programs}/uv {home}/.local/bin/uv',
+        programs / "uv": f'echo "uv: $*" >>{tmp_path}/log; [ "$2" != find ] || echo {home}/python',
+        copy / "launch" / "setup.sh": f'echo "setup: $PYTHON $*" >>{tmp_path}/log',
+    }
+    programs.mkdir()
+    (home / ".local" / "bin").mkdir(parents=True)
+    for path, text in scripts.items():
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+    environment = os.environ | {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run([copy / "launch" / "pod_worker.sh", "install"], env=environment, check=True)
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "pip: -m pip install --quiet --user uv",
+        "uv: python install --quiet 3.13",
+        "uv: python find 3.13",
+        f"setup: {home}/python tpu",
+    ]

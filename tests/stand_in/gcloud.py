@@ -12,6 +12,7 @@ import shutil
 import signal
 import socketserver
 import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -84,6 +85,10 @@ class Cloud:
                 stub = self.root / folder / program
                 stub.write_text(STUB.format(port=self.server.server_address[1]))
                 stub.chmod(0o755)
+        # The Python that workers run, so that what they install does not depend on the machine of the test.
+        python = self.root / "on-workers" / "python3.13"
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
 
     def environment(self, programs: str) -> dict[str, str]:
         path = f"{self.root / programs}:{os.environ['PATH']}"
