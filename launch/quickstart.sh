@@ -12,6 +12,8 @@ does the same without pretraining, and ends with a table, a plot, DIRECTORY/summ
 (default runs/quickstart).
 It takes about ten minutes on two cores, no network beyond the installation and no data set. Every command is printed
 before it runs. After a stop at any moment the same command continues; completed steps are not repeated.
+QUICK=1 trains each model for a few steps, in about two minutes and in runs/quick: this tests an installation; the
+values in its table have no meaning.
 TEXT
 }
 
@@ -31,7 +33,9 @@ if [ $# -gt 1 ]; then
   echo "error: expected one directory, got $#" >&2
   exit 2
 fi
-out=${1:-runs/quickstart}
+default=runs/quickstart
+[ -z "${QUICK:-}" ] || default=runs/quick
+out=${1:-$default}
 again="launch/quickstart.sh${1:+ $1}"
 
 # Settings. Those of the model and its pretraining are in configs/pretrain/quickstart.py, the common settings of the
@@ -46,6 +50,11 @@ epochs=4
 long_epochs=16
 seeds=3
 prompt='The function returns'
+pretraining=()
+if [ -n "${QUICK:-}" ]; then
+  pretraining=(--num-steps 150 --eval-every 150 --checkpoint-every 150)
+  epochs=1 long_epochs=1 seeds=1
+fi
 
 launch/setup.sh cpu
 . .venv/bin/activate
@@ -68,7 +77,7 @@ run tokenizer-and-store python -m jaxlm.prepare --source "lines:$out/corpus/pret
 run dev-store python -m jaxlm.prepare --source "lines:$out/corpus/dev.txt" \
   --tokenizer "store:$out/stores/pretrain" --output "$out/stores/dev"
 run pretrain python -m jaxlm.pretrain configs/pretrain/quickstart.py --run "$out/pretrained" \
-  --data.store "$out/stores/pretrain" --data.validation "$out/stores/dev"
+  --data.store "$out/stores/pretrain" --data.validation "$out/stores/dev" ${pretraining[@]+"${pretraining[@]}"}
 run sample --to "$out/sample.txt" python -m jaxlm.generate --run "$out/pretrained" --prompt "$prompt" \
   --num-samples 3 --length 40 --temperature 0.7 --seed 0
 

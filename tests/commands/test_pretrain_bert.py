@@ -307,6 +307,7 @@ run_command(pretrain.main)
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_killed_before_and_at_the_switch(base, stores, tmp_path):
     """The second time while the save at the switch, which has just begun, may not be complete."""
     run = tmp_path / "run"

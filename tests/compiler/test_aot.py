@@ -40,6 +40,8 @@ from jaxlm.training.pretraining import make_pretraining
 from jaxlm.views import aot_report
 from jaxlm.views.aot_report import _changed, _changes, report
 
+pytestmark = pytest.mark.versions
+
 
 def test_the_clock_is_the_peak_of_all_multipliers():
     """The published clocks: 1.05 GHz of v4, 1.5 of v5e, 1.75 of v5p and v6e."""

@@ -9,6 +9,8 @@ from jaxlm.compiler.hlo import parse, shape_bytes
 from jaxlm.compiler.kernels import cycles_of_bundles
 
 # Written by hand in the compiler's form: a loop of 3 with a loop of 5 in it, a condition, both kinds of collectives.
+pytestmark = pytest.mark.versions
+
 MODULE = """HloModule jit_step, is_scheduled=true
 
 %fused_product (p: bf16[8,16]) -> bf16[8,16] {

@@ -27,6 +27,8 @@ from jaxlm.training.pretraining import make_pretraining
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.findall(r"^jaxlib==(\S+)", (ROOT / "launch" / "constraints.txt").read_text(), re.MULTILINE)
+pytestmark = pytest.mark.versions
+
 MODELS = {"gpt": (TOY, LanguageModel(), "windows"), "bert": (TOY_BERT, MaskedLM(), "pairs")}
 MESHES = ((8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2))
 

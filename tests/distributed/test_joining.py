@@ -17,6 +17,8 @@ from toy_runs import REPOSITORY
 from jaxlm.distributed import processes
 from jaxlm.errors import InputError
 
+pytestmark = pytest.mark.versions
+
 PROGRAM = """
 import json, os, sys
 import jax

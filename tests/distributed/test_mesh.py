@@ -34,9 +34,7 @@ from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import abstract_state, fresh_state, make_eval_step, make_train_step, new_state, settings_of
 
-pytestmark = pytest.mark.skipif(
-    len(jax.devices()) < 8, reason="needs eight devices; tests/conftest.py asks the CPU for them"
-)
+pytestmark = pytest.mark.versions
 
 ROWS, STEPS = 16, 3
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)]

@@ -32,7 +32,7 @@ from toy_runs import (
 
 from jaxlm.runs.metrics_log import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
 STEPS = ("--num-steps", 12, "--checkpoint-every", 4)
 LONG = "--num-epochs 12 --eval-every 30 --checkpoint-every 30".split()  # 60 steps
 

@@ -31,7 +31,7 @@ from toy_runs import (
 
 from jaxlm.distributed.watchdog import GONE_AFTER, OWN_END
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
 LOST = r"failed: worker {} was lost (\d+) s ago: killed, or its machine was taken away; all stop, .*"
 
 PROGRAM = """

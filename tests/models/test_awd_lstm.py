@@ -174,6 +174,7 @@ def test_averaging_begins_by_the_validation_losses(base):
     assert saved.weights == "average"
 
 
+@pytest.mark.versions
 def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
     """Fails when the losses that begin the averaging, their number, the carry or the windows are lost."""
     kinds = {name.split("/")[0] for name in checksums(base)}

@@ -262,6 +262,7 @@ def test_the_loss_is_that_of_the_layers_that_contribute(base):
         assert loss == pytest.approx(expected, rel=1e-5), step
 
 
+@pytest.mark.versions
 def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
     """Fails when the momentum is lost or the schedule begins anew."""
     run = tmp_path / "run"

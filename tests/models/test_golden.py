@@ -27,6 +27,8 @@ from jaxlm.training.config import PretrainConfig
 from jaxlm.training.parameter_groups import decay_mask
 from jaxlm.training.pretraining import make_pretraining
 
+pytestmark = pytest.mark.versions
+
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 CUT = 0.8796  # the deviation of a standard normal that is cut at two deviations
 

@@ -209,6 +209,7 @@ def base(tmp_path_factory, stores):
     return run
 
 
+@pytest.mark.versions
 def test_a_killed_run_goes_on_with_its_state_to_the_bit(base, stores, tmp_path):
     """Fails when the carry is not in the checkpoint, is another row's, or is emptied by a resume."""
     assert any(name.startswith("carry/") for name in checksums(base))

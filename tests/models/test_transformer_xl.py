@@ -246,6 +246,7 @@ def base(tmp_path_factory, stores):
     return run
 
 
+@pytest.mark.versions
 def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
     """Fails when the memory, or the number of its tokens, is not part of the checkpoint."""
     assert {"carry/x_NBMD", "carry/count_1B"} <= {name.replace(".", "/") for name in checksums(base)}

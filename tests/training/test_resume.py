@@ -119,6 +119,7 @@ def test_killed_runs_lose_only_the_steps_since_their_last_save(stops):
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_stopped_and_killed_or_not_the_run_is_the_same_to_the_bit(stops, whole):
     assert stops.ends["finished"].code == 0, stops.ends["finished"].errors
     assert list(metrics(whole)) == list(range(1, STEPS + 1))
