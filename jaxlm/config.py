@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, fields_of, readable_help, reflowed, subcommands_of
+from jaxlm.flags import REGISTRY, fields_of, name_of_flag, readable_help, reflowed, subcommands_of
 from jaxlm.renamed import MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
@@ -241,6 +241,19 @@ def with_fields(config: Any, fields: Mapping[str, Any], name: str = "changes") -
     return from_json(type(config), values, name)
 
 
+def of_call(kind: type, values: Mapping[str, Any]) -> Any:
+    """Return the dataclass `kind` with the arguments of a call in Python; the other fields have their defaults.
+
+    InputError for a value of another type, or one that is not among those of a Literal.
+    """
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+        if field.name not in values
+    }
+    return from_json(kind, to_json(defaults | dict(values)), "")
+
+
 def field_of_flag(name: str) -> str:
     """Return the dotted name of a field from that of its flag: model.num_layers from --model.num-layers."""
     return name.removeprefix("--").replace("-", "_")
@@ -276,18 +289,23 @@ def _given_values(argv: Sequence[str]) -> dict[str, str | None]:
 
 
 def to_json(value: Any) -> Any:
-    """Return a config as plain JSON values: dataclasses as objects, tuples as lists, paths as strings."""
+    """Return a config as plain JSON values: dataclasses as objects, tuples and arrays as lists, paths as strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # an array or a scalar of NumPy
+        return value.tolist()
     return str(value) if isinstance(value, Path) else value
 
 
 def from_json(kind: Any, value: Any, where: str = "config") -> Any:
-    """Return the dataclass `kind` from the output of `to_json`; InputError for unknown, missing or mistyped fields."""
+    """Return the dataclass `kind` from the output of `to_json`; InputError for unknown, missing or mistyped fields.
+
+    A string stands for a list of one string. where: name of the value in errors; "": fields are named alone.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return from_json(args[0], value, where)
@@ -313,6 +331,8 @@ def from_json(kind: Any, value: Any, where: str = "config") -> Any:
     elif origin is typing.Literal:
         if value in args:
             return value
+    elif origin is tuple and args == (str, Ellipsis) and isinstance(value, str):
+        return (value,)
     elif origin is tuple and isinstance(value, list):
         kinds_of = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         if len(kinds_of) == len(value):
@@ -324,21 +344,31 @@ def from_json(kind: Any, value: Any, where: str = "config") -> Any:
         return Path(value)
     elif isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    raise InputError(f"{where}: {json.dumps(value)} is not {_spelt(kind)}")
+    raise InputError(f"{where} must be {_spelt(kind)}, got {_shown(value)}; {_remedy(kind, value)}")
 
 
 def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise InputError(f"{where}: {json.dumps(value)} is not an object with the fields of {kind.__name__}")
+        raise InputError(f"{where} must be {_spelt(kind)}, got {_shown(value)}; {_remedy(kind, value)}")
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in value:
         if name not in fields:
-            raise InputError(f"{where}.{name}: no such field; {did_you_mean(name, fields, 'remove it')}")
+            raise InputError(f"{_inside(where, name)}: no such field; {did_you_mean(name, fields, 'remove it')}")
     missing = [name for name in fields if name not in value]
     if missing:
         raise InputError(f"{where}: field {missing[0]} is missing")
-    return kind(**{name: from_json(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+    return kind(
+        **{
+            name: from_json(hints[name], item, _inside(where, name_of_flag(name, hints[name])))
+            for name, item in value.items()
+        }
+    )
+
+
+def _inside(where: str, name: str) -> str:
+    """Return the name of a field for errors."""
+    return ".".join(part for part in (where, name) if part)
 
 
 def _members(options: Iterable[Any]) -> dict[str, Any]:
@@ -354,9 +384,41 @@ def _discriminator(option: Any) -> str:
 
 
 def _spelt(kind: Any) -> str:
-    if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    options = [option for option in typing.get_args(kind) if dataclasses.is_dataclass(option)]
-    if len(options) > 1:
-        return "an object with the fields of " + " or ".join(_spelt(option) for option in options)
-    return getattr(kind, "__name__", str(kind))
+    """Return the values of a type in words."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _spelt(args[0])
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if origin is tuple:
+        return "a list of " + _PLURALS.get(args[0], "values")
+    if dataclasses.is_dataclass(kind):
+        return f"an object with the fields of {kind.__name__}"  # type: ignore[union-attr]
+    if origin in (typing.Union, types.UnionType):
+        options = [_spelt(option) for option in args if option is not type(None)]
+        fields = [option.removeprefix("an object with the fields of ") for option in options]
+        words = options[:1] + (fields if fields != options else options)[1:] + ["none"] * (type(None) in args)
+        return " or ".join(dict.fromkeys(words))
+    return _NOUNS.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+_NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+_PLURALS = {int: "integers", float: "numbers", str: "texts"}
+
+
+def _shown(value: Any) -> str:
+    """Return a value as JSON has it, or a type that JSON has not."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return f"a {type(value).__name__}"
+
+
+def _remedy(kind: Any, value: Any) -> str:
+    """Return the fix for a value of another type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return did_you_mean(str(value), map(str, args), "choose one of them")
+    if origin is tuple and not isinstance(value, list | dict | None):
+        return f"give [{_shown(value)}]"
+    return "give another value"

@@ -37,13 +37,18 @@ def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             continue
         hints = typing.get_type_hints(option, include_extras=True)
         for field in dataclasses.fields(option):
-            named = [mark.name for mark in _marks(hints[field.name]) if getattr(mark, "name", None) is not None]
-            name = f"{prefix}{named[0] if named else field.name}"
+            name = f"{prefix}{name_of_flag(field.name, hints[field.name])}"
             inner = [part for part in _options(hints[field.name]) if dataclasses.is_dataclass(part)]
             for part in inner:
                 yield from fields_of(part, f"{name}." if name else "")
             if not inner:
                 yield name, _bare(hints[field.name])
+
+
+def name_of_flag(field: str, hint: Any) -> str:
+    """Return the name of a field's flag: its own, or that of a mark in its type; "" for a group without one."""
+    named = [mark.name for mark in _marks(hint) if getattr(mark, "name", None) is not None]
+    return named[0] if named else field
 
 
 def positional_fields(kind: Any) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import tyro
 
 from jaxlm.atomic_write import rename_synced
+from jaxlm.config import of_call
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
@@ -151,20 +152,23 @@ def prepare_store(
       >>> store["documents"], store["vocabulary"]
       (2, 300)
     """
-    config = PrepareConfig(
-        source=(source,) if isinstance(source, str) else tuple(source),
-        tokenizer=tokenizer,
-        output=Path(output),
-        weights=tuple(weights),
-        sample=sample,
-        workers=workers,
-        errors=errors,
-        sentencepiece_model=sentencepiece_model,
-        minimum_count=minimum_count,
-        wordpiece_case=wordpiece_case,
-        sentences=sentences,
-        language=language,
-        unit_bytes=unit_bytes,
+    config = of_call(
+        PrepareConfig,
+        {
+            "source": source,
+            "tokenizer": tokenizer,
+            "output": output,
+            "weights": weights,
+            "sample": sample,
+            "workers": workers,
+            "errors": errors,
+            "sentencepiece_model": sentencepiece_model,
+            "minimum_count": minimum_count,
+            "wordpiece_case": wordpiece_case,
+            "sentences": sentences,
+            "language": language,
+            "unit_bytes": unit_bytes,
+        },
     )
     try:
         store = prepare(config, messages)

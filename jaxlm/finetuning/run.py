@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxlm.atomic_write import write_json
 from jaxlm.compiler.memory import check_batch_memory
-from jaxlm.config import field_of_flag, load_config, to_json, with_fields
+from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import Stopped, as_flags
@@ -107,24 +107,31 @@ def run_finetuning(
       (True, 1, True)
     """
     settings = load_config(str(config), FinetuneConfig) if isinstance(config, str | Path) else config
-    arguments = FinetuneArguments(
-        config="",
-        run=str(run),
-        task=task,
-        task_dir=None if task_dir is None else str(task_dir),
-        custom=custom if isinstance(custom, CustomConfig) else with_fields(CustomConfig(), custom or {}, "custom"),
-        options=options if isinstance(options, TaskOptions) else with_fields(TaskOptions(), options or {}, "options"),
-        strict=strict,
-        start=None if start is None else str(start),
-        tokenizer=tokenizer,
-        held_out_seed=held_out_seed,
-        sample=sample,
-        with_inputs=with_inputs,
-        seeds=seeds,
-        learning_rates=tuple(learning_rates),
-        beyond_length=beyond_length,
-        keep=keep,
-        settings=with_fields(settings, changes) if changes else settings,
+    arguments = of_call(
+        FinetuneArguments,
+        {
+            "config": "",
+            "run": run,
+            "task": task,
+            "task_dir": task_dir,
+            "custom": custom
+            if isinstance(custom, CustomConfig)
+            else with_fields(CustomConfig(), custom or {}, "custom"),
+            "options": options
+            if isinstance(options, TaskOptions)
+            else with_fields(TaskOptions(), options or {}, "options"),
+            "strict": strict,
+            "start": start,
+            "tokenizer": tokenizer,
+            "held_out_seed": held_out_seed,
+            "sample": sample,
+            "with_inputs": with_inputs,
+            "seeds": seeds,
+            "learning_rates": learning_rates,
+            "beyond_length": beyond_length,
+            "keep": keep,
+            "settings": with_fields(settings, changes) if changes else settings,
+        },
     )
     observer = observer or Observer(callbacks)
     try:

@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxlm.config import with_fields
+from jaxlm.config import of_call, with_fields
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size, in_chunks
 from jaxlm.inference.predictor import Predictor
-from jaxlm.inference.sampling import Sampling
 from jaxlm.inference.text_rows import check_texts, token_rows
 from jaxlm.inference.text_scorer import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import Step, TokenRow, logits_step, states_step, token_outputs
@@ -276,18 +275,21 @@ class LoadedModel:
           2
         """
         check_texts(prompts, "prompts")
-        settings = GenerationSettings(
-            length=length,
-            min_length=min_length,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            num_samples=num_samples,
-            sampling=Sampling(temperature, top_k, top_p),
-            repetition_penalty=repetition_penalty,
-            beams=beams,
-            length_penalty=length_penalty,
-            seed=seed,
-            beyond_length=self._beyond_length,
-            batch_size=self._batch_size,
+        settings = of_call(
+            GenerationSettings,
+            {
+                "length": length,
+                "min_length": min_length,
+                "stop": stop,
+                "num_samples": num_samples,
+                "sampling": {"temperature": temperature, "top_k": top_k, "top_p": top_p},
+                "repetition_penalty": repetition_penalty,
+                "beams": beams,
+                "length_penalty": length_penalty,
+                "seed": seed,
+                "beyond_length": self._beyond_length,
+                "batch_size": self._batch_size,
+            },
         )
         return [sample.generated for samples in self._generator(settings)(prompts) for sample in samples]
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.compiler.memory import check_batch_memory
-from jaxlm.config import field_of_flag, listed, load_config, with_fields
+from jaxlm.config import field_of_flag, listed, load_config, of_call, with_fields
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.data.store import Store
@@ -200,15 +200,18 @@ def run_pretraining(
     stores = {"data.store": store, "data.validation": validation}
     changes = dict(changes or {}) | {name: listed(value) for name, value in stores.items() if value is not None}
     settings = load_config(str(config), PretrainConfig) if isinstance(config, str | Path) else config
-    arguments = PretrainArguments(
-        config="",
-        run=str(run),
-        start=None if start is None else str(start),
-        start_with=start_with,
-        start_vocabulary=start_vocabulary,
-        profile=profile,
-        verify_stores=verify_stores,
-        settings=with_fields(settings, changes) if changes else settings,
+    arguments = of_call(
+        PretrainArguments,
+        {
+            "config": "",
+            "run": run,
+            "start": start,
+            "start_with": start_with,
+            "start_vocabulary": start_vocabulary,
+            "profile": profile,
+            "verify_stores": verify_stores,
+            "settings": with_fields(settings, changes) if changes else settings,
+        },
     )
     observer = observer or Observer(callbacks)
     try:
