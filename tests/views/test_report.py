@@ -11,6 +11,7 @@ from report_runs import SPEED, TASK, encoder, finetuned, pretrained, write_lines
 
 from jaxlm import report
 from jaxlm.errors import InputError
+from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.views.curves import Curve
 from jaxlm.views.report.charts import EXACT, compact
 from jaxlm.views.report.examples import is_right
@@ -238,7 +239,43 @@ def test_one_and_twenty_runs(tmp_path, runs, monkeypatch):
     found = Page(html_of(monkeypatch, tmp_path / "r.html", *many))
     assert [row[0] for row in found.table("The runs")[1:]] == [f"run{k}/pretrained" for k in range(20)]
     assert len(json.loads(found.payload)["entries"]) == 20
-    assert short_names(["gs://b/x", "/tmp/x"]) == ["gs://b/x", "/tmp/x"] and short_names(["a/b/"]) == ["b"]
+
+
+def test_names_are_the_shortest_endings_of_their_own():
+    """Fails when a name has directories that it does not need, or is that of two runs."""
+    assert short_names(["gs://b/x", "/tmp/x"]) == ["b/x", "tmp/x"] and short_names(["a/b/"]) == ["b"]
+    assert short_names(["A/B/pretrained", "A/B/scratch", "n/runs/x", "n/runs/ft"]) == [
+        "pretrained",
+        "scratch",
+        "x",
+        "ft",
+    ]
+    assert short_names(["x", "a/x", "b/a/x", "./y"]) == ["x", "a/x", "b/a/x", "y"]  # "x" ends the others
+
+
+def test_the_table_of_runs_has_the_best_validation_and_the_fields_that_differ(tmp_path, monkeypatch):
+    """Fails when the lowest validation loss is another, a differing field is left out, or groups mix values.
+
+    The losses are read from metrics.jsonl here. Groups are the fields with fewer values than there are runs.
+    """
+    settings = [(rate, seed) for rate in (1e-4, 1e-3) for seed in (0, 1)]
+    made = [
+        pretrained(tmp_path / str(k), seed=seed, optimizer=OptimizerConfig(peak_lr=rate))
+        for k, (rate, seed) in enumerate(settings)
+    ]
+    found = Page(html_of(monkeypatch, tmp_path / "r.html", *made))
+    head, *rows = found.table("The runs and their progress")
+    for run, row, setting in zip(made, rows, settings, strict=True):
+        best = min((line["validation_loss"], line["step"]) for line in lines_of(run, "validation_loss"))
+        of = dict(zip(head, row, strict=True))
+        assert (of["validation loss, best"], of["at step"]) == (f"{best[0]:.4f}", str(best[1]))
+        assert (float(of["optimizer.peak_lr"]), int(of["seed"])) == setting
+    payload = json.loads(found.payload)
+    assert payload["groups"] == {
+        "optimizer.peak_lr": {"values": ["0.0001", "0.001"], "of": [0, 0, 1, 1]},
+        "seed": {"values": ["0", "1"], "of": [0, 1, 0, 1]},
+    }
+    assert {"loss (nats)", "tokens per second (tokens/s)"} <= {chart["axis"] for chart in payload["charts"]}
 
 
 def test_right_answers_by_kind():

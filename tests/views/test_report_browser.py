@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from report_page import html_of
 from report_runs import finetuned, pretrained, zero_shot
@@ -78,6 +79,25 @@ try {
   found.copied = [];
   const tools = document.querySelector("table[data-name=results]").parentElement.nextElementSibling;
   for (const button of tools.querySelectorAll("button")) if (button.textContent.startsWith("copy")) button.click();
+  await set("group", "seed");
+  found.groups = document.getElementById("groups").textContent;
+  found.banded = image() !== before;
+  document.querySelector("table[data-name=curves-loss]").parentElement.nextElementSibling.querySelector("button").click();
+  found.grouped = found.copied.pop();
+  press("ArrowRight");
+  found.center = document.getElementById("spoken").textContent;
+  await set("group", "");
+  found.ungrouped = image() === before;
+  const words = document.getElementById("filter").elements.words;
+  const filter = (text) => { words.value = text; words.dispatchEvent(new Event("input", { bubbles: true })); };
+  filter("TW");
+  await painted();
+  const heads = (name) => document.querySelectorAll(`table[data-name=${name}] tbody tr:not([hidden]) th`);
+  const names = (name) => [...heads(name)].map((one) => one.textContent);
+  found.left = [names("runs"), names("curves-loss"), inked(shown()[0]).includes(stroke)];
+  filter("");
+  await painted();
+  found.unfiltered = image() === before;
   found.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
 } catch (error) { found.error = String(error.stack); }
 document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent: JSON.stringify(found) }));
@@ -106,7 +126,7 @@ def test_charts_are_drawn_and_no_error_occurs(tmp_path, monkeypatch):
 
     The policy of the page is replaced for the second look alone, whose probe is a script that it would refuse.
     """
-    runs = [pretrained(tmp_path / "one"), pretrained(tmp_path / "two", seed=1), finetuned(tmp_path / "tuned")]
+    runs = [pretrained(tmp_path / "one"), pretrained(tmp_path / "two", seed=1), finetuned(tmp_path / "tuned", seed=1)]
     zero_shot(runs[0])
     html = html_of(monkeypatch, tmp_path / "r.html", *runs)
     document, log = dump(html, tmp_path)
@@ -135,3 +155,28 @@ def test_charts_are_drawn_and_no_error_occurs(tmp_path, monkeypatch):
     assert f"tuned & sst2 & 0.001 & 3 & {mean:.4f} $\\pm$ {std:.4f} \\\\" in latex
     assert latex.startswith("\\begin{tabular}{llrrr}\n")
     assert found["overflow"] <= 0
+    check_groups(found, runs[1:])
+    assert found["left"] == [["two"], ["two"], False] and found["unfiltered"]
+
+
+def check_groups(found: dict, runs: list) -> None:
+    """The group of seed 1 has the mean of two runs, which are read from their files here, of 40 and of 9 steps."""
+    assert found["groups"] == "seed:0 (1)1 (2)" and found["banded"] and found["ungrouped"]
+    curves = []
+    for run in runs:
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        of_steps: dict = {}
+        for line in lines:
+            if "loss" in line:
+                of_steps.setdefault(line["step"], []).append(line["loss"])
+        curves.append([np.mean(values) for _, values in sorted(of_steps.items())])
+    first, best = (np.array([of(curve) for curve in curves]) for of in (lambda curve: curve[0], min))
+    head, _, row = found["grouped"].splitlines()
+    values = dict(zip(head.split(","), row.split(","), strict=True))
+    for name, own in (("first", first), ("best", best)):
+        assert float(values[name]) == pytest.approx(own.mean()) and float(values[f"{name} std"]) == pytest.approx(
+            own.std(ddof=1)
+        )
+    step, said = re.match(r"step (\d+): .*?\b1 \(2\) ([\d.]+)", found["center"]).groups()
+    own = [curve[int(step) - 1] for curve in curves if len(curve) >= int(step)]
+    assert float(said) == pytest.approx(np.mean(own), rel=1e-4)

@@ -20,6 +20,17 @@ from jaxlm.zero_shot.relative import SCALES
 EXACT = 2000  # points of a curve that is stored as it is
 PARTS, FEWER_PARTS = 1000, 250  # of a longer curve; in charts that are hidden at first, the second
 CLOCK_POINTS = 1000
+# Units by the ends of the names of metrics; the first that fits holds, and others are plain numbers.
+FRACTIONS = ("accuracy", "f1", "precision", "recall", "exact_match", "calibration_error", "wait_share", "mfu")
+UNITS = {
+    "tokens_per_second": "tokens/s",
+    "bits_per_byte": "bits/byte",
+    "loss": "nats",
+    "nll": "nats",
+    **dict.fromkeys(("bleu", "chrf"), "0 to 100"),
+    **dict.fromkeys(FRACTIONS, "fraction"),
+}
+SCORES = ("pearson", "spearman")  # metrics of regression, whose loss is a squared error
 # Ends of the names of metrics that have a best value; those of the catalogue, and those of language models.
 JUDGED = (*LOWER_IS_BETTER, *sorted({metric.name for metric in METRICS}))
 
@@ -49,17 +60,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A metric over the steps. shown: whether it is drawn at first. judged: whether it has a best value."""
+    """A metric over the steps.
+
+    shown: whether it is drawn at first. judged: whether it has a best value. unit: "" for a number without one.
+    """
 
     name: str
     lines: Sequence[Line]
     shown: bool
     judged: bool
+    unit: str = ""
 
     @property
     def title(self) -> str:
         """The name in words."""
         return self.name.replace("_", " ")
+
+    @property
+    def axis(self) -> str:
+        """The title of the y axis: the name in words, with its unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def best(self, curve: Curve) -> int:
         """Return the index of the best value of a curve."""
@@ -83,6 +103,7 @@ def charts_of(records: Sequence[Record], entries: Sequence[Entry]) -> list[Chart
     """Return the charts: the main metrics of the runs, the others by name, and those of zero-shot tasks."""
     main = list(dict.fromkeys(name for record in records for name in record.main))
     names = {name for record in records for name in record.curves}
+    scores = any(name.endswith(SCORES) for name in main)
     charts = []
     for name in [name for name in main if name in names] + sorted(names - set(main)):
         lines = [
@@ -90,7 +111,7 @@ def charts_of(records: Sequence[Record], entries: Sequence[Entry]) -> list[Chart
             for number, entry in enumerate(entries)
             for line in _lines(number, entry, records[entry.run].curves.get(name, {}))
         ]
-        charts.append(Chart(name, lines, name in main, name.endswith(JUDGED)))
+        charts.append(Chart(name, lines, name in main, name.endswith(JUDGED), _unit(name, scores)))
     return charts + _zero_shot_charts(records, entries)
 
 
@@ -123,8 +144,16 @@ def _zero_shot_charts(records: Sequence[Record], entries: Sequence[Entry]) -> li
             curve = Curve(np.array(steps), of_steps)
             lines.append(Line(entry, entries[entry].label, curve, errors=np.nan_to_num(errors)))
         shown = scale is None or (scale.protocol, scale.metric) == (protocol, metric)
-        charts.append(Chart(f"zero-shot {task}, {protocol}: {metric}", lines, shown, metric.endswith(JUDGED)))
+        name = f"zero-shot {task}, {protocol}: {metric}"
+        charts.append(Chart(name, lines, shown, metric.endswith(JUDGED), _unit(metric)))
     return charts
+
+
+def _unit(name: str, scores: bool = False) -> str:
+    """Return the unit of a metric. scores: whether its loss may be a squared error."""
+    if scores and name.endswith("loss"):
+        return ""
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 def charts_json(charts: Sequence[Chart], entries: Sequence[Entry], records: Sequence[Record]) -> dict[str, Any]:
@@ -148,7 +177,30 @@ def _chart_json(chart: Chart) -> dict[str, Any]:
         if line.errors is not None and "mx" not in values:
             values["e"] = _base64(line.errors, "<f4")
         lines.append(values)
-    return {"title": chart.title, "lines": lines}
+    return {"title": chart.title, "axis": chart.axis, "lines": lines}
+
+
+def groups_json(
+    fields: Mapping[str, Sequence[str]], entries: Sequence[Entry], records: Sequence[Record]
+) -> dict[str, dict[str, Any]]:
+    """Return the fields by which entries can be grouped: those with fewer values than there are runs, at least two.
+
+    fields: name -> a value of each run. Each has its `values`, in order, and `of`: the number of each entry's value.
+    """
+    found = {}
+    for name, values in fields.items():
+        own = sorted(set(values), key=_order)
+        if 1 < len(own) < len(records):
+            found[name] = {"values": own, "of": [own.index(values[entry.run]) for entry in entries]}
+    return found
+
+
+def _order(text: str) -> tuple[bool, float, str]:
+    """Return the key that sorts numbers by value, before other texts."""
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text
 
 
 def compact(curve: Curve, parts: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxlm.runs.metrics_log import finite
 from jaxlm.views.report import result_sections, sections
-from jaxlm.views.report.charts import charts_json, charts_of, entries_of
+from jaxlm.views.report.charts import charts_json, charts_of, entries_of, groups_json
 from jaxlm.views.report.markdown import markdown_html
 from jaxlm.views.report.run_record import Figures, Record
 from jaxlm.views.report.sections import Section, short_names
@@ -21,6 +21,7 @@ from jaxlm.views.report.tables import escaped
 from jaxlm.wording import counted
 
 LIBRARY, LIBRARY_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
+SCRIPTS = ("tables.js", "report.js")  # parts of one script
 # In a script of JSON, the characters that could end it or begin a comment.
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -31,11 +32,12 @@ def page_html(
     """Return the page. problems: sentences about what could not be read. note: a text in Markdown."""
     names = short_names([record.name for record in records])
     entries = entries_of(records, names)
+    groups = groups_json(sections.settings_of(records), entries, records)
     charts = charts_of(records, entries)
     runs = list(zip(names, records, strict=True))
     found: list[Section | None] = [
         sections.runs_section(records, names) if records else None,
-        sections.curves_section(charts, entries, records) if charts else None,
+        sections.curves_section(charts, entries, records, list(groups)) if charts else None,
         sections.differences_section(records, names),
         result_sections.results_section(runs),
         result_sections.errors_section(runs),
@@ -47,6 +49,7 @@ def page_html(
     ]
     parts = [part for part in found if part is not None]
     payload = charts_json(charts, entries, records)
+    payload["groups"] = groups
     payload["calibration"] = result_sections.calibration_json(runs, entries)
     title = " and ".join(
         filter(None, [_count(len(records), "run"), _count(len(figures), "evaluation")]),
@@ -66,7 +69,7 @@ def _notes(problems: Sequence[str], note: str | None) -> str:
 
 
 def _filled(title: str, parts: Sequence[Section], payload: Any, notes: str) -> str:
-    library, script = packaged(LIBRARY), packaged("report.js")
+    library, script = packaged(LIBRARY), "\n".join(map(packaged, SCRIPTS))
     hashes = " ".join(f"'sha256-{_digest(text)}'" for text in (library, script))
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     shown = "".join(

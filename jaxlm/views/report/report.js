@@ -1,11 +1,11 @@
-// Charts of a report, their settings, and the sorting and copying of its tables.
-"use strict";
+// Charts of a report, their settings, the filter of the runs and their groups.
 (() => {
   const data = JSON.parse(document.getElementById("payload").textContent);
   const form = document.getElementById("settings");
   const notice = document.getElementById("notice");
   const spoken = document.getElementById("spoken");
-  const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
+  const search = document.getElementById("filter");
+  const AXES = { step: "steps", tokens: "tokens", hours: "hours of training" };
   const SHOWN = 12; // lines of a box of values
   const PAN = 0.02; // of the shown range, for an arrow key
   const drawn = new Map(); // number of a chart -> { plot, place }
@@ -16,12 +16,6 @@
   const float64 = (text) => Array.from(new Float64Array(bytes(text)));
   const clocks = data.entries.map(({ clock }) =>
     clock && { steps: int32(clock.steps), tokens: float64(clock.tokens), hours: float64(clock.hours) });
-
-  function element(tag, properties, ...children) {
-    const made = Object.assign(document.createElement(tag), properties);
-    made.append(...children);
-    return made;
-  }
 
   function cssColor(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -50,7 +44,8 @@
     return {
       axis: field.axis.value, logx: field.logx.checked, logy: field.logy.checked, marks: field.marks.checked,
       smoothing: Number(field.smoothing.value), seeds: field.seeds ? field.seeds.value : "mean",
-      entries: new Set(checked("entry")), charts: new Set(checked("chart")),
+      group: data.groups[field.group ? field.group.value : ""],
+      entries: new Set(checked("entry").filter((entry) => matches(data.entries[entry].label))), charts: new Set(checked("chart")),
     };
   }
 
@@ -77,6 +72,15 @@
     });
   }
 
+  function words() {
+    return search ? search.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
+  }
+
+  function matches(label) { // whether a name has all words of the filter
+    const name = label.toLowerCase();
+    return words().every((word) => name.includes(word));
+  }
+
   // An exponential moving average, without the bias of its first values.
   function smoothed(values, weight) {
     let sum = 0, total = 0;
@@ -94,10 +98,44 @@
     return kept.length ? [xs, y, ...more].map((values) => kept.map((k) => values[k])) : null;
   }
 
+  function chosen(chart, wanted) {
+    return chart.lines.filter(({ entry, kind }) => wanted.entries.has(entry) && (kind === "single" || kind === wanted.seeds));
+  }
+
+  // Values at increasing steps, between the points of a curve; null outside of it.
+  function between(xs, ys, steps) {
+    return steps.map((step) => {
+      const k = last(xs, step), end = xs.length - 1;
+      if (k < 0 || step > xs[end]) return null;
+      return k === end ? ys[end] : ys[k] + ((ys[k + 1] - ys[k]) * (step - xs[k])) / (xs[k + 1] - xs[k]);
+    });
+  }
+
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+  // For each value of the field the mean of its runs' curves over the steps, with the lowest and highest as a band.
+  function groupLines(chart, wanted) {
+    return wanted.group.values.flatMap((value, number) => {
+      const members = chosen(chart, wanted).filter(({ entry }) => wanted.group.of[entry] === number).map((line) => {
+        const [x, y] = wanted.smoothing && line.mx ? [line.mx, line.my] : [line.x, line.y], xs = int32(x);
+        return { xs, at: onAxis(line.entry, wanted.axis, xs), ys: wanted.smoothing ? smoothed(float32(y), wanted.smoothing) : float32(y) };
+      }).filter(({ at }) => at);
+      const steps = [...new Set(members.flatMap(({ xs }) => xs))].sort((one, other) => one - other);
+      const curves = members.map(({ xs, ys }) => between(xs, ys, steps)), places = members.map(({ xs, at }) => between(xs, at, steps));
+      const points = steps.map((_, k) => {
+        const own = curves.map((values) => values[k]).filter((y) => y !== null);
+        return [mean(places.map((values) => values[k]).filter((x) => x !== null)), mean(own), Math.min(...own), Math.max(...own)];
+      }).filter(([x, y, low]) => (!wanted.logx || x > 0) && (!wanted.logy || low > 0)).sort((one, other) => one[0] - other[0]);
+      const [xs, ys, low, high] = [0, 1, 2, 3].map((k) => points.map((point) => point[k]));
+      const label = `${value} (${members.length})`;
+      return points.length ? [{ ...styleOf(number), label, points: [xs, ys], band: [low, high], width: 1.8 }] : [];
+    });
+  }
+
   function linesOf(chart, wanted) {
+    if (wanted.group) return groupLines(chart, wanted);
     const found = [];
-    for (const line of chart.lines) {
-      if (!wanted.entries.has(line.entry) || (line.kind !== "single" && line.kind !== wanted.seeds)) continue;
+    for (const line of chosen(chart, wanted)) {
       const whole = points(line.entry, line.x, float32(line.y), wanted, ...(line.e ? [float32(line.e)] : []));
       if (!whole) continue;
       const [raw, errors] = [whole.slice(0, 2), whole[2]];
@@ -187,7 +225,7 @@
     const found = valuesAt(plot, lines, plot.posToVal(left, "x"));
     box.hidden = !found.length;
     if (box.hidden) return;
-    box.replaceChildren(element("p", {}, element("span", { textContent: `${plot.axes[0].label} ${short(found[0].x)}` })));
+    box.replaceChildren(element("p", {}, element("span", { textContent: `${plot.axes[0].label.replace(/^steps$/, "step")} ${short(found[0].x)}` })));
     for (const { line, y } of found.slice(0, SHOWN)) {
       const label = element("span", { textContent: line.label });
       label.style.color = line.stroke;
@@ -216,7 +254,7 @@
       plot.setCursor({ left, top: plot.over.clientHeight / 2 });
       const found = valuesAt(plot, lines, plot.posToVal(left, "x"));
       const said = found.slice(0, SHOWN).map(({ line, y }) => `${line.label} ${short(y)}`).join("; ");
-      if (found.length) spoken.textContent = `${plot.axes[0].label} ${short(found[0].x)}: ${said}`;
+      if (found.length) spoken.textContent = `${plot.axes[0].label.replace(/^steps$/, "step")} ${short(found[0].x)}: ${said}`;
     } else if (event.key === "+" || event.key === "-") {
       const center = plot.posToVal(at, "x"), factor = event.key === "+" ? 0.5 : 2;
       zoom(center - (center - min) * factor, center + (max - center) * factor);
@@ -280,17 +318,40 @@
     };
   }
 
-  function errorRange(lines) { // of a linear y axis; undefined without errors
-    const low = [], high = [];
+  const extreme = (values, of) => values.reduce((one, other) => of(one, other));
+
+  function drawBands(lines) { // from the lowest to the highest curve of a group
+    return (plot) => {
+      const { ctx, bbox } = plot;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      ctx.globalAlpha = 0.18;
+      for (const { stroke, points: [xs], band: [low, high] } of lines.filter((line) => line.band)) {
+        ctx.fillStyle = stroke;
+        ctx.beginPath();
+        const edge = [...xs.map((x, k) => [x, high[k]]), ...xs.map((x, k) => [x, low[k]]).reverse()];
+        for (const [x, y] of edge) ctx.lineTo(plot.valToPos(x, "x", true), plot.valToPos(y, "y", true));
+        ctx.fill();
+      }
+      ctx.restore();
+    };
+  }
+
+  function errorRange(lines) { // of a linear y axis; undefined without errors and bands
+    const low = lines.flatMap(({ band }) => (band ? band[0] : [])), high = lines.flatMap(({ band }) => (band ? band[1] : []));
     for (const { points: [, ys], errors } of lines.filter((line) => line.errors)) {
       low.push(...ys.map((y, k) => y - errors[k]));
       high.push(...ys.map((y, k) => y + errors[k]));
     }
-    return low.length ? { range: uPlot.rangeNum(Math.min(...low), Math.max(...high), 0.1, true) } : {};
+    return low.length ? { range: uPlot.rangeNum(extreme(low, Math.min), extreme(high, Math.max), 0.1, true) } : {};
   }
 
   function redraw() {
     const wanted = settings();
+    for (const label of document.querySelectorAll("label:has(input[name=entry])")) label.hidden = !matches(label.textContent);
+    for (const table of document.querySelectorAll("table")) filterRows(table, matches);
     form.elements.amount.value = wanted.smoothing ? wanted.smoothing.toFixed(2) : "off";
     for (const { plot, place } of drawn.values()) {
       place.observer.disconnect();
@@ -302,16 +363,39 @@
       figure.hidden = !wanted.charts.has(number);
       place.replaceChildren();
       if (figure.hidden) continue;
-      const lines = linesOf(data.charts[number], wanted), entries = new Set(lines.map((line) => line.entry));
+      const lines = linesOf(data.charts[number], wanted), entries = new Set(wanted.group ? [] : lines.map((line) => line.entry));
       const x = wanted.logx ? { time: false, distr: 3, range: logRange } : { time: false };
       const y = wanted.logy ? { distr: 3, range: logRange } : errorRange(lines);
-      const marks = [drawMarks(wanted, entries), drawErrors(lines)];
-      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel: "", scales: { x, y }, linked: true, marks });
+      const marks = [drawBands(lines), drawMarks(wanted, entries), drawErrors(lines)];
+      const ylabel = data.charts[number].axis;
+      const plot = draw(place, lines, { xlabel: AXES[wanted.axis], ylabel, scales: { x, y }, linked: true, marks });
       drawn.set(number, { plot, place });
     }
+    showGroups(wanted);
     const left = [...wanted.entries].filter((entry) => wanted.axis !== "step" && !clocks[entry]);
     notice.textContent = left.length
       ? `Without ${AXES[wanted.axis]}: ${left.map((entry) => data.entries[entry].label).join("; ")}` : "";
+  }
+
+  // The legend of the groups, and the tables beside the charts with a row for each group.
+  function showGroups(wanted) {
+    const place = document.getElementById("groups"), fields = document.querySelector("fieldset.entries");
+    fields.classList.toggle("grouped", Boolean(wanted.group));
+    const rows = (wanted.group ? wanted.group.values : []).map((value, number) => {
+      const own = [...wanted.entries].filter((entry) => wanted.group.of[entry] === number);
+      return { number, own, label: `${value} (${own.length})` };
+    }).filter(({ own }) => own.length);
+    place.replaceChildren(...(rows.length ? [element("span", { textContent: `${form.elements.group.value}:` })] : []),
+      ...rows.map(({ number, label }) => element("span", {}, swatch(number), label)));
+    for (const table of document.querySelectorAll("figure[data-chart] table"))
+      groupRows(table, wanted.group && rows.map(({ number, own, label }) =>
+        ({ head: [swatch(number), label], names: new Set(own.map((entry) => data.entries[entry].label)) })));
+  }
+
+  function swatch(number) {
+    const made = document.querySelector(".swatch").cloneNode(true);
+    made.setAttribute("class", `swatch color${number % 8} dash${number % 5}`);
+    return made;
   }
 
   function drawCalibration() {
@@ -326,86 +410,6 @@
     }
   }
 
-  // --- tables ----------------------------------------------------------------------------------------------------
-
-  function sortable(table) {
-    table.querySelectorAll("thead th").forEach((head, column) => {
-      const button = element("button", { type: "button", textContent: head.textContent });
-      head.replaceChildren(button);
-      button.onclick = () => {
-        const down = head.getAttribute("aria-sort") === "ascending";
-        table.querySelectorAll("th[aria-sort]").forEach((one) => one.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const rows = [...table.tBodies[0].rows].sort((one, other) => compare(one.cells[column], other.cells[column], down));
-        table.tBodies[0].append(...rows);
-      };
-    });
-  }
-
-  function compare(one, other, down) { // absent values come last
-    const absent = [one, other].map((cell) => cell.textContent === "–");
-    if (absent[0] || absent[1]) return absent[0] - absent[1];
-    const [a, b] = [one, other].map((cell) => cell.dataset.value);
-    const order = a !== undefined && b !== undefined ? a - b : one.textContent.localeCompare(other.textContent, "en", { numeric: true });
-    return down ? -order : order;
-  }
-
-  function headsOf(table) {
-    return [...table.tHead.rows[0].cells].map((cell) => (cell.querySelector("button") || cell).textContent);
-  }
-
-  // Numbers at full precision; a mean with a deviation takes two columns.
-  function csvOf(table) {
-    const rows = [...table.tBodies[0].rows].map((row) => [...row.cells]);
-    const wide = headsOf(table).map((_, k) => rows.some((row) => row[k].dataset.std !== undefined));
-    const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    const lines = [headsOf(table).flatMap((name, k) => (wide[k] ? [name, `${name} std`] : [name]))];
-    for (const row of rows) {
-      lines.push(row.flatMap((cell, k) => {
-        const value = cell.textContent === "–" ? "" : cell.dataset.value ?? cell.textContent;
-        return wide[k] ? [value, cell.dataset.std ?? ""] : [value];
-      }));
-    }
-    return lines.map((line) => line.map(quoted).join(",")).join("\n") + "\n";
-  }
-
-  function latexOf(table) {
-    const signs = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "×": "$\\times$", "…": "\\ldots{}", "–": "--" };
-    const safe = (text) => text.replace(/[\\~^±×…–]|[&%$#_{}]/g, (sign) => signs[sign] ?? `\\${sign}`);
-    const columns = [...table.tHead.rows[0].cells].map((cell) => (cell.classList.contains("number") ? "r" : "l")).join("");
-    const lines = [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => safe(cell.textContent)).join(" & ") + " \\\\");
-    return `\\begin{tabular}{${columns}}\n\\hline\n${headsOf(table).map(safe).join(" & ")} \\\\\n\\hline\n${lines.join("\n")}\n\\hline\n\\end{tabular}\n`;
-  }
-
-  function tools(table) {
-    const said = element("span", { role: "status" });
-    said.setAttribute("aria-live", "polite");
-    const place = element("div", { className: "tools" });
-    const copy = async (text, name) => {
-      place.querySelector("textarea")?.remove();
-      try {
-        await navigator.clipboard.writeText(text);
-        said.textContent = `${name} copied`;
-      } catch { // without access to the clipboard, the text is shown to be copied by hand
-        const area = element("textarea", { readOnly: true, value: text });
-        area.setAttribute("aria-label", name);
-        place.append(area);
-        area.select();
-        said.textContent = `${name}:`;
-      }
-    };
-    const save = () => {
-      const link = element("a", { download: `${table.dataset.name.replace(/[^\w.-]+/g, "-")}.csv` });
-      link.href = URL.createObjectURL(new Blob([csvOf(table)], { type: "text/csv" }));
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    };
-    const button = (text, onclick) => element("button", { type: "button", textContent: text, onclick });
-    place.append(button("copy CSV", () => copy(csvOf(table), "CSV")), button("copy LaTeX", () => copy(latexOf(table), "LaTeX")),
-      button("save CSV", save), said);
-    table.parentElement.after(place);
-  }
-
   // --- start -----------------------------------------------------------------------------------------------------
 
   document.querySelectorAll("table[data-sortable]").forEach(sortable);
@@ -413,14 +417,17 @@
   const all = () => { if (form) redraw(); drawCalibration(); };
   if (form) {
     document.getElementById("curves").addEventListener("input", redraw);
+    search?.addEventListener("input", redraw);
     document.getElementById("reset").onclick = () => zoom();
     for (const button of document.querySelectorAll("button[data-all]")) {
       button.onclick = () => {
-        for (const box of button.closest("fieldset").querySelectorAll("input")) box.checked = Boolean(button.dataset.all);
+        for (const box of button.closest("fieldset").querySelectorAll("label:not([hidden]) input")) box.checked = Boolean(button.dataset.all);
         redraw();
       };
     }
   }
+  if (search && !form) search.hidden = true;
+  search?.addEventListener("submit", (event) => event.preventDefault());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
   all();
 })();

@@ -1,10 +1,11 @@
 """Sections of a report: runs, curves, differences, samples, zero-shot tasks, evaluations and starts."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxlm.runs.differences import flat
+from jaxlm.runs.differences import CONTENTS, flat
 from jaxlm.views.comparison import Summary, differing_values
 from jaxlm.views.report.charts import EXACT, Chart, Entry, Line
 from jaxlm.views.report.run_record import Figures, Record
@@ -12,6 +13,11 @@ from jaxlm.views.report.tables import ABSENT, Cell, Row, Table, escaped, number,
 from jaxlm.wording import counted
 
 LONGEST_SAMPLE = 4000  # characters
+MOST_FIELDS = 12  # columns of the table of runs for fields that differ
+FILTER = (
+    '<form id="filter" role="search"><label>filter runs <input type="search" name="words" '
+    'placeholder="words of a name"></label></form>\n'
+)
 AXES = {"step": "steps", "tokens": "tokens", "hours": "hours of training"}
 
 
@@ -25,26 +31,66 @@ class Section:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return distinct names without the directories that all of them begin with."""
-    parts = [name.rstrip("/").split("/") for name in names]
-    common = 0
-    while all(len(one) > common + 1 for one in parts) and len({one[common] for one in parts}) == 1:
-        common += 1
-    return ["/".join(one[common:]) or name for one, name in zip(parts, names, strict=True)]
+    """Return for each of distinct paths its shortest ending, in whole parts, that no other path has.
+
+    A path that ends another one keeps all of its parts.
+    """
+    parts = [[part for part in name.split("/") if part] for name in names]
+    ends = Counter(tuple(one[k:]) for one in parts for k in range(len(one)))
+    found = []
+    for one, name in zip(parts, names, strict=True):
+        short = [k for k in range(len(one)) if ends[tuple(one[k:])] == 1]
+        found.append("/".join(one[short[-1] :]) if short else name)
+    return found
 
 
 def runs_section(records: Sequence[Record], names: Sequence[str]) -> Section:
-    """Return the table of the runs."""
+    """Return the table of the runs, with the best validation loss and the fields in which they differ."""
     rows: list[Row] = []
-    for record, name in zip(records, names, strict=True):
+    fields = settings_of(records)
+    shown = dict(list(fields.items())[:MOST_FIELDS])
+    for position, (record, name) in enumerate(zip(records, names, strict=True)):
         config, loss = record.summary.config, record.summary.curves.get("loss")
         model = f"{config.get('model.num_layers')} × {config.get('model.width')}"
         last = number(None if loss is None else float(loss.values[-1]))
         starts = whole(len(record.starts))
         steps = whole(record.last_step)
-        rows.append([name, record.kind, model, steps, _progress(record), last, starts, record.name])
-    columns = ("run", "kind", "layers × width", "step", "progress", "loss, last", "starts", "directory")
-    return Section("runs", "Runs", table_html(Table("The runs and their progress", columns, rows, "runs")))
+        differing = [_setting(values[position]) for values in shown.values()]
+        row = [name, record.kind, model, steps, _progress(record), last, *_best_validation(record)]
+        rows.append([*row, *differing, starts, record.name])
+    columns = ("run", "kind", "layers × width", "step", "progress", "loss, last", "validation loss, best", "at step")
+    columns = (*columns, *shown, "starts", "directory")
+    content = FILTER if len(records) > 1 else ""
+    content += table_html(Table("The runs and their progress", columns, rows, "runs"))
+    if len(fields) > len(shown):
+        more = counted(len(fields) - len(shown), "further field")
+        content += f"<p>The runs differ in {more}; the section Differences has all.</p>\n"
+    return Section("runs", "Runs", content)
+
+
+def settings_of(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Return the fields in which the runs differ with their values, a text for each run, without hashes of contents."""
+    if len(records) < 2:
+        return {}
+    found = differing_values([record.summary for record in records])
+    return {name: values for name, values in found.items() if name not in CONTENTS and name != "kind"}
+
+
+def _setting(text: str) -> Cell:
+    """Return the cell of a field's value, which sorts as a number where it is one."""
+    try:
+        return Cell(text, float(text))
+    except ValueError:
+        return Cell(text) if text != "-" else ABSENT
+
+
+def _best_validation(record: Record) -> tuple[Cell, Cell]:
+    """Return the lowest loss of the evaluations, a mean over seeds, and its step."""
+    curve = next((record.summary.curves.get(name) for name in record.main if name.endswith("_loss")), None)
+    if curve is None:
+        return ABSENT, ABSENT
+    at = curve.best("loss")
+    return number(float(curve.values[at])), whole(int(curve.steps[at]))
 
 
 def _progress(record: Record) -> str:
@@ -56,8 +102,10 @@ def _progress(record: Record) -> str:
     return f"{record.last_step / total:.0%} of {total:,} steps" if total else "without results"
 
 
-def curves_section(charts: Sequence[Chart], entries: Sequence[Entry], records: Sequence[Record]) -> Section:
-    """Return the charts with their settings and tables; the page's script draws them."""
+def curves_section(
+    charts: Sequence[Chart], entries: Sequence[Entry], records: Sequence[Record], groups: Sequence[str] = ()
+) -> Section:
+    """Return the charts with their settings and tables; the page's script draws them. groups: fields to group by."""
     choices = "".join(
         f'<label><input type="checkbox" name="entry" value="{k}" checked>{swatch(k)}'
         f"<span>{escaped(entry.label)}</span></label>"
@@ -69,7 +117,8 @@ def curves_section(charts: Sequence[Chart], entries: Sequence[Entry], records: S
         for k, chart in enumerate(charts)
     )
     several = any(line.kind == "trial" for chart in charts for line in chart.lines)
-    content = settings_html(several) + _fieldset("Runs", choices) + _fieldset("Charts", metrics)
+    content = settings_html(several, groups) + _fieldset("Runs", choices, "entries")
+    content += '<p id="groups" role="status"></p>\n' + _fieldset("Charts", metrics)
     content += '<p id="notice" role="status"></p>\n'
     content += "".join(_figure(k, chart, entries) for k, chart in enumerate(charts))
     if any(len(line.curve.steps) > EXACT for chart in charts for line in chart.lines):
@@ -82,28 +131,32 @@ def curves_section(charts: Sequence[Chart], entries: Sequence[Entry], records: S
     return Section("curves", "Curves", content)
 
 
-def settings_html(several: bool) -> str:
-    """Return the settings of all charts. several: whether a run has several seeds."""
+def settings_html(several: bool, groups: Sequence[str]) -> str:
+    """Return the settings of all charts. several: whether a run has several seeds. groups: fields to group by."""
     axes = "".join(f'<option value="{name}">{text}</option>' for name, text in AXES.items())
     seeds = (
         '<label>seeds <select name="seeds"><option value="mean">mean</option><option value="trial">each</option>'
         "</select></label>"
     )
+    fields = "".join(f'<option value="{escaped(name)}">{escaped(name)}</option>' for name in groups)
+    group = f'<label>group by <select name="group"><option value="">no field</option>{fields}</select></label>'
     return (
         f'<form id="settings"><label>x axis <select name="axis">{axes}</select></label>'
         '<label><input type="checkbox" name="logx">log x</label><label><input type="checkbox" name="logy">log y</label>'
         '<label>smoothing <input type="range" name="smoothing" min="0" max="0.99" step="0.01" value="0">'
         '<output name="amount">0</output></label>'
-        f'{seeds if several else ""}<label><input type="checkbox" name="marks" checked>restarts</label>'
+        f"{seeds if several else ''}{group if groups else ''}"
+        '<label><input type="checkbox" name="marks" checked>restarts</label>'
         '<button type="button" id="reset">show all x</button></form>\n'
         '<p class="hint" id="keys">Drag over a chart to zoom in, double-click to zoom out. In a chart that has the '
         "focus, arrow keys move the cursor, + and - zoom, and 0 shows everything.</p>\n"
     )
 
 
-def _fieldset(legend: str, choices: str) -> str:
+def _fieldset(legend: str, choices: str, name: str = "") -> str:
     buttons = '<button type="button" data-all="1">all</button><button type="button" data-all="">none</button>'
-    return f'<fieldset><legend>{legend}</legend>{choices}<span class="buttons">{buttons}</span></fieldset>\n'
+    buttons = f'<span class="buttons">{buttons}</span>'
+    return f'<fieldset class="{name}"><legend>{legend}</legend>{choices}{buttons}</fieldset>\n'
 
 
 def _figure(k: int, chart: Chart, entries: Sequence[Entry]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LONG = 60  # characters of a text that gets a wide column
+BRIEF = 32  # characters of a row's header that is kept on one line; half of that in other cells
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def _cell(cell: Cell | str, heads: bool, is_numeric: bool) -> str:
     if found.share is not None:
         attributes += f' style="--share:{found.share:.3f}"'
     names = {"number": is_numeric, "shaded": found.share is not None, "long": len(found.text) > LONG}
+    names["brief"] = len(found.text) <= (BRIEF if heads else BRIEF // 2)
     attributes += _class(" ".join(name for name, holds in names.items() if holds))
     return f'<th scope="row"{attributes}>{content}</th>' if heads else f"<td{attributes}>{content}</td>"
 
