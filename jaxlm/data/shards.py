@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -310,6 +311,9 @@ def _alive(process: BaseProcess) -> Iterator[None]:
         yield
     except (EOFError, OSError) as error:
         process.join()
+        # A pipe that breaks leaves the frames of `send` with a view of the pickled task's buffer. Where the buffer is
+        # freed before the view, Python 3.13 reports "Existing exports of data: object cannot be re-sized".
+        traceback.clear_frames(error.__traceback__)
         raise RunError(
             f"a worker process died (exit {process.exitcode}), perhaps out of memory; use fewer --workers, then "
             "the same command continues"

@@ -1,5 +1,6 @@
 """jaxlm.prepare: the same bytes for any number of workers and after any kill, in bounded memory, and clear refusals."""
 
+import gc
 import gzip
 import json
 import os
@@ -297,8 +298,12 @@ def test_the_command_line(corpus):
     assert unknown.returncode == 2 and "--workers" in unknown.stdout + unknown.stderr
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_dies_is_named(corpus, monkeypatch):
-    """The workers of this run are killed from outside; what they had finished stays."""
+    """The workers of this run are killed from outside; what they had finished stays.
+
+    Fails where the broken pipe's frames keep a view of a buffer that is freed: Python 3.13 reports an exception in it.
+    """
     from multiprocessing.process import BaseProcess
 
     tokenizer = train_sentencepiece(paragraphs(100), 420)
@@ -314,6 +319,7 @@ def test_a_worker_that_dies_is_named(corpus, monkeypatch):
         patch.setattr(BaseProcess, "start", start_and_kill)
         with pytest.raises(RunError, match=r"a worker process died.*the same command continues"):
             prepare(config)
+        gc.collect()
     assert prepare(config).documents == 145
 
 
@@ -413,7 +419,7 @@ def test_a_signal_stops_it_with_75(corpus, number):
         text=True,
         start_new_session=True,
     )
-    assert wait_for(Path("store.partial/writer.json").exists, 30)
+    assert wait_for(Path("store.partial/writer.json").exists, 120)
     with pytest.raises(InputError, match=r"store\.partial is in use by process \d+ on "):
         prepare(PrepareConfig(("lines:books/0.txt",), "train-sentencepiece:420", Path("store"), workers=1))
     os.killpg(process.pid, number)
