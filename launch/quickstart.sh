@@ -36,7 +36,7 @@ fi
 default=runs/quickstart
 [ -z "${QUICK:-}" ] || default=runs/quick
 out=${1:-$default}
-again="launch/quickstart.sh${1:+ $1}"
+again="${QUICK:+QUICK=1 }launch/quickstart.sh${1:+ $1}"
 
 # Settings. Those of the model and its pretraining are in configs/pretrain/quickstart.py, the common settings of the
 # fine-tunings in configs/finetune/quickstart.py. The learning rates were chosen once on the 500 dev pairs (seed 0, 4

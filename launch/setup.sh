@@ -99,6 +99,12 @@ if [ ${#missing[@]} -eq 0 ]; then
   exit 0
 fi
 wanted+=(${installed[@]+"${installed[@]}"})
+case " ${wanted[*]} $("$python" --version)" in
+  *" tfds "*"Python 3.14"*)
+    fail "the extra tfds must have Python 3.11 to 3.13, got $("$python" --version), for which TensorFlow has no wheel;" \
+      "name another one: PYTHON=python3.13 launch/setup.sh ${wanted[*]}"
+    ;;
+esac
 
 extras=()
 for name in "${wanted[@]}"; do

@@ -139,6 +139,17 @@ def test_setup_recreates_an_environment_of_another_python(copy):
     assert run(copy / "launch" / "setup.sh", env=environment).stdout == ".venv is ready: cpu\n", "no PYTHON: it stays"
 
 
+def test_setup_refuses_the_extra_that_has_no_wheel_for_a_python(copy):
+    """Fails where pip is left to say that tensorflow-cpu has no matching distribution."""
+    python = make_python(copy, copy / "newest", "3.14.0")
+    done = run(copy / "launch" / "setup.sh", "cpu", "test", "tfds", env={"PYTHON": str(python)})
+    assert done.returncode == 2 and "pip" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "error: the extra tfds must have Python 3.11 to 3.13, got Python 3.14.0, for which TensorFlow has no wheel; "
+        "name another one: PYTHON=python3.13 launch/setup.sh cpu test tfds"
+    )
+
+
 def test_setup_is_idempotent(copy, fake_python):
     """The second call asks pip for nothing; another kind, a changed pin or a moved checkout does ask."""
     setup, log = copy / "launch" / "setup.sh", copy / "pip.log"
