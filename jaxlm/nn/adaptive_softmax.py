@@ -8,11 +8,15 @@ ids of the first cluster and each tail cluster as a whole; a tail scores its own
     p(id) = p_head(id)                              in the first cluster
     p(id) = p_head(cluster) p_tail(id | cluster)    in a tail
 
+Where clusters have projections, the states that score a cluster's ids go through its projection. The scores of the
+tails are rows of the head like those of its ids, behind the same projection (`Adaptive.clusters`).
+
 All clusters are computed for all tokens, so that shapes are static. That saves parameters, and multiplications where
 tails are narrower (`divisor`); it does not save those of tails that a token does not need.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -110,8 +114,11 @@ def embed_tokens(tables: Tables, ids: jax.Array, execution: Execution) -> jax.Ar
     return total
 
 
+@dataclass(frozen=True)
 class AdaptiveOutput:
     """The output layer of `Tables`, which the pass returns as `Outputs.output`; one cluster is a full, tied softmax."""
+
+    adaptive: Adaptive
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Return no parameters."""
@@ -126,7 +133,7 @@ class AdaptiveOutput:
         if output.clusters_KD is None:
             scores = jnp.dot(states, output.tokens[0].T.astype(states.dtype), preferred_element_type=jnp.float32)
             return scores if output.bias_V is None else scores + output.bias_V
-        head, tails = _scores(states, output)
+        head, tails = self._scores(states, output)
         size = output.tokens[0].shape[0]
         head = jax.nn.log_softmax(head)
         parts = [head[..., size + i, None] + jax.nn.log_softmax(tail) for i, tail in enumerate(tails)]
@@ -149,7 +156,7 @@ class AdaptiveOutput:
 
         def sums(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
             h_BCD, targets_BC, weights_BC = part
-            return _nll(h_BCD.reshape(-1, d), output, targets_BC.reshape(-1), weights_BC.reshape(-1))
+            return _nll(*self._scores(h_BCD.reshape(-1, d), output), targets_BC.reshape(-1), weights_BC.reshape(-1))
 
         parts = (chunked(states), chunked(targets), chunked(weights))
         if count == 1:
@@ -157,36 +164,37 @@ class AdaptiveOutput:
         nll, hits = jax.lax.map(jax.checkpoint(sums), parts)
         return jnp.sum(nll), jnp.sum(hits)
 
+    def _scores(self, states: jax.Array, tables: Tables) -> tuple[jax.Array, list[jax.Array]]:
+        """Return float32 scores of the head, (…, V_0 + K), and of each tail, (…, V_i), all before their softmax."""
+        assert tables.clusters_KD is not None and tables.clusters_bias_K is not None
+        projected = [
+            linear(states, gathered(matrix, states.dtype, _PROJECTION).T, None) for matrix in tables.outputs
+        ] or [states] * len(tables.tokens)
+        found, start = [], 0
+        for h, table in zip(projected, tables.tokens, strict=True):
+            scores = jnp.dot(h, gathered(table, h.dtype, _TABLE).T, preferred_element_type=jnp.float32)
+            if tables.bias_V is not None:
+                scores = scores + tables.bias_V[start : start + table.shape[0]]
+            found.append(scores)
+            start += table.shape[0]
+        h = projected[0] if self.adaptive.clusters == "projected" else states
+        clusters = gathered(tables.clusters_KD, h.dtype, ("clusters", "width"))
+        of_clusters = jnp.dot(h, clusters.T, preferred_element_type=jnp.float32) + tables.clusters_bias_K
+        return jnp.concatenate([found[0], of_clusters], axis=-1), found[1:]
 
-def _scores(states: jax.Array, tables: Tables) -> tuple[jax.Array, list[jax.Array]]:
-    """Return float32 scores of the head, (…, V_0 + K), and of each tail, (…, V_i), all before their softmax."""
-    assert tables.clusters_KD is not None and tables.clusters_bias_K is not None
-    found, start = [], 0
-    for number, table in enumerate(tables.tokens):
-        h = states
-        if tables.outputs:
-            h = linear(h, gathered(tables.outputs[number], h.dtype, _PROJECTION).T, None)
-        scores = jnp.dot(h, gathered(table, h.dtype, _TABLE).T, preferred_element_type=jnp.float32)
-        if tables.bias_V is not None:
-            scores = scores + tables.bias_V[start : start + table.shape[0]]
-        found.append(scores)
-        start += table.shape[0]
-    clusters = gathered(tables.clusters_KD, states.dtype, ("clusters", "width"))
-    of_clusters = jnp.dot(states, clusters.T, preferred_element_type=jnp.float32) + tables.clusters_bias_K
-    return jnp.concatenate([found[0], of_clusters], axis=-1), found[1:]
 
-
-def _nll(h_TD: jax.Array, tables: Tables, targets_T: jax.Array, weights_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _nll(
+    head_TH: jax.Array, tails: list[jax.Array], targets_T: jax.Array, weights_T: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Return the weighted sums of negative log-likelihoods and of hits."""
-    head_TH, tails = _scores(h_TD, tables)
-    start = tables.tokens[0].shape[0]
+    start = size_0 = head_TH.shape[-1] - len(tails)
     norm_T = jax.nn.logsumexp(head_TH, axis=-1)
     right_T = jnp.take_along_axis(head_TH, jnp.minimum(targets_T, start - 1)[:, None], axis=-1)[:, 0] - norm_T
     best_T = jnp.max(head_TH[:, :start], axis=-1) - norm_T
     for number, tail_TV in enumerate(tails):
         size = tail_TV.shape[-1]
         own_T = targets_T - start
-        base_T = head_TH[:, tables.tokens[0].shape[0] + number] - norm_T - jax.nn.logsumexp(tail_TV, axis=-1)
+        base_T = head_TH[:, size_0 + number] - norm_T - jax.nn.logsumexp(tail_TV, axis=-1)
         score_T = base_T + jnp.take_along_axis(tail_TV, jnp.clip(own_T, 0, size - 1)[:, None], axis=-1)[:, 0]
         right_T = jnp.where((own_T >= 0) & (own_T < size), score_T, right_T)
         best_T = jnp.maximum(best_T, base_T + jnp.max(tail_TV, axis=-1))

@@ -46,6 +46,9 @@ class Adaptive:
     projections: Literal["tails_tied", "untied"] = "tails_tied"
     """Projections between the widths of the clusters and of the model. tails_tied: input and output share those of the
     tails. untied: they share none. With divisor 1 there are none."""
+    clusters: Literal["projected", "unprojected"] = "projected"
+    """States that score the tails as a whole. projected: through the output projection of the first cluster, as in the
+    original code. unprojected: not, as in runs of earlier versions. With divisor 1 there is no difference."""
 
     def starts(self, vocab_size: int) -> tuple[int, ...]:
         """Return the first id of each cluster."""

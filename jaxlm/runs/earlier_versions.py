@@ -45,6 +45,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "model.adaptive.cutoffs": [],
     "model.adaptive.divisor": 1,
     "model.adaptive.projections": "tails_tied",
+    "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
     "start_vocabulary": "same",
 }
 # The same for all fields. Where the default is another one now, a run keeps what it used (None: see `kind_of_run` and
@@ -64,9 +65,14 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config in the current format.
 
     Earlier versions wrote the fields of all layouts into `data`; those of another layout had no effect. They wrote the
-    fields of the masked language model beside the others, for every model, and chose the objective by the layout.
+    fields of the masked language model beside the others, for every model, and chose the objective by the layout. They
+    scored the tails of an adaptive softmax from states that did not go through a projection.
     """
     values = with_objective(config)
+    model = values.get("model")
+    adaptive = model.get("adaptive") if isinstance(model, dict) else None
+    if isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:
+        values["model"] = model | {"adaptive": {"clusters": "unprojected"} | adaptive}
     return values | {
         part: _own_fields(values[part], members, discriminator)
         for part, members, discriminator in (("data", MEMBERS, "layout"), ("objective", OBJECTIVES, "kind"))
@@ -111,10 +117,10 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_adaptive(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved config of a model with `adaptive`, if its family has that field now."""
-    config = CONFIGS.get(str(model.get("kind", DEFAULT_MODEL.kind)))
-    if config is None or "adaptive" in model or "adaptive" not in {field.name for field in fields(config)}:
+    """Return the saved config of a model with all fields of `adaptive`, if its family has that now."""
+    config, own = CONFIGS.get(str(model.get("kind", DEFAULT_MODEL.kind))), model.get("adaptive", {})
+    if config is None or not isinstance(own, dict) or "adaptive" not in {field.name for field in fields(config)}:
         return dict(model)
     prefix = "model.adaptive."
     added = {name.removeprefix(prefix): value for name, value in ADDED_OPTIONS.items() if name.startswith(prefix)}
-    return {**model, "adaptive": added}
+    return {**model, "adaptive": added | own}

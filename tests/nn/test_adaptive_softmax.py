@@ -1,6 +1,8 @@
 """Adaptive input and softmax, against a direct computation in NumPy and against torch.nn.AdaptiveLogSoftmaxWithLoss."""
 
 import functools
+import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from flax import linen as nn
 
 from jaxlm.errors import InputError
+from jaxlm.inference.loaded_run import run_config
 from jaxlm.models import (
     AWDLSTMConfig,
     GPTConfig,
@@ -22,6 +25,8 @@ from jaxlm.models.family import Inputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.config import Adaptive
 from jaxlm.nn.execution import Execution
+from jaxlm.runs.directory import RunDirectory
+from jaxlm.training.config import PretrainConfig, resolved_json
 
 V, D = 29, 12
 CASES = {
@@ -51,26 +56,27 @@ def tables_of(name: str) -> Tables:
 
 
 def direct(h_TD: np.ndarray, tables: Tables) -> np.ndarray:
-    """Return the log-probability of each id in float64, one cluster after the other."""
+    """Return the log-probability of each id in float64, as in the original code (pytorch/utils/proj_adaptive_softmax.py
+    of kimiyoung/transformer-xl): the clusters' rows follow the head's, and its projection comes before both."""
 
     def log_softmax(x):
         x = x - x.max(-1, keepdims=True)
         return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
-    scores, start = [], 0
-    for number, table in enumerate(np.asarray(t, np.float64) for t in tables.tokens):
-        h = h_TD @ tables.outputs[number].T if tables.outputs else h_TD
-        scores.append(h @ table.T + tables.bias_V[start : start + len(table)])
-        start += len(table)
-    size = scores[0].shape[1]
-    head = log_softmax(np.concatenate([scores[0], h_TD @ tables.clusters_KD.T + tables.clusters_bias_K], axis=1))
+    sections = np.split(tables.bias_V, np.cumsum([len(table) for table in tables.tokens])[:-1])
+    weights = [np.concatenate([tables.tokens[0], tables.clusters_KD]), *tables.tokens[1:]]
+    biases = [np.concatenate([sections[0], tables.clusters_bias_K]), *sections[1:]]
+    matrices = tables.outputs or [np.eye(D)] * len(weights)
+    scores = [h_TD @ of.T @ rows.T + bias for of, rows, bias in zip(matrices, weights, biases, strict=True)]
+    head, size = log_softmax(scores[0]), len(tables.tokens[0])
     tails = [head[:, size + i : size + i + 1] + log_softmax(tail) for i, tail in enumerate(scores[1:])]
     return np.concatenate([head[:, :size], *tails], axis=1)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_log_probabilities_and_loss_are_those_of_a_direct_computation(name):
-    """Fails when a cluster is taken for another, its bias is misplaced, or chunks change the loss or its gradient."""
+    """Fails when a cluster is taken for another, its bias is misplaced, its score skips the head's projection, or
+    chunks change the loss or its gradient."""
     tables, rng = tables_of(name), np.random.default_rng(0)
     h_BLD = rng.standard_normal((2, 6, D)).astype(np.float32)
     targets, weights = rng.integers(V, size=(2, 6)), rng.random((2, 6)).astype(np.float32)
@@ -79,10 +85,10 @@ def test_log_probabilities_and_loss_are_those_of_a_direct_computation(name):
     @jax.jit
     def found(h_BLD, tables):
         def loss(chunks):
-            of = lambda h, tables: AdaptiveOutput().loss(None, h, tables, targets, weights, chunks)  # noqa: E731
+            of = lambda h, tables: AdaptiveOutput(CASES[name]).loss(None, h, tables, targets, weights, chunks)  # noqa: E731
             return jax.value_and_grad(of, argnums=(0, 1), has_aux=True)(h_BLD, tables)
 
-        return AdaptiveOutput().logits(None, h_BLD, tables), loss(1), loss(3)
+        return AdaptiveOutput(CASES[name]).logits(None, h_BLD, tables), loss(1), loss(3)
 
     log_probs, whole, chunked = jax.device_get(found(h_BLD, tables))
     np.testing.assert_allclose(log_probs, wanted, rtol=1e-5, atol=1e-5)
@@ -108,8 +114,9 @@ def test_tails_that_are_tied_to_the_head_give_the_full_softmax():
     clusters_bias = np.array([bias[s] + np.log(n) for s, n in zip(starts[1:], sizes[1:], strict=False)], np.float32)
     tied = Tables(tuple(tokens), (), (), bias, clusters, clusters_bias)
     h = rng.standard_normal((5, D)).astype(np.float32)
-    full = AdaptiveOutput().logits(None, jnp.asarray(h), Tables((np.concatenate(tokens),), (), (), bias))
-    np.testing.assert_allclose(AdaptiveOutput().logits(None, jnp.asarray(h), tied), jax.nn.log_softmax(full), atol=1e-5)
+    layer = AdaptiveOutput(CASES["one width"])
+    full = layer.logits(None, jnp.asarray(h), Tables((np.concatenate(tokens),), (), (), bias))
+    np.testing.assert_allclose(layer.logits(None, jnp.asarray(h), tied), jax.nn.log_softmax(full), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -123,13 +130,16 @@ def test_embeddings_are_rows_of_their_clusters(name):
 
 
 @pytest.mark.parity
-def test_torch_gives_the_same_log_probabilities():
-    """Fails when a tail is multiplied by the probability of another cluster than in PyTorch."""
+@pytest.mark.parametrize("clusters", ["projected", "unprojected"])
+def test_torch_gives_the_same_log_probabilities(clusters):
+    """Fails when a tail is multiplied by the probability of another cluster than in PyTorch, whose head has no
+    projection: its rows are the products of ours with it, those of the clusters only where they are projected."""
     torch = pytest.importorskip("torch", reason="needs PyTorch, the extra [parity]")
     tables = tables_of("untied")
     tables = tables._replace(bias_V=np.where(np.arange(V) < len(tables.tokens[0]), tables.bias_V, 0))
     module = torch.nn.AdaptiveLogSoftmaxWithLoss(D, V, [5, 11, 20], div_value=2.0, head_bias=True)
-    head = np.concatenate([tables.tokens[0] @ tables.outputs[0], tables.clusters_KD])
+    rows = tables.clusters_KD @ tables.outputs[0] if clusters == "projected" else tables.clusters_KD
+    head = np.concatenate([tables.tokens[0] @ tables.outputs[0], rows])
     state = {"head.weight": head, "head.bias": np.concatenate([tables.bias_V[:5], tables.clusters_bias_K])}
     for number in (1, 2, 3):
         state[f"tail.{number - 1}.0.weight"], state[f"tail.{number - 1}.1.weight"] = (
@@ -139,7 +149,8 @@ def test_torch_gives_the_same_log_probabilities():
     module.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
     h = np.random.default_rng(2).standard_normal((6, D)).astype(np.float32)
     wanted = module.log_prob(torch.tensor(h)).detach().numpy()
-    np.testing.assert_allclose(AdaptiveOutput().logits(None, jnp.asarray(h), tables), wanted, atol=1e-5)
+    layer = AdaptiveOutput(replace(CASES["untied"], clusters=clusters))
+    np.testing.assert_allclose(layer.logits(None, jnp.asarray(h), tables), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +165,6 @@ def test_torch_gives_the_same_log_probabilities():
 )
 def test_a_family_scores_by_its_clusters(config):
     """Fails when a family does not pass its tables on, or other ids than those of its vocabulary get a score."""
-    from dataclasses import replace
-
     model = build(without_dropout(replace(config, adaptive=CASES["tied"])))
     params = {"backbone": nn.unbox(jax.jit(model.init)(jax.random.key(0)))}
     ids = np.arange(12, dtype=np.int32).reshape(2, 6)
@@ -184,3 +193,18 @@ def test_cutoffs_that_no_vocabulary_has_are_refused():
     assert grown.vocab_size == 33 and grown.adaptive.sizes(33) == (7, 26), "special tokens have become a cluster"
     assert grown.adaptive.cutoffs == (7, 90), "a run of an earlier version has the cutoffs that have no effect"
     assert Adaptive((20_000, 40_000)).sizes(30_000) == (20_000, 10_000) and Adaptive((9,)).sizes(9) == (9,)
+
+
+def test_a_run_of_an_earlier_version_keeps_its_scores_of_the_tails(tmp_path):
+    """Fails when a model that was trained without the projection is read with it, or goes on with it."""
+    for divisor, clusters in ((1, "projected"), (2, "unprojected")):
+        model = TransformerXLConfig(width=D, num_heads=2, adaptive=Adaptive((7,), divisor))
+        given = resolved_json(PretrainConfig(model=model, num_steps=9), {})
+        saved = json.loads(json.dumps(given))
+        del saved["model"]["adaptive"]["clusters"]
+        (tmp_path / "config.json").write_text(json.dumps(saved))
+        with RunDirectory(tmp_path) as run:
+            assert run_config(run).model.adaptive.clusters == clusters
+            assert run.open(resolved_json(run_config(run), {})) == []
+    with pytest.raises(InputError, match='model.adaptive.clusters: "unprojected" -> "projected"; give the saved val'):
+        RunDirectory(tmp_path).open(given)
