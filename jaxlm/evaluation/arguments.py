@@ -183,11 +183,11 @@ class Ensemble:
 class ZeroShotOptions:
     """Options of the measurement."""
 
-    protocol: Literal["paper", "harness", "all"] = "all"
-    """Protocol of the measurement. paper: as GPT-1 or GPT-2 did. harness: as lm-evaluation-harness does. all: each one
-    that the task has."""
+    protocol: Literal["paper", "harness", "all"] = "paper"
+    """Protocol of the measurement, that of GPT-1 or GPT-2. harness, all: the same, and a note names the command that
+    runs lm-evaluation-harness."""
     left_context: bool = False
-    """Put the end-of-text token in front of every text. Default: only where the protocol has it."""
+    """Put the end-of-text token in front of every text. Default: nothing."""
     stop_words: Path | None = None
     """A file with one word per line that the accuracy of lambada does not count as predictions."""
     pseudo_likelihood: Literal["token", "word"] = "token"

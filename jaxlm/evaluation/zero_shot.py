@@ -1,6 +1,7 @@
 """`evaluate zero-shot`: tasks without fine-tuning, at one checkpoint or along a pretraining."""
 
 import dataclasses
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ from jaxlm.training.pretraining_run import Trainee
 from jaxlm.training.step import TrainState
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.registry import parse_tasks
-from jaxlm.zero_shot.task import ZeroShotTask
+from jaxlm.zero_shot.task import PAPER, ZeroShotTask
+
+log = logging.getLogger(__name__)
 
 FIELDS = ("run", "step", "task", "path", "protocol", "metric", "value", "stderr", "examples", "scored")
 RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretraining
@@ -36,8 +39,8 @@ RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretrainin
 def evaluate_zero_shot(arguments: ZeroShot) -> None:
     """Write a line of JSON per value to the output or to standard output, and a table to standard error."""
     tasks = parse_tasks(arguments.task)
-    for task, _ in tasks:
-        protocols_of(task, arguments.options.protocol)
+    for task in dict.fromkeys(task for task, _ in tasks):
+        check_protocol(task, arguments.options.protocol, arguments.run)
     specs = checkpoint_specs(arguments.run, arguments.checkpoints)
     output = arguments.output
     if arguments.checkpoints and output is None:
@@ -64,11 +67,11 @@ def measured_lines(
 ) -> Iterator[dict[str, Any]]:
     """Yield a JSON object per value of a task. source: the run and the step, None for published weights."""
     run, step = source
-    of_value = {"run": run, "step": step, "task": task.name, "path": path}
+    of_value = {"run": run, "step": step, "task": task.name, "path": path, "protocol": PAPER}
     changed = changed_options(options)
-    for measured in task.measure(model, Path(path), protocols_of(task, options.protocol), options):
+    for measured in task.measure(model, Path(path), options):
         value = {key: found for key, found in measured._asdict().items() if key != "how"}
-        how = {"left_context": model.begins(measured.protocol in task.begins)} | dict(measured.how)
+        how = {"left_context": model.begins()} | dict(measured.how)
         yield of_value | value | how | ({"options": changed} if changed else {})
 
 
@@ -134,10 +137,9 @@ class Results:
 
     def hold(self, step: int | None, task: ZeroShotTask, path: str, options: ZeroShotOptions) -> bool:
         """Return True if the values of a task at a step are there."""
-        wanted = {"step": step, "task": task.name, "path": path}
-        found = [line for line in self.lines if all(line.get(key) == value for key, value in wanted.items())]
-        protocols = {line["protocol"] for line in found if line.get("options", {}) == changed_options(options)}
-        return protocols >= set(protocols_of(task, options.protocol))
+        wanted = {"step": step, "task": task.name, "path": path, "protocol": PAPER}
+        found = (line for line in self.lines if all(line.get(key) == value for key, value in wanted.items()))
+        return any(line.get("options", {}) == changed_options(options) for line in found)
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines. Each process must call this."""
@@ -164,15 +166,13 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def protocols_of(task: ZeroShotTask, protocol: str) -> tuple[str, ...]:
-    """Return the protocols of a task to measure. InputError if it does not have the one that was asked for."""
-    if protocol == "all":
-        return task.protocols
-    if protocol not in task.protocols:
-        raise InputError(
-            f"--protocol must be {' or '.join(task.protocols)} for {task.name}, got {protocol}; give it, or all"
-        )
-    return (protocol,)
+def check_protocol(task: ZeroShotTask, protocol: str, run: str) -> None:
+    """Name the command that runs lm-evaluation-harness where it was asked for. InputError for a task that it lacks."""
+    if protocol == "harness" and not task.harness:
+        raise InputError(f"--protocol must be {PAPER} for {task.name}, got {protocol}; leave it out")
+    if protocol != PAPER and task.harness:
+        command = f"python -m jaxlm.evaluate harness --run {run} --tasks {task.harness}"
+        log.info("note: %s is measured by the protocol paper; %s runs lm-evaluation-harness", task.name, command)
 
 
 def changed_options(options: ZeroShotOptions) -> dict[str, Any]:

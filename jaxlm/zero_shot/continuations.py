@@ -21,7 +21,7 @@ from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
-from jaxlm.zero_shot.task import PAPER, Measured, Text, ZeroShotTask, accuracy, best, mean, summed
+from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, mean, summed
 
 WORDS = {"0": "negative", "1": "positive"}
 
@@ -34,44 +34,44 @@ def labelled(name: str, path: Path) -> tuple[Example, ...]:
     return read_labelled(path, TASKS[name]).examples
 
 
-def measure_choices(model, path: Path, protocols: Sequence[str], options, *, name: str) -> Iterator[Measured]:
+def measure_choices(model, path: Path, options, *, name: str) -> Iterator[Measured]:
     """Yield the accuracy of the choice with the highest mean log-probability per token."""
-    del protocols, options
+    del options
     examples, labels = labelled(name, path), TASKS[name].labels
     texts = [
         Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}")
         for number, example in enumerate(examples, 1)
         for choice in example.choices
     ]
-    scores = iter(model.scores(texts, begin=False))
+    scores = iter(model.scores(texts))
     right = [
         best([mean(next(scores)) for _ in example.choices]) == labels.index(str(example.label)) for example in examples
     ]
     how = {"unit": "mean over the tokens of a choice"}
-    yield Measured(PAPER, "accuracy", *accuracy(right), len(examples), len(right), how)
+    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
 
 
-def measure_sentiment(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+def measure_sentiment(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the likelier one of `positive` and `negative` after `very`."""
-    del protocols, options
+    del options
     examples = labelled("sst2", path)
     texts = [
         Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}")
         for number, example in enumerate(examples, 1)
         for word in WORDS.values()
     ]
-    scores = iter(model.scores(texts, begin=False))
+    scores = iter(model.scores(texts))
     names = list(WORDS)
     right = [best([summed(next(scores)) for _ in names]) == names.index(str(example.label)) for example in examples]
     how = {"unit": "sum over the tokens of positive or negative after very"}
-    yield Measured(PAPER, "accuracy", *accuracy(right), len(examples), len(right), how)
+    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
 
 
-def measure_acceptability(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
     """Yield Matthews correlation and accuracy on dev, with the threshold that is the best one on train."""
     from sklearn.metrics import matthews_corrcoef  # here: its second is not for every start of a pretraining
 
-    del protocols, options
+    del options
     if not path.is_dir():
         raise InputError(f"{path} must be a directory with train.tsv and dev.tsv, got a file; give glue/CoLA")
     _, data = read_task("cola", str(path))
@@ -79,7 +79,7 @@ def measure_acceptability(model, path: Path, protocols: Sequence[str], options) 
     for split in ("train", "dev"):
         examples = data.splits[split].examples
         texts = [Text((one.texts[0],), 0, f"{split} row {number}") for number, one in enumerate(examples, 1)]
-        means[split] = np.array([mean(parts) for parts in model.scores(texts, begin=False)])
+        means[split] = np.array([mean(parts) for parts in model.scores(texts)])
         labels[split] = np.array([one.label == "1" for one in examples])
     threshold = best_threshold(means["train"], labels["train"])
     predictions, right = means["dev"] > threshold, labels["dev"]
@@ -92,8 +92,8 @@ def measure_acceptability(model, path: Path, protocols: Sequence[str], options) 
         "filters": f"threshold with the best Matthews correlation on the {len(labels['train']):,} training rows",
     }
     count = len(right)
-    yield Measured(PAPER, "matthews", float(matthews_corrcoef(right, predictions)), error, count, count, how)
-    yield Measured(PAPER, "accuracy", *accuracy(right == predictions), count, count, how)
+    yield Measured("matthews", float(matthews_corrcoef(right, predictions)), error, count, count, how)
+    yield Measured("accuracy", *accuracy(right == predictions), count, count, how)
 
 
 def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -118,14 +118,14 @@ def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
     return float((low + ordered[index + 1]) / 2)
 
 
-def measure_cloze(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+def measure_cloze(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the candidate with the highest probability of itself and the rest of its sentence."""
-    del protocols, options
+    del options
     questions = list(cloze_questions(path))
-    scores = iter(model.scores([text for texts, _ in questions for text in texts], begin=False))
+    scores = iter(model.scores([text for texts, _ in questions for text in texts]))
     right = [best([summed(next(scores)) for _ in texts]) == answer for texts, answer in questions]
     how = {"unit": "sum over the tokens of a candidate and the rest of its sentence", "detokenizer": "ptb"}
-    yield Measured(PAPER, "accuracy", *accuracy(right), len(questions), len(right), how)
+    yield Measured("accuracy", *accuracy(right), len(questions), len(right), how)
 
 
 def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:

@@ -6,7 +6,7 @@ separates them again. A line does not come back if one of its tokens is one that
 word with a comma at its end. `comes_back` finds such lines.
 
 `<unk>` and the `N` of the Penn Treebank's numbers are tokens like others and stay. Blanks at the edges of a line are
-not text. `harness_page` is the detokenizer of EleutherAI's lm-evaluation-harness for WikiText, which has no inverse.
+not text.
 """
 
 import re
@@ -209,43 +209,3 @@ PENN_TREEBANK = Detokenizer(
 def plain_text(text: str) -> str:
     r"""Return a text in the Penn Treebank's tokens, for example `-LRB-`, ``` `` ``` and ` n't`, as plain text."""
     return PENN_TREEBANK.plain(text)
-
-
-_HARNESS_BEFORE = (
-    ("s '", "s'"),
-    (" @-@ ", "-"),
-    (" @,@ ", ","),
-    (" @.@ ", "."),
-    *((f" {stop} ", f"{stop} ") for stop in ":;.!?,"),
-)
-_HARNESS_PAIRS = (
-    (r"\(", r"[^\)]", r"\)"),
-    (r"\[", r"[^\]]", r"\]"),
-    ("{", "[^}]", "}"),
-    ('"', '[^"]', '"'),
-    *[("'", "[^']", "'")],
-)
-_HARNESS_AFTER = (
-    ("= = = =", "===="),
-    ("= = =", "==="),
-    ("= =", "=="),
-    (" ° ", "°"),
-    (" \n", "\n"),
-    ("\n ", "\n"),
-    (" N ", " 1 "),
-    (" 's", "'s"),
-)
-
-
-def harness_page(page: str) -> str:
-    """Return a page of WikiText as the harness detokenizes it (lm_eval/tasks/wikitext/preprocess_wikitext.py).
-
-    Its pattern for an apostrophe before a digit has slashes, which no text has, and is left out.
-    """
-    for tokens, text in _HARNESS_BEFORE:
-        page = page.replace(tokens, text)
-    for first, inside, last in _HARNESS_PAIRS:
-        page = re.sub(rf"({first})\s*({inside}*?)\s*({last})", r"\1\2\3", page)
-    for tokens, text in _HARNESS_AFTER:
-        page = page.replace(tokens, text)
-    return page

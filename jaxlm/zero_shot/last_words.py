@@ -1,32 +1,26 @@
 """The last word of a passage: LAMBADA.
 
-Paperno et al., 2016: people guess the word from the passage, but not from its last sentence. Two protocols are in use.
-`paper`: GPT-2's figures (Radford et al., 2019, section 3.3) rest on the last token of the passage alone. `harness`: all
-tokens of the last word, which starts at the last blank; a word counts as one unit of the perplexity, and is right if
-each of its tokens is the likeliest one.
+Paperno et al., 2016: people guess the word from the passage, but not from its last sentence. GPT-2's figures (Radford
+et al., 2019, section 3.3) rest on the last token of the passage alone. lm-evaluation-harness takes all tokens of the
+last word, which starts at the last blank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlm.errors import InputError
-from jaxlm.zero_shot.task import HARNESS, PAPER, Measured, Text, ZeroShotTask, accuracy, json_objects, perplexity
-
-UNITS = {PAPER: "last token", HARNESS: "last word, all of its tokens"}
+from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, json_objects, perplexity
 
 
-def measure(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
-    """Yield the accuracy and the perplexity of each protocol."""
+def measure(model, path: Path, options) -> Iterator[Measured]:
+    """Yield the accuracy and the perplexity of the last token."""
     texts = [passage(where, row["text"]) for where, row in json_objects(path, ["text"])]
-    words = [scores for (scores,) in model.scores(texts, begin=False)]
+    words = [scores for (scores,) in model.scores(texts)]
     filters = {"filters": f"predictions without the stop words of {options.stop_words}"} if options.stop_words else {}
-    for protocol in protocols:
-        last = slice(-1, None) if protocol == PAPER else slice(None)
-        how = {"unit": UNITS[protocol], **filters}
-        right = [bool(scores.greedy[last].all()) for scores in words]
-        losses = [-scores.log_probs[last].sum(dtype="float64") for scores in words]
-        for metric, (value, stderr) in (("accuracy", accuracy(right)), ("perplexity", perplexity(losses))):
-            yield Measured(protocol, metric, value, stderr, len(texts), len(words), how)
+    right = [bool(scores.greedy[-1]) for scores in words]
+    losses = [-float(scores.log_probs[-1]) for scores in words]
+    for metric, (value, stderr) in (("accuracy", accuracy(right)), ("perplexity", perplexity(losses))):
+        yield Measured(metric, value, stderr, len(texts), len(words), {"unit": "last token", **filters})
 
 
 def passage(where: str, text: str) -> Text:
@@ -41,5 +35,5 @@ LAMBADA = ZeroShotTask(
     "lambada",
     "the last word of a passage (JSONL with `text`)",
     measure,
-    protocols=(PAPER, HARNESS),
+    harness="lambada_openai",
 )

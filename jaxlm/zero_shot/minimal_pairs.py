@@ -1,8 +1,8 @@
 """Minimal pairs: BLiMP (Warstadt et al., 2020).
 
 A pair is right if the acceptable sentence has the higher log-probability, by the sum over tokens (the paper) or by the
-mean. `paper`: nothing precedes a sentence, and its first token is not scored. `harness`: the end-of-text token precedes
-it, and its first token is scored.
+mean. Nothing precedes a sentence, and its first token is not scored; with `--left-context`, and in
+lm-evaluation-harness, the end-of-text token precedes it, and its first token is scored.
 """
 
 from collections import defaultdict
@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.zero_shot.task import (
-    HARNESS,
-    PAPER,
     Measured,
     Text,
     ZeroShotTask,
@@ -28,7 +26,7 @@ FIELDS = ("sentence_good", "sentence_bad")
 BY = {"accuracy_sum": summed, "accuracy_mean": mean}
 
 
-def measure(model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+def measure(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracies of each paradigm, of each field, and over all paradigms, which count equally."""
     del options
     pairs, field_of = defaultdict(list), {}
@@ -38,19 +36,18 @@ def measure(model, path: Path, protocols: Sequence[str], options) -> Iterator[Me
             pairs[paradigm].append(tuple(Text((row[name],), 0, where) for name in FIELDS))
             field_of[paradigm] = row.get("field", "")
     texts = [text for paradigm in pairs.values() for pair in paradigm for text in pair]
-    for protocol in protocols:
-        scores = model.scores(texts, begin=protocol == HARNESS)
-        for metric, score in BY.items():
-            found = np.array([score(parts) for parts in scores]).reshape(-1, 2)
-            right, figures, start = found[:, 0] > found[:, 1], {}, 0
-            for paradigm, rows in pairs.items():
-                figures[paradigm] = (*accuracy(right[start : start + len(rows)]), len(rows))
-                start += len(rows)
-                how = {"paradigm": paradigm, "field": field_of[paradigm]}
-                yield Measured(protocol, metric, *figures[paradigm], len(rows), how)
-            for name in [*sorted(set(field_of.values()) - {""}), ""]:
-                inside = [figure for paradigm, figure in figures.items() if name in ("", field_of[paradigm])]
-                yield Measured(protocol, metric, *_mean_of(inside), how={"field": name} if name else {})
+    scores = model.scores(texts)
+    for metric, score in BY.items():
+        found = np.array([score(parts) for parts in scores]).reshape(-1, 2)
+        right, figures, start = found[:, 0] > found[:, 1], {}, 0
+        for paradigm, rows in pairs.items():
+            figures[paradigm] = (*accuracy(right[start : start + len(rows)]), len(rows))
+            start += len(rows)
+            how = {"paradigm": paradigm, "field": field_of[paradigm]}
+            yield Measured(metric, *figures[paradigm], len(rows), how)
+        for name in [*sorted(set(field_of.values()) - {""}), ""]:
+            inside = [figure for paradigm, figure in figures.items() if name in ("", field_of[paradigm])]
+            yield Measured(metric, *_mean_of(inside), how={"field": name} if name else {})
 
 
 def _mean_of(figures: Sequence[tuple[float, float, int]]) -> tuple[float, float, int, int]:
@@ -64,7 +61,6 @@ BLIMP = ZeroShotTask(
     "blimp",
     "acceptable and unacceptable sentences (a JSONL file per paradigm, or their directory)",
     measure,
-    protocols=(PAPER, HARNESS),
     needs="any",
-    begins=(HARNESS,),
+    harness="blimp",
 )

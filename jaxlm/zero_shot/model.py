@@ -59,22 +59,22 @@ class ZeroShotModel:
                 model, mesh=mesh, batch_size=batch_size, positions=self.positions, not_greedy=not_greedy
             )
 
-    def begins(self, begin: bool) -> str:
+    def begins(self) -> str:
         """Return the token in front of a text in words, for `left_context` of a result."""
         if not self.model.is_causal:
             return "all other tokens of the text"
-        if not (begin or self.begin_all):
+        if not self.begin_all:
             return "nothing"
         if not self.begin:
             return "nothing: the vocabulary has no end-of-text token"
         return f"{self.tokenizer.pieces(self.begin)[0]}"
 
-    def scores(self, texts: Sequence[Text], *, begin: bool) -> list[PartScores]:
+    def scores(self, texts: Sequence[Text]) -> list[PartScores]:
         """Return the scores of the scored parts of each text, in order. See `task.TextScorer`.
 
         Every process must call this with the same texts.
         """
-        left = self.begin if begin or self.begin_all else []
+        left = self.begin if self.begin_all else []
         encoded = encode_parts(self.tokenizer, texts)
         found = []
         progress = Progress("texts", len(texts), active=self.show_progress)

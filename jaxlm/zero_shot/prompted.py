@@ -28,7 +28,7 @@ from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer
 from jaxlm.zero_shot.generation_scores import bleu, conversation_scores, rouge
 from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
 from jaxlm.zero_shot.prompts import Query, Template, read_template
-from jaxlm.zero_shot.task import PAPER, Measured, ZeroShotTask, mean_and_stderr
+from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr
 
 DECILES = 10
 
@@ -65,9 +65,8 @@ class PromptedTask:
     answer: Callable[[Path, str], str] = lambda path, text: text.strip()
     filters: str = "up to the first line end"
 
-    def measure(self, model, path: Path, protocols: Sequence[str], options) -> Iterator[Measured]:
+    def measure(self, model, path: Path, options) -> Iterator[Measured]:
         """Yield the values. InputError for a malformed file or too few rows for the examples."""
-        del protocols
         check_seed("--seed", options.seed)
         template = read_template(self.name, options.prompt, self.fields)
         rows, without = self.read(path)
@@ -81,7 +80,7 @@ class PromptedTask:
         }
         how |= {"shortened": sum(one.shortened for one in continuations)}
         for metric, value, stderr, more in self.score(continuer, continuations, answers, scored):
-            yield Measured(PAPER, metric, value, stderr, len(rows) + without, len(scored), how | more)
+            yield Measured(metric, value, stderr, len(rows) + without, len(scored), how | more)
 
     def _examples(self, path: Path, rows: list[Row], options) -> tuple[list[Row], list[Row], dict[str, Any]]:
         """Return the rows in the prompt, those to answer, and which ones they are in words."""

@@ -2,7 +2,7 @@
 
 Each candidate replaces the pronoun. `full` compares the whole sentences, `partial` the text after the substitution
 given the text before it, which does not favour the more frequent name (Trinh and Le, 2018).
-`wsc273`: sums over tokens; the harness reports partial scoring alone. `dpr` (Rahman and Ng, 2012): means over tokens,
+`wsc273`: sums over tokens. `dpr` (Rahman and Ng, 2012): means over tokens,
 as GPT-1 does with partial scoring (Radford et al., 2018, section 5).
 
 A file has blocks of four lines: sentence, pronoun, candidates with commas between them, correct candidate. Blank lines
@@ -19,8 +19,6 @@ from typing import NamedTuple
 from jaxlm.errors import InputError
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.zero_shot.task import (
-    HARNESS,
-    PAPER,
     Measured,
     PartScores,
     Text,
@@ -64,22 +62,17 @@ class Schema(NamedTuple):
         return " ".join([first.lower() if first in LOWERED and not begins_sentence else first, *rest])
 
 
-def measure(
-    model, path: Path, protocols: Sequence[str], options, *, by: Callable[[PartScores], float], unit: str
-) -> Iterator[Measured]:
+def measure(model, path: Path, options, *, by: Callable[[PartScores], float], unit: str) -> Iterator[Measured]:
     """Yield the accuracies of full and of partial scoring."""
     del options
     schemas = list(read_schemas(path))
-    scores = iter(model.scores([text for schema in schemas for text in schema.texts()], begin=False))
+    scores = iter(model.scores([text for schema in schemas for text in schema.texts()]))
     found = [(schema.right, [next(scores) for _ in schema.candidates]) for schema in schemas]
     several = sum(schema.recurs for schema in schemas)
     how = {"unit": unit} | ({"pronoun_recurs": several} if several else {})
-    for protocol in protocols:
-        parts = {"full": slice(None), "partial": slice(2, None)} if protocol == PAPER else {"": slice(2, None)}
-        for name, scored in parts.items():
-            right = [best([by(one[scored]) for one in texts]) == answer for answer, texts in found]
-            metric = f"accuracy_{name}" if name else "accuracy"
-            yield Measured(protocol, metric, *accuracy(right), len(schemas), len(schemas), how)
+    for name, scored in {"full": slice(None), "partial": slice(2, None)}.items():
+        right = [best([by(one[scored]) for one in texts]) == answer for answer, texts in found]
+        yield Measured(f"accuracy_{name}", *accuracy(right), len(schemas), len(schemas), how)
 
 
 def read_schemas(path: Path) -> Iterator[Schema]:
@@ -121,6 +114,6 @@ WSC273 = ZeroShotTask(
     "wsc273",
     "the referent of a pronoun (blocks of sentence, pronoun, candidates, answer)",
     partial(measure, by=summed, unit="sum over tokens"),
-    protocols=(PAPER, HARNESS),
+    harness="wsc273",
 )
 DPR = ZeroShotTask("dpr", "the referent of a pronoun (as wsc273)", partial(measure, by=mean, unit="mean over tokens"))

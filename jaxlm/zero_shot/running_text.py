@@ -1,20 +1,15 @@
 """Language-model texts: WikiText, the Penn Treebank, the One Billion Word Benchmark, enwik8 and text8.
 
-`paper`: Radford et al., 2019, section 3.1. The log-probability of the whole text, detokenized, is divided by the number
+Radford et al., 2019, section 3.1. The log-probability of the whole text, detokenized, is divided by the number
 of units of the original file: words, characters or bytes. Published perplexities of word models count each line end as
 a word, as it is a token to them; the value without line ends is there too, and the one per token, which depends on the
 vocabulary. The text is one sequence, scored in overlapping windows, each token once; or read as one stream, if the
-model was trained on streams and no window is asked for.
-
-`harness`: EleutherAI's lm-evaluation-harness, for WikiText. A page is a text of its own after the end-of-text token,
-and is scored in windows without overlap. Words and bytes are those of the original page.
+model was trained on streams and no window is asked for. lm-evaluation-harness scores each page of WikiText by itself.
 """
 
 import codecs
 import math
 import os
-import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +23,8 @@ from jaxlm.inference.scoring import Score, Scored
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.zero_shot.detokenizers import ONE_BILLION_WORDS, PTB, WIKITEXT, Detokenizer, harness_page
-from jaxlm.zero_shot.task import HARNESS, PAPER, Measured, ZeroShotTask
+from jaxlm.zero_shot.detokenizers import ONE_BILLION_WORDS, PTB, WIKITEXT, Detokenizer
+from jaxlm.zero_shot.task import Measured, ZeroShotTask
 
 WHOLE, TEST = 100_000_000, 5_000_000  # bytes of enwik8 and text8, and of the part at their end that is the test set
 _FRAGMENT = 1 << 18
@@ -108,20 +103,17 @@ def windows(ids: Iterable[Sequence[int]], left: Sequence[int], *, length: int, s
         yield window(len(buffer))
 
 
-def measure(model, path: Path, protocols: Sequence[str], options, *, text: "RunningText") -> Iterator[Measured]:
-    """Yield the values of each protocol. InputError for a file without text, and for windows that do not fit."""
+def measure(model, path: Path, options, *, text: "RunningText") -> Iterator[Measured]:
+    """Yield the values of a text. InputError for a file without text, and for windows that do not fit."""
     length, stride = window_sizes(model.positions, options)
     reads_stream = model.stream is not None and options.context_length is None and options.stride is None
-    for protocol in protocols:
-        if protocol == HARNESS:
-            yield from measure_pages(model, path, length=length)
-        elif reads_stream:
-            how = {"row_length": model.stream.length, "context": "the state after the row before"}
-            yield from measure_whole(model, path, text, partial(_stream_scores, model), how)
-        else:
-            how = {"stride": stride, "context_length": length}
-            scores = partial(_window_scores, model, length=length, stride=stride)
-            yield from measure_whole(model, path, text, scores, how)
+    if reads_stream:
+        how = {"row_length": model.stream.length, "context": "the state after the row before"}
+        yield from measure_whole(model, path, text, partial(_stream_scores, model), how)
+    else:
+        how = {"stride": stride, "context_length": length}
+        scores = partial(_window_scores, model, length=length, stride=stride)
+        yield from measure_whole(model, path, text, scores, how)
 
 
 def _stream_scores(model, ids: Iterable[Sequence[int]], left: Sequence[int]) -> Iterator[Score]:
@@ -206,68 +198,7 @@ def measure_whole(
         value, count, unit = values[metric]
         if not count:
             raise InputError(f"{path} must have words, got blanks only; give the task's file")
-        yield Measured(PAPER, metric, *value(count), rows, rows, {"unit": f"{unit} ({count:,})", **how})
-
-
-def measure_pages(model, path: Path, *, length: int) -> Iterator[Measured]:
-    """Yield the values of WikiText's pages as the harness defines them."""
-    counts: list[tuple[int, int]] = []  # words and bytes of each page
-    found: list[float] = []
-    waiting: deque[int] = deque()
-
-    def sequences() -> Iterator[Scored]:
-        for number, page in enumerate(pages(path)):
-            counts.append((len(re.split(r"\s+", page)), len(page.encode())))
-            found.append(0.0)
-            ids = model.tokenizer.encode(harness_page(page))
-            for window in windows([ids], model.begin, length=length, stride=length):
-                waiting.append(number)
-                yield window
-
-    tokens = done = last = 0
-    with Progress("bytes of pages", _size(path), active=model.show_progress) as progress:
-        for scores in model.scorer.tokens(model.params, sequences()):
-            page = waiting.popleft()
-            found[page] -= scores.score.log_probability
-            tokens += scores.score.tokens
-            if page > last:
-                done, last = done + sum(size for _, size in counts[last:page]), page
-                progress.update(done)
-        progress.update(_size(path))
-    if not tokens:
-        raise InputError(f"{path} must have pages with text, got none; give the task's file")
-    words, in_bytes = Losses(), Losses()
-    for loss, (number, size) in zip(found, counts, strict=True):
-        words.add(loss, number)
-        in_bytes.add(loss, size)
-    how = {
-        "stride": length,
-        "context_length": length,
-        "detokenizer": "harness, not invertible",
-        "tokens": tokens,
-    }
-    values = {
-        "word_perplexity": (words.perplexity(words.units), f"word of the page ({int(words.units):,})"),
-        "byte_perplexity": (in_bytes.perplexity(in_bytes.units), f"byte of the page ({int(in_bytes.units):,})"),
-        "bits_per_byte": (in_bytes.bits(in_bytes.units), f"byte of the page ({int(in_bytes.units):,})"),
-    }
-    for metric, (value, unit) in values.items():
-        yield Measured(HARNESS, metric, *value, len(counts), len(counts), {"unit": unit, **how})
-
-
-def pages(path: Path) -> Iterator[str]:
-    """Yield the pages of a WikiText file as the harness's data set has them; a heading ` = Title = ` begins one."""
-    lines: list[str] = []
-    with open_input(path) as stream:
-        for _, line in numbered_lines(stream, str(path)):
-            heading = line.replace("= = =", "===").replace("= =", "==").strip()
-            if heading.startswith("= ") and heading.endswith(" ="):
-                if (page := "\n".join(lines)).strip():
-                    yield page
-                lines = []
-            lines.append(line)
-    if (page := "\n".join(lines)).strip():
-        yield page + ("\n" if _last_byte(path) == b"\n" else "")
+        yield Measured(metric, *value(count), rows, rows, {"unit": f"{unit} ({count:,})", **how})
 
 
 @dataclass(frozen=True)
@@ -334,12 +265,6 @@ def _begin(path: Path, text: RunningText) -> int:
     return WHOLE - TEST if text.detokenizer is None and _size(path) == WHOLE else 0
 
 
-def _last_byte(path: Path) -> bytes:
-    with open_input(path) as stream:
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1)
-
-
 _WORDS = (
     "word_perplexity",
     "word_perplexity_without_line_ends",
@@ -347,23 +272,22 @@ _WORDS = (
     "bits_per_character",
     "token_perplexity",
 )
-_TEXTS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-    (RunningText("wikitext2", _WORDS, WIKITEXT), "WikiText-2 (wiki.test.raw, or .tokens)", (PAPER, HARNESS)),
-    (RunningText("wikitext103", _WORDS, WIKITEXT), "WikiText-103 (wiki.test.raw, or .tokens)", (PAPER, HARNESS)),
-    (RunningText("ptb", _WORDS, PTB), "the Penn Treebank (ptb.test.txt)", (PAPER,)),
-    (RunningText("1bw", _WORDS, ONE_BILLION_WORDS), "the One Billion Word Benchmark (a held-out file)", (PAPER,)),
+_TEXTS: tuple[tuple[RunningText, str, str], ...] = (
+    (RunningText("wikitext2", _WORDS, WIKITEXT), "WikiText-2 (wiki.test.raw, or .tokens)", "wikitext"),
+    (RunningText("wikitext103", _WORDS, WIKITEXT), "WikiText-103 (wiki.test.raw, or .tokens)", "wikitext"),
+    (RunningText("ptb", _WORDS, PTB), "the Penn Treebank (ptb.test.txt)", ""),
+    (RunningText("1bw", _WORDS, ONE_BILLION_WORDS), "the One Billion Word Benchmark (a held-out file)", ""),
     (
         RunningText("enwik8", ("bits_per_byte", "bits_per_character", "token_perplexity")),
         "enwik8 (the file, or its test part)",
-        (PAPER,),
+        "",
     ),
     (
         RunningText("text8", ("bits_per_character", "token_perplexity")),
         "text8 (the file, or its test part)",
-        (PAPER,),
+        "",
     ),
 )
 RUNNING_TEXTS = tuple(
-    ZeroShotTask(text.name, title, partial(measure, text=text), protocols, begins=(HARNESS,))
-    for text, title, protocols in _TEXTS
+    ZeroShotTask(text.name, title, partial(measure, text=text), harness=harness) for text, title, harness in _TEXTS
 )

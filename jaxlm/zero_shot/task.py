@@ -1,7 +1,7 @@
 """The interface of zero-shot tasks: texts to score, measured values, and the rows of a file.
 
-A protocol is a way to measure a task. `paper` is that of GPT-1 or GPT-2, `harness` that of EleutherAI's
-lm-evaluation-harness. Values of different protocols are not comparable, so each value names its own.
+A task is measured as GPT-1 or GPT-2 did, which results name as the protocol `paper`. Values of EleutherAI's
+lm-evaluation-harness are not comparable with these; the harness itself computes them (`jaxlm.evaluate harness`).
 """
 
 import math
@@ -16,8 +16,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.scoring import TokenScores
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
 
-PAPER, HARNESS = "paper", "harness"
-ProtocolName = Literal["paper", "harness"]
+PAPER = "paper"  # the protocol of all values
 
 
 class Text(NamedTuple):
@@ -41,7 +40,6 @@ class Measured(NamedTuple):
     number of those that count. how: the measurement in words, for example the unit of a perplexity.
     """
 
-    protocol: str
     metric: str
     value: float
     stderr: float
@@ -53,29 +51,24 @@ class Measured(NamedTuple):
 class TextScorer(Protocol):
     """A model that scores texts."""
 
-    def scores(self, texts: Sequence[Text], *, begin: bool) -> list[PartScores]:
-        """Return the scores of the scored parts of each text, in order.
-
-        begin: put the end-of-text token in front of texts whose first part is scored, so that their first token is
-        scored too.
-        """
+    def scores(self, texts: Sequence[Text]) -> list[PartScores]:
+        """Return the scores of the scored parts of each text, in order."""
 
 
 @dataclass(frozen=True)
 class ZeroShotTask:
     """A task.
 
-    title: a noun phrase for help texts. measure: (model, path, protocols, options) -> values. protocols: those that it
-    has. needs: the sort of model, "causal" or "any" (then encoders score by pseudo-log-likelihood).
+    title: a noun phrase for help texts. measure: (model, path, options) -> values. needs: the sort of model, "causal"
+    or "any" (then encoders score by pseudo-log-likelihood). harness: the task of lm-evaluation-harness on the same
+    data, if there is one.
     """
 
     name: str
     title: str
-    measure: Callable[[Any, Path, Sequence[str], Any], Iterator[Measured]]
-    protocols: tuple[str, ...] = (PAPER,)
+    measure: Callable[[Any, Path, Any], Iterator[Measured]]
     needs: Literal["causal", "any"] = "causal"
-    begins: tuple[str, ...] = ()
-    """The protocols that put the end-of-text token in front of a text without a context."""
+    harness: str = ""
 
 
 def accuracy(right: Any) -> tuple[float, float]:

@@ -38,9 +38,9 @@ def peer(tmp_path_factory, data_directory):
     return directory, scores
 
 
-def evaluate(directory, *tasks):
+def evaluate(directory, *tasks, more=()):
     words = [word for task in tasks for word in ("--task", task)]
-    ended = run_here("evaluate", "zero-shot", "--run", f"hf:{directory}", *words)
+    ended = run_here("evaluate", "zero-shot", "--run", f"hf:{directory}", *words, *more)
     assert ended.code == 0, ended.errors
     return [json.loads(line) for line in ended.output.splitlines()]
 
@@ -61,33 +61,27 @@ def loss_in_windows(scores, ids, length):
 
 
 def test_lambada(peer, data_directory, tmp_path):
-    """Fails when either protocol scores other tokens than its reading by transformers."""
+    """Fails when another token than the last one by transformers is scored."""
     directory, scores = peer
     rows = (data_directory / "zeroshot" / "lambada_test.jsonl").read_text().splitlines()[:60]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     lines = evaluate(directory, f"lambada:{tmp_path}/rows.jsonl")
-    words, right, last, last_right = [], [], [], []
+    losses, hits = [], []
     for row in rows:
-        context, word = json.loads(row)["text"].rsplit(" ", 1)
-        before, ids = scores.encode(context), scores.encode(f"{context} {word}")
-        log_probs, greedy = scores(ids)
-        words.append(-float(log_probs[len(before) - 1 :].sum()))
-        right.append(bool(greedy[len(before) - 1 :].all()))
-        last.append(-float(log_probs[-1]))
-        last_right.append(bool(greedy[-1]))
-    for protocol, losses, hits in (("harness", words, right), ("paper", last, last_right)):
-        expected = math.exp(sum(losses) / len(losses))
-        assert value(lines, protocol=protocol, metric="perplexity") == pytest.approx(expected, rel=1e-4)
-        assert value(lines, protocol=protocol, metric="accuracy") == pytest.approx(sum(hits) / len(hits))
+        log_probs, greedy = scores(scores.encode(json.loads(row)["text"]))
+        losses.append(-float(log_probs[-1]))
+        hits.append(bool(greedy[-1]))
+    assert value(lines, metric="perplexity") == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
+    assert value(lines, metric="accuracy") == pytest.approx(sum(hits) / len(hits))
 
 
 def test_minimal_pairs(peer, data_directory, tmp_path):
-    """Fails when the protocols differ from each other in more than the end-of-text token and the first token."""
+    """Fails when --left-context changes more than the end-of-text token and the first token."""
     directory, scores = peer
     rows = (data_directory / "zeroshot" / "blimp" / "anaphor_number_agreement.jsonl").read_text().splitlines()[:60]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    lines = evaluate(directory, f"blimp:{tmp_path}/rows.jsonl")
-    for protocol, before in (("paper", []), ("harness", [scores.end])):
+    for more, before in (((), []), (("--left-context",), [scores.end])):
+        lines = evaluate(directory, f"blimp:{tmp_path}/rows.jsonl", more=more)
         for metric in ("accuracy_sum", "accuracy_mean"):
             right = []
             for row in map(json.loads, rows):
@@ -96,7 +90,7 @@ def test_minimal_pairs(peer, data_directory, tmp_path):
                 good, bad = (float(one.sum() if metric == "accuracy_sum" else one.mean()) for one in found)
                 right.append(good > bad)
             paradigm = "anaphor_number_agreement"
-            found = value(lines, protocol=protocol, metric=metric, paradigm=paradigm)
+            found = value(lines, metric=metric, paradigm=paradigm)
             assert found == pytest.approx(sum(right) / len(right))
 
 
@@ -123,7 +117,7 @@ def test_winograd(peer, data_directory, tmp_path):
         for metric, found in totals.items():
             right[metric] += names[found.index(max(found))] == answer.strip()
     for metric, count in right.items():
-        assert value(lines, protocol="paper", metric=metric) == pytest.approx(count / len(blocks))
+        assert value(lines, metric=metric) == pytest.approx(count / len(blocks))
 
 
 def test_wikitext(peer, data_directory, tmp_path):
@@ -161,18 +155,4 @@ def test_wikitext(peer, data_directory, tmp_path):
         "token_perplexity": math.exp(loss / (len(ids) - 1)),
         "bits_per_byte": loss / len(text.encode()) / math.log(2),
     }.items():
-        assert value(lines, protocol="paper", metric=metric) == pytest.approx(expected, rel=1e-4), metric
-
-    loss, words, in_bytes = 0.0, 0, 0
-    for number, (name, page, part) in enumerate(zip(names, pages, parts, strict=True)):
-        original = part if number else part[:-1]  # the line end before a heading separates the pages
-        detokenized = f" = {name} =\n\n" + "".join(f"{paragraph}\n\n" for paragraph in page)
-        ids = [scores.end, *scores.encode(detokenized if number else detokenized[:-1])]
-        loss += loss_in_windows(scores, ids, 300)
-        words, in_bytes = words + len(re.split(r"\s+", original)), in_bytes + len(original.encode())
-    for metric, expected in {
-        "word_perplexity": math.exp(loss / words),
-        "byte_perplexity": math.exp(loss / in_bytes),
-        "bits_per_byte": loss / in_bytes / math.log(2),
-    }.items():
-        assert value(lines, protocol="harness", metric=metric) == pytest.approx(expected, rel=1e-4), metric
+        assert value(lines, metric=metric) == pytest.approx(expected, rel=1e-4), metric

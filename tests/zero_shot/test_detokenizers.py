@@ -9,7 +9,6 @@ from jaxlm.zero_shot.detokenizers import (
     PENN_TREEBANK,
     PTB,
     WIKITEXT,
-    harness_page,
     plain_text,
 )
 
@@ -82,10 +81,3 @@ def test_a_line_with_a_token_that_the_inverse_separates_does_not_come_back(detok
 
 def test_plain_text_is_that_of_the_penn_treebank():
     assert plain_text("do n't -LRB- `` no '' -RRB-") == 'don\'t ("no")'
-
-
-def test_the_rules_of_the_harness():
-    """The expected text was made by hand from the list of its rules, the odd ones too (N, degrees, line ends,
-    apostrophes in pairs)."""
-    page = " = A = \n \n The dogs ' \" bone \" @-@ size : ( 1 @,@ 5 ) 7 ° C , N cats 's [ x ] . \n = = B = = \n"
-    assert harness_page(page) == " = A =\n\nThe dogs'\"bone\"-size: (1,5) 7°C, 1 cats's [x].\n== B ==\n"

@@ -88,7 +88,7 @@ def test_each_token_is_scored_given_the_others(run, reference, variant):
     model.params = loaded.params
     parts = [(sentence(rng), sentence(rng)) if number % 2 else (sentence(rng),) for number in range(6)]
     texts = [Text((first, " " + second[0]) if second else (first,), len(second), "x") for first, *second in parts]
-    for (first, *second), found in zip(parts, model.scores(texts, begin=False), strict=True):
+    for (first, *second), found in zip(parts, model.scores(texts), strict=True):
         expected = reference(variant, first if second else "", second[0] if second else first)
         np.testing.assert_allclose(np.concatenate([part.log_probs for part in found]), expected, atol=2e-5)
 
@@ -110,7 +110,7 @@ def test_the_tasks_compare_these_scores(run, reference, tmp_path):
     accuracies = set()
     for variant in VARIANTS:
         more = () if variant == "token" else ("--pseudo-likelihood", "word")
-        found = evaluate(run, f"blimp:{tmp_path / 'blimp.jsonl'}", "--protocol", "paper", *more)
+        found = evaluate(run, f"blimp:{tmp_path / 'blimp.jsonl'}", *more)
         blimp = {line["metric"]: line for line in found if "paradigm" not in line and "field" not in line}
         scores = [[reference(variant, "", text) for text in pair] for pair in pairs]
         for metric, of in (("accuracy_sum", np.sum), ("accuracy_mean", np.mean)):

@@ -265,7 +265,7 @@ def test_every_task_gives_values_that_say_how(model, tmp_path):
     for task in PROMPTED:
         path, examples, scored, metrics = files[task.name]
         shots = 1 if task.name in ("nq_open", "translation") else None
-        found = list(task.measure(model, path, ("paper",), options(prompt_examples=shots)))
+        found = list(task.measure(model, path, options(prompt_examples=shots)))
         assert {one.metric for one in found} == metrics
         for one in found:
             assert (one.examples, one.scored) == (examples, scored) and 0 <= one.value <= 100

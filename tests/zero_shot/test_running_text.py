@@ -29,17 +29,6 @@ PLAIN = (
     '\n= The cat =\n\nThe cat\'s hill, 1,000 birds "sang".\n<unk> lay in the mat (well-kept)\n'
     "== A dog ==\n= The fox =\n\nIn the morning it saw a crow, in the tree.\n"
 )
-PAGES = (  # as the harness splits and detokenizes them, by hand
-    (
-        ' = The cat = \n \n The cat \'s hill , 1 @,@ 000 birds " sang " . \n <unk> lay in the mat ( well @-@ kept ) \n'
-        " = = A dog = = ",
-        ' = The cat =\n\nThe cat\'s hill, 1,000 birds "sang".\n<unk> lay in the mat (well-kept)\n== A dog == ',
-    ),
-    (
-        " = The fox = \n \n In the morning it saw a crow , in the tree . \n",
-        " = The fox =\n\nIn the morning it saw a crow, in the tree.\n",
-    ),
-)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +87,12 @@ def test_a_model_with_a_state_reads_the_text_as_one_stream(tmp_path, name):
             show_progress=False,
         )
         zero_shot.params = params
-        found = run(zero_shot, "wikitext2", path)["paper", "token_perplexity"]
+        found = run(zero_shot, "wikitext2", path)["token_perplexity"]
         assert found.value == pytest.approx(math.exp(loss / (ids.shape[1] - 1)), rel=1e-5)
         assert found.how["tokens"] == ids.shape[1] - 1 and found.how["row_length"] == row_length
     with pytest.raises(InputError, match="--context-length must be above 0, got 0; give at least 1"):
         run(zero_shot, "wikitext2", path, context_length=0)
-    windows = run(zero_shot, "wikitext2", path, context_length=16, stride=16)["paper", "token_perplexity"]
+    windows = run(zero_shot, "wikitext2", path, context_length=16, stride=16)["token_perplexity"]
     assert windows.how["context_length"] == 16 and windows.value != found.value
 
 
@@ -117,10 +106,10 @@ def loss_of(log_probs, ids, length, stride):
     return loss
 
 
-def run(model, name, path, protocols=("paper",), **options):
+def run(model, name, path, **options):
     chosen = SimpleNamespace(**({"stride": None, "context_length": None} | options))
-    found = list(TASKS[name].measure(model, path, protocols, chosen))
-    return {(one.protocol, one.metric): one for one in found}
+    found = list(TASKS[name].measure(model, path, chosen))
+    return {one.metric: one for one in found}
 
 
 def write(path, text):
@@ -147,44 +136,19 @@ def test_a_text_per_word_byte_and_character_of_the_file(toy_model, tmp_path, len
         "bits_per_character": loss / len(WIKI) / math.log(2),
         "token_perplexity": math.exp(loss / (len(ids) - 1)),
     }
-    assert {metric: one.value for (_, metric), one in found.items()} == pytest.approx(expected, rel=1e-4)
+    assert {metric: one.value for metric, one in found.items()} == pytest.approx(expected, rel=1e-4)
     for one in found.values():
         assert one.how["stride"] == (stride or length or 16) and one.how["context_length"] == (length or 16)
         assert one.how["not_invertible"] == 0 and one.how["detokenizer"] == "wikitext"
         assert one.how["tokens"] == len(ids) - 1
         assert one.examples == one.scored == lines and one.stderr > 0
-    assert f"({words + lines})" in found["paper", "word_perplexity"].how["unit"]
-
-
-def test_pages_as_the_harness_scores_them(toy_model, tmp_path):
-    """Fails when pages run into each other, when the end-of-text token is missing, or when the words are not those of
-    `re.split` on the original page.
-    """
-    model, log_probs = toy_model
-    path = write(tmp_path / "wiki.test.raw", WIKI)
-    assert list(running_text.pages(path)) == [page for page, _ in PAGES]
-    found = run(model, "wikitext103", path, ("harness",))
-    losses = [
-        loss_of(log_probs, [model.tokenizer.specials["end"], *model.tokenizer.encode(plain)], 16, 16)
-        for _, plain in PAGES
-    ]
-    words = [len(page.split()) + 2 for page, _ in PAGES]  # an empty string on either side counts
-    size = sum(len(page.encode()) for page, _ in PAGES)
-    assert found["harness", "word_perplexity"].value == pytest.approx(math.exp(sum(losses) / sum(words)), rel=1e-4)
-    assert found["harness", "byte_perplexity"].value == pytest.approx(math.exp(sum(losses) / size), rel=1e-4)
-    one = found["harness", "bits_per_byte"]
-    assert one.value == pytest.approx(sum(losses) / size / math.log(2), rel=1e-4)
-    assert one.examples == 2 and TASKS["wikitext103"].begins == ("harness",)
-    # The error of a ratio of means over pages, by the sum of squared residuals.
-    ratio = sum(losses) / sum(words)
-    rest = math.sqrt(2 * sum((loss - ratio * n) ** 2 for loss, n in zip(losses, words, strict=True))) / sum(words)
-    assert found["harness", "word_perplexity"].stderr == pytest.approx(math.exp(ratio) * rest, rel=1e-2)
+    assert f"({words + lines})" in found["word_perplexity"].how["unit"]
 
 
 def test_lines_that_do_not_come_back_are_counted(toy_model, tmp_path):
     model, _ = toy_model
     path = write(tmp_path / "ptb.test.txt", " it was n't \n don't go \n the cat \n don't \n")
-    assert run(model, "ptb", path)["paper", "word_perplexity"].how["not_invertible"] == 2
+    assert run(model, "ptb", path)["word_perplexity"].how["not_invertible"] == 2
 
 
 def test_bytes_and_characters_without_a_detokenizer(toy_model, tmp_path, monkeypatch):
@@ -194,16 +158,16 @@ def test_bytes_and_characters_without_a_detokenizer(toy_model, tmp_path, monkeyp
     path = write(tmp_path / "enwik8", text.encode())
     found = run(model, "enwik8", path)
     loss = loss_of(log_probs, model.tokenizer.encode(text), 16, 16)
-    assert found["paper", "bits_per_byte"].value == pytest.approx(loss / len(text.encode()) / math.log(2), rel=1e-4)
-    assert found["paper", "bits_per_character"].value == pytest.approx(loss / len(text) / math.log(2), rel=1e-4)
-    assert found["paper", "bits_per_byte"].how["detokenizer"] == "none"
+    assert found["bits_per_byte"].value == pytest.approx(loss / len(text.encode()) / math.log(2), rel=1e-4)
+    assert found["bits_per_character"].value == pytest.approx(loss / len(text) / math.log(2), rel=1e-4)
+    assert found["bits_per_byte"].how["detokenizer"] == "none"
     letters = "the cat sat on the mat " * 4
     monkeypatch.setattr(running_text, "WHOLE", 10 + len(letters))
     monkeypatch.setattr(running_text, "TEST", len(letters))
-    part = run(model, "text8", write(tmp_path / "part", letters))["paper", "bits_per_character"]
-    whole = run(model, "text8", write(tmp_path / "whole", "a" * 10 + letters))["paper", "bits_per_character"]
+    part = run(model, "text8", write(tmp_path / "part", letters))["bits_per_character"]
+    whole = run(model, "text8", write(tmp_path / "whole", "a" * 10 + letters))["bits_per_character"]
     assert whole.value == part.value and "test set" in whole.how["filters"] and "filters" not in part.how
-    broken = run(model, "enwik8", write(tmp_path / "broken", b"the cat \xff\xfe sat"))["paper", "bits_per_byte"]
+    broken = run(model, "enwik8", write(tmp_path / "broken", b"the cat \xff\xfe sat"))["bits_per_byte"]
     assert broken.how["not_invertible"] == 2
 
 
