@@ -132,43 +132,56 @@ def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
     """Yield the candidates in their context, and the index of the correct one, of the Children's Book Test's files.
 
     A question has 20 numbered sentences and `21 query with XXXXX`, answer, an empty field, and the candidates with `|`
-    between them, separated by tabs.
+    between them, separated by tabs. InputError for a question that is cut off.
     """
     lines: list[str] = []
     found = 0
     with open_input(path) as stream:
-        for number, line in numbered_lines(stream, str(path)):
-            if not line.strip():
-                lines = []
-                continue
-            index, _, text = line.partition(" ")
-            if index != str(len(lines) + 1):
-                raise InputError(f"{path} line {number} must begin with {len(lines) + 1}, got {index!r}; fix the file")
-            lines.append(text)
+        for number, line in [*numbered_lines(stream, str(path)), (0, "")]:
+            where = f"{path} line {number}" if number else f"{path}: the last question"
+            index, _, text = line.strip().partition(" ")
+            if index and index != str(len(lines) + 1):
+                raise InputError(f"{where} must begin with {len(lines) + 1}, got {index!r}; fix the file")
+            if lines and not index:
+                raise InputError(f"{where} must have 21 lines, got {len(lines)}; fix or remove it")
+            lines += [text] if index else []
             if len(lines) == 21:
-                yield _cloze(f"{path} line {number}", lines)
-                found += 1
+                yield _cloze(where, lines)
+                lines, found = [], found + 1
     if not found:
         raise InputError(f"{path} must have questions of 21 lines, got none; give a file of the Children's Book Test")
 
 
 def _cloze(where: str, lines: Sequence[str]) -> tuple[list[Text], int]:
-    fields = lines[-1].split("\t")
-    if len(fields) != 4 or fields[0].count("XXXXX") != 1:
+    """Return the context, and each candidate with the rest of its sentence, as plain text.
+
+    If a candidate is the end of a word, as `n't` is, that word begins the scored text of all candidates.
+    """
+    fields = [field.strip() for field in lines[-1].split("\t")]
+    if len(fields) != 4:
         raise InputError(
-            f"{where} must have a query with one XXXXX, an answer, an empty field and candidates, got {len(fields)} "
-            "fields; fix or remove the question"
+            f"{where} must have a query, an answer, an empty field and candidates with tabs between them, got "
+            f"{len(fields)} fields; fix or remove the question"
         )
     query, answer, _, listed = fields
-    candidates = [candidate for candidate in listed.split("|") if candidate]
+    if query.count("XXXXX") != 1:
+        raise InputError(f"{where} must have one XXXXX in the query, got {query!r}; fix or remove the question")
+    candidates = list(dict.fromkeys(candidate.strip() for candidate in listed.split("|") if candidate.strip()))
     if answer not in candidates:
         raise InputError(f"{where}: the answer must be one of {listed!r}, got {answer!r}; fix or remove the question")
-    texts = []
-    for candidate in candidates:
-        before, after = plain_text(" ".join([*lines[:-1], query])).split("XXXXX")
-        before, blank = before.rstrip(), " " if before.endswith(" ") else ""
-        texts.append(Text((before, blank + candidate + after), 1, where))
+    text = " ".join(" ".join([*lines[:-1], query]).split())
+    letters = len(plain_text(text.partition("XXXXX")[0]).replace(" ", ""))
+    wholes = [plain_text(text.replace("XXXXX", candidate)) for candidate in candidates]
+    begins = [_after_letters(whole, letters) for whole in wholes]
+    if any(whole[begin] != " " for whole, begin in zip(wholes, begins, strict=True)):
+        begins = [max(whole.rfind(" ", 0, begin), 0) for whole, begin in zip(wholes, begins, strict=True)]
+    texts = [Text((whole[:begin], whole[begin:]), 1, where) for whole, begin in zip(wholes, begins, strict=True)]
     return texts, candidates.index(answer)
+
+
+def _after_letters(text: str, count: int) -> int:
+    """Return the index after the first `count` characters that are not blanks."""
+    return [index for index, letter in enumerate(text, 1) if letter != " "][count - 1] if count else 0
 
 
 def _choices(name: str, title: str) -> ZeroShotTask:

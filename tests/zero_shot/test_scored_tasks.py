@@ -17,6 +17,7 @@ from sklearn.metrics import matthews_corrcoef
 from toy_processes import run_several
 from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here, run_process
 
+from jaxlm.errors import InputError
 from jaxlm.evaluation.zero_shot import read_results
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.models.family import Inputs
@@ -220,16 +221,69 @@ def test_sentiment(run, files, reference):
     assert found["value"] == pytest.approx(np.mean(right)) and found["examples"] == 3
 
 
+def cloze(query: str, answer: str, candidates: str, sentences: int = 20) -> str:
+    """A question in the layout of the Children's Book Test's files, whose sentences may end with a blank."""
+    lines = [f"{number} He sat . " for number in range(1, sentences + 1)]
+    return "\n".join([*lines, f"{sentences + 1} {query}\t{answer}\t\t{candidates}", "", ""])
+
+
 def test_cloze_questions_read_the_original_format(tmp_path):
-    """Fails when the candidate is not followed by the rest of its sentence, or the query's tabs stay in the text."""
-    lines = [f"{number} The cat sat on the mat ." for number in range(1, 21)]
-    query = "21 Then the XXXXX saw a fox .\tdog\t\tcat|dog|bird|fox|crow|tree|hill|mat|rug|sun"
-    (tmp_path / "cbt.txt").write_text("\n".join([*lines, query, "", *lines, query, ""]))
-    (texts, right), _ = cloze_questions(tmp_path / "cbt.txt")
-    assert len(texts) == 10 and right == 1
-    before, rest = texts[1].parts
-    assert before.startswith("The cat sat on the mat") and before.endswith("Then the")
-    assert rest.startswith(" dog saw a fox") and "\t" not in rest
+    """Fails when the candidate is not followed by the rest of its sentence, when the query's tabs or a blank at the end
+    of a line stay in the text, or when a candidate that is listed twice ties with itself.
+    """
+    question = cloze("Then the XXXXX saw a fox .", "dog", "cat|dog|bird|fox|crow|tree|hill|mat|rug|sun|dog")
+    (tmp_path / "cbt.txt").write_text(question + question)
+    found = list(cloze_questions(tmp_path / "cbt.txt"))
+    assert len(found) == 2 and len(found[0][0]) == 10 and found[0][1] == 1
+    assert found[0][0][1].parts == (" ".join(["He sat."] * 20) + " Then the", " dog saw a fox.")
+
+
+def test_candidates_that_end_a_word_are_joined_to_it(tmp_path):
+    """By hand: `'s`, `'ll` and `n't` have no blank before them, as in the context. Fails when they are scored as words
+    of their own, or when the candidates of a question are scored from different words on.
+    """
+    query = "I think he XXXXX going , `` so . ''"
+    (tmp_path / "verbs.txt").write_text(
+        cloze(query, "was", "'s|was|'ll") + cloze("I do XXXXX know .", "n't", "n't|not")
+    )
+    (verbs, _), (negations, right) = cloze_questions(tmp_path / "verbs.txt")
+    sentences = " ".join(["He sat."] * 20)
+    rest = ' going, "so."'
+    assert [text.parts for text in verbs] == [
+        (f"{sentences} I think", f" he{verb}{rest}") for verb in ("'s", " was", "'ll")
+    ]
+    assert [text.parts for text in negations] == [
+        (f"{sentences} I", " don't know."),
+        (f"{sentences} I", " do not know."),
+    ]
+    assert right == 0
+
+
+@pytest.mark.parametrize(
+    "cut, message",
+    [
+        (
+            lambda text: text.rstrip().rpartition("\n")[0],
+            r"the last question must have 21 lines, got 20; fix or remove it",
+        ),
+        (lambda text: "\n".join(text.splitlines()[:9]), "the last question must have 21 lines, got 9"),
+        (lambda text: text.replace("9 He", "\n9 He", 1), "line 31 must have 21 lines, got 8"),
+        (
+            lambda text: text.replace("XXXXX", "XXXXX XXXXX"),
+            "line 43 must have one XXXXX in the query, got 'the XXXXX XXX",
+        ),
+        (
+            lambda text: text.replace("\t\t", "\t"),
+            "line 43 must have a query, an answer, an empty field .* got 3 fields",
+        ),
+    ],
+)
+def test_a_question_that_is_cut_off_is_refused(tmp_path, cut, message):
+    """Fails when the last question of an interrupted download is left out in silence."""
+    question = cloze("the XXXXX sat .", "cat", "cat|dog")
+    (tmp_path / "cbt.txt").write_text(question + cut(question))
+    with pytest.raises(InputError, match=message):
+        list(cloze_questions(tmp_path / "cbt.txt"))
 
 
 def test_checkpoints_are_evaluated_once(run, files, tmp_path):
