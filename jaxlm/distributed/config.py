@@ -43,7 +43,9 @@ class DistributedConfig:
 def check_batch(batch_size: int, micro_batches: int, mesh: "Mesh") -> None:
     """Raise InputError for a batch whose micro-batches cannot be divided evenly over data x fsdp devices."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
-    if micro_batches < 1 or batch_size < 1 or batch_size % (micro_batches * data * fsdp):
+    if batch_size < 1:
+        raise InputError(f"batch_size must be positive, got {batch_size}; give a multiple of {data * fsdp}")
+    if micro_batches < 1 or batch_size % (micro_batches * data * fsdp):
         raise InputError(
             f"batch_size {batch_size} is not divisible by micro_batches {micro_batches} x mesh data {data} x fsdp "
             f"{fsdp} = {micro_batches * data * fsdp}: change one of them"

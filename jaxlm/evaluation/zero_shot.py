@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.atomic_write import atomic_output, check_output
+from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
@@ -26,8 +27,9 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.loop import ScheduledEvaluation
 from jaxlm.training.pretraining_run import Trainee
 from jaxlm.training.step import TrainState
+from jaxlm.wording import flag
 from jaxlm.zero_shot.model import ZeroShotModel
-from jaxlm.zero_shot.registry import parse_tasks
+from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS, parse_tasks
 from jaxlm.zero_shot.task import PAPER, ZeroShotTask
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,10 @@ RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretrainin
 
 def evaluate_zero_shot(arguments: ZeroShot) -> None:
     """Write a line of JSON per value to the output or to standard output, and a table to standard error."""
+    if not arguments.task:
+        raise InputError("--task must be given, got none; write for example --task lambada:lambada_test.jsonl")
     tasks = parse_tasks(arguments.task)
+    check_options([task for task, _ in tasks], arguments.options)
     for task in dict.fromkeys(task for task, _ in tasks):
         check_protocol(task, arguments.options.protocol, arguments.run)
     specs = checkpoint_specs(arguments.run, arguments.checkpoints)
@@ -68,7 +73,7 @@ def measured_lines(
     """Yield a JSON object per value of a task. source: the run and the step, None for published weights."""
     run, step = source
     of_value = {"run": run, "step": step, "task": task.name, "path": path, "protocol": PAPER}
-    changed = changed_options(options)
+    changed = changed_options(options, task)
     for measured in task.measure(model, Path(path), options):
         value = {key: found for key, found in measured._asdict().items() if key != "how"}
         how = {"left_context": model.begins()} | dict(measured.how)
@@ -139,7 +144,8 @@ class Results:
         """Return True if the values of a task at a step are there."""
         wanted = {"step": step, "task": task.name, "path": path, "protocol": PAPER}
         found = (line for line in self.lines if all(line.get(key) == value for key, value in wanted.items()))
-        return any(line.get("options", {}) == changed_options(options) for line in found)
+        changed = changed_options(options, task)
+        return any(changed == _of_task(line.get("options", {}), task) for line in found)
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines. Each process must call this."""
@@ -175,13 +181,30 @@ def check_protocol(task: ZeroShotTask, protocol: str, run: str) -> None:
         log.info("note: %s is measured by the protocol paper; %s runs lm-evaluation-harness", task.name, command)
 
 
-def changed_options(options: ZeroShotOptions) -> dict[str, Any]:
-    """Return the options that are not the default and that values depend on, as JSON has them."""
+def changed_options(options: ZeroShotOptions, task: ZeroShotTask) -> dict[str, Any]:
+    """Return the options that are not the default and that the values of a task depend on, as JSON has them."""
+    return _of_task(_changed(options), task)
+
+
+def _changed(options: ZeroShotOptions) -> dict[str, Any]:
     defaults = dataclasses.asdict(ZeroShotOptions())
     changed = {name: value for name, value in dataclasses.asdict(options).items() if value != defaults[name]}
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in changed.items() if name != "protocol"
-    }
+    return {name: str(value) if isinstance(value, Path) else value for name, value in changed.items()}
+
+
+def _of_task(options: Mapping[str, Any], task: ZeroShotTask) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if task.depends_on(name)}
+
+
+def check_options(tasks: Sequence[ZeroShotTask], options: ZeroShotOptions) -> None:
+    """Raise InputError for an option that none of the tasks depends on."""
+    for name, value in _changed(options).items():
+        if name != "protocol" and not any(task.depends_on(name) for task in tasks):
+            others = ", ".join(task.name for task in ZERO_SHOT_TASKS.values() if task.depends_on(name))
+            raise InputError(
+                f"{flag(name)} must be given with one of {others}, got {value} with "
+                f"{', '.join(dict.fromkeys(task.name for task in tasks))}; leave it out"
+            )
 
 
 def checkpoint_specs(run: str, checkpoints: Sequence[str]) -> list[str]:
@@ -211,9 +234,14 @@ def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequ
             raise InputError("--pseudo-likelihood must be token for a causal model, got word; leave it out")
     else:
         check_masked_lm(run.model, run.params, run.tokenizer, run.name)
+        if options.left_context:
+            raise InputError("--left-context must be given with a causal model, got an encoder; leave it out")
         if causal := [task.name for task in tasks if task.needs == "causal"]:
             raise InputError(f"--task {causal[0]} must have a causal model, got an encoder; give another run or task")
-    batch_size = arguments.batch_size or default_batch_size(DEFAULT_BATCH_SIZE, mesh)
+    batch_size = arguments.batch_size
+    if batch_size is None:
+        batch_size = default_batch_size(DEFAULT_BATCH_SIZE, mesh)
+    check_batch(batch_size, 1, mesh)
     return ZeroShotModel(
         run.model,
         run.tokenizer,

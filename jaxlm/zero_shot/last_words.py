@@ -35,5 +35,6 @@ LAMBADA = ZeroShotTask(
     "lambada",
     "the last word of a passage (JSONL with `text`)",
     measure,
+    options=("stop_words",),
     harness="lambada_openai",
 )

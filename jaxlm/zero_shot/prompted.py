@@ -237,4 +237,13 @@ _PROMPTED = (
         filters="the first 3 sentences",
     ),
 )
-PROMPTED = tuple(ZeroShotTask(task.name, task.title, task.measure) for task in _PROMPTED)
+_OPTIONS = ("prompt", "prompt_examples", "prompt_rows")
+PROMPTED = tuple(
+    ZeroShotTask(
+        task.name,
+        task.title,
+        task.measure,
+        options=_OPTIONS if task.sampling == GREEDY else (*_OPTIONS, "seed"),
+    )
+    for task in _PROMPTED
+)

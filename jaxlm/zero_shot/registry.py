@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxlm.errors import InputError
+from jaxlm.wording import did_you_mean
 from jaxlm.zero_shot.continuations import CONTINUATIONS
 from jaxlm.zero_shot.last_words import LAMBADA
 from jaxlm.zero_shot.minimal_pairs import BLIMP
@@ -24,6 +25,7 @@ def parse_tasks(specs: Sequence[str], flag: str = "--task") -> list[tuple[ZeroSh
         if not colon or not path:
             raise InputError(f"{flag} must be NAME:PATH, got {spec!r}; write for example lambada:lambada_test.jsonl")
         if name not in ZERO_SHOT_TASKS:
-            raise InputError(f"{flag} must name one of {', '.join(ZERO_SHOT_TASKS)}, got {name!r}; give one of them")
+            hint = did_you_mean(name, ZERO_SHOT_TASKS, "give one of them")
+            raise InputError(f"{flag} must name one of {', '.join(ZERO_SHOT_TASKS)}, got {name!r}; {hint}")
         found.append((ZERO_SHOT_TASKS[name], path))
     return found

@@ -289,5 +289,6 @@ _TEXTS: tuple[tuple[RunningText, str, str], ...] = (
     ),
 )
 RUNNING_TEXTS = tuple(
-    ZeroShotTask(text.name, title, partial(measure, text=text), harness=harness) for text, title, harness in _TEXTS
+    ZeroShotTask(text.name, title, partial(measure, text=text), options=("stride", "context_length"), harness=harness)
+    for text, title, harness in _TEXTS
 )

@@ -60,15 +60,21 @@ class ZeroShotTask:
     """A task.
 
     title: a noun phrase for help texts. measure: (model, path, options) -> values. needs: the sort of model, "causal"
-    or "any" (then encoders score by pseudo-log-likelihood). harness: the task of lm-evaluation-harness on the same
-    data, if there is one.
+    or "any" (then encoders score by pseudo-log-likelihood). options: the fields of `ZeroShotOptions` that its values
+    depend on, beside those of every task. harness: the task of lm-evaluation-harness on the same data, if there is one.
     """
 
     name: str
     title: str
     measure: Callable[[Any, Path, Any], Iterator[Measured]]
     needs: Literal["causal", "any"] = "causal"
+    options: tuple[str, ...] = ()
     harness: str = ""
+
+    def depends_on(self, option: str) -> bool:
+        """Return True if the values of the task depend on an option."""
+        of_model = ("left_context", "pseudo_likelihood") if self.needs == "any" else ("left_context",)
+        return option in (*of_model, *self.options)
 
 
 def accuracy(right: Any) -> tuple[float, float]:

@@ -18,11 +18,13 @@ from toy_processes import run_several
 from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here, run_process
 
 from jaxlm.errors import InputError
-from jaxlm.evaluation.zero_shot import read_results
+from jaxlm.evaluation.arguments import ZeroShotOptions
+from jaxlm.evaluation.zero_shot import Results, changed_options, read_results
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.models.family import Inputs
 from jaxlm.zero_shot.continuations import best_threshold, cloze_questions
 from jaxlm.zero_shot.pronouns import read_schemas
+from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -306,10 +308,32 @@ def test_checkpoints_are_evaluated_once(run, files, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_value_depends_on_its_own_options(tmp_path):
+    """Fails when an option of another task is recorded, or when it makes a finished evaluation start again."""
+    blimp, text = ZERO_SHOT_TASKS["blimp"], ZERO_SHOT_TASKS["wikitext2"]
+    options = ZeroShotOptions(stride=5, left_context=True)
+    assert changed_options(options, blimp) == {"left_context": True}
+    assert changed_options(options, text) == {"left_context": True, "stride": 5}
+    lines = [
+        {"step": 1, "task": task, "path": "x", "protocol": "paper", "metric": "m", "value": 1.0, "stderr": 0.1}
+        | {"options": {"left_context": True, "stride": 4}}
+        for task in ("blimp", "wikitext2")
+    ]
+    write(tmp_path / "lines.jsonl", lines)
+    results = Results(tmp_path / "lines.jsonl", keep=True)
+    assert results.hold(1, blimp, "x", options) and not results.hold(1, text, "x", options)
+
+
 @pytest.mark.parametrize(
     "words, fragments",
     [
-        (["--task", "lambda:x.jsonl"], ["--task must name one of", "lambada", "got 'lambda'"]),
+        (["--task", "lambda:x.jsonl"], ["--task must name one of", "got 'lambda'; did you mean lambada?"]),
+        ([], ["--task must be given, got none; write for example --task lambada:"]),
+        (["--task", "blimp:FILES/blimp", "--stride", "5"], ["--stride must be given with one of wikitext2, ", "blimp"]),
+        (["--task", "blimp:FILES/blimp", "--prompt", "x"], ["--prompt must be given with one of squad, coqa, "]),
+        (["--task", "squad:FILES/x", "--seed", "9"], ["--seed must be given with one of summarization, got 9 with sq"]),
+        (["--task", "lambada:FILES/lambada.jsonl", "--batch-size", "0"], ["--batch-size must be positive, got 0"]),
+        (["--task", "lambada:FILES/lambada.jsonl", "--batch-size=-3"], ["--batch-size must be positive, got -3"]),
         (["--task", "lambada"], ["--task must be NAME:PATH, got 'lambada'"]),
         (["--task", "lambada:missing.jsonl"], ["missing.jsonl"]),
         (["--task", "lambada:FILES/damaged.jsonl"], ["damaged.jsonl line 2", "must have a field 'text'"]),
