@@ -13,7 +13,7 @@ import tyro
 
 from jaxlm import aot, finetune, pretrain, show
 from jaxlm.config import command_line, find_config, from_json, given_fields, load_config, to_json
-from jaxlm.data.config import DataConfig, Packed, SentencePairs, Windows
+from jaxlm.data.config import DataConfig, Packed, SentencePairs, Streams, Windows
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
@@ -396,6 +396,13 @@ def test_a_config_of_an_earlier_version_has_the_fields_of_its_layout():
         assert upgraded(strange) == strange
     misspelt = {"data": {"layout": "windows", "chunk": 1}}
     assert upgraded(misspelt) == misspelt  # for the strict reader to refuse
+
+
+def test_a_run_over_streams_without_resets_reads_as_before():
+    """Fails when a saved config without the field is refused, or reads as a probability above 0."""
+    saved = resolved_json(PretrainConfig(data=Streams(store=("a",))), {})
+    del saved["data"]["reset_probability"]
+    assert from_json(DataConfig, completed(saved)["data"]) == Streams(store=("a",), reset_probability=0.0)
 
 
 def test_a_run_has_the_fields_of_its_objective():

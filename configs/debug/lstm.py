@@ -9,7 +9,7 @@ from jaxlm.training.optimizer_config import OptimizerConfig
 def config() -> PretrainConfig:
     return PretrainConfig(
         model=LSTMConfig(num_layers=2, width=32, units=64, init_std=0.1),
-        data=Streams(),
+        data=Streams(reset_probability=0.01),
         optimizer=OptimizerConfig(peak_lr=3e-3, warmup=10),
         num_steps=100,
         batch_size=8,

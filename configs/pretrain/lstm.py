@@ -1,7 +1,7 @@
 """GPT-1's ablation: one LSTM layer of 2,048 units instead of the Transformer (Radford et al., 2018, table 5).
 
 Batch, length, schedule and optimizer are those of pretrain/gpt1. The state is zero at the beginning of each window, as
-in the paper's "same framework"; --data.layout streams carries it from one batch to the next.
+in the paper's "same framework"; pretrain/lstm_streams carries it from one batch to the next.
 """
 
 from jaxlm.models.lstm_config import LSTMConfig

@@ -161,7 +161,9 @@ def phased_rows(
     mask_seed = seed if masked and data.layout != "pairs" else None  # rows of pairs have their own seeds
     found = phases(data, length=length, num_steps=num_steps)
     if isinstance(data, Streams):
-        streams = [StreamRows(stores, phase.length, batch_size, data.windows, seed) for phase in found]
+        streams = [
+            StreamRows(stores, phase.length, batch_size, data.windows, seed, data.reset_probability) for phase in found
+        ]
         return PhasedRows(found, streams, batch_size, mask_seed)
     rows = [training_rows(stores, data, length=phase.length, seed=seed, versions=versions) for phase in found]
     return PhasedRows(found, rows, batch_size, mask_seed)

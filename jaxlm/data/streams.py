@@ -3,7 +3,7 @@
 For models that carry a state from batch to batch: truncated backpropagation through time (Zaremba et al., 2014,
 "Recurrent neural network regularization", section 4.1), the memory of Transformer-XL (Dai et al., 2019). As in
 the other layouts, the batch is arithmetic on the step; it also depends on the batch size, and on a seed only if the
-windows vary.
+windows vary or carries are emptied at random.
 """
 
 import bisect
@@ -147,7 +147,9 @@ class StreamRows:
     windows. Fixed windows have `length` inputs: S mod length inputs at the end of each stream are in no row. Varied
     windows are padded to `longest` inputs. (T - 1) mod B inputs at the end of the text are in no row. Every epoch has
     the same streams. rows: number of rows per epoch, of varied windows those of the first one. unused: number of inputs
-    in no row. seed: of the varied windows.
+    in no row. seed: of the varied windows and of the rows that begin with an empty carry, beside the first of each
+    stream, with `reset_probability` (Melis et al., 2018, "On the state of the art of evaluation in neural language
+    models"); these are a function of the seed and the row, other ones in each epoch.
 
     Raises InputError if the text is too short for one row per stream.
     """
@@ -159,6 +161,7 @@ class StreamRows:
         batch_size: int,
         windows: Literal["fixed", "varied"] = "fixed",
         seed: int = 0,
+        reset_probability: float = 0.0,
     ):
         self._text = Text(stores)
         inputs = max(self._text.tokens - 1, 0)
@@ -171,7 +174,8 @@ class StreamRows:
             )
         self.batch_size, self.longest = batch_size, Streams(windows=windows).longest_row(length)
         self._weighted = any(section.weight is not None for store in stores for section in store.sections)
-        self._stream = inputs // batch_size
+        self._stream, self._reset_probability = inputs // batch_size, reset_probability
+        self._reset_key = np.random.SeedSequence(seed % 2**64, spawn_key=(0,)).generate_state(2, np.uint64)
         varied = windows == "varied"
         self.windows = VariedWindows(self._stream, length, seed) if varied else FixedWindows(self._stream, length)
         self.rows = self.windows.per_epoch * batch_size
@@ -189,7 +193,7 @@ class StreamRows:
             span = self._text.read(start, start + tokens + 1)
             batch.ids[b, :tokens] = span[:-1]
             batch.targets[b, :tokens] = span[1:]
-            batch.begins[b] = first
+            batch.begins[b] = first or self._is_reset(int(index))
             batch.positions[b, :tokens] = np.arange(tokens)
             batch.segments[b, :tokens] = 1
             batch.weights[b, :tokens] = 1
@@ -209,8 +213,16 @@ class StreamRows:
         return (
             f"{self.batch_size} streams of {self._stream - self.windows.unused:,} tokens, {self.windows.per_epoch:,} "
             f"steps per epoch{self.windows.note}; {self.unused:,} tokens, at the ends of the streams and of the text, "
-            "are in no row" + ("; the weights given at preparation are not used" if self._weighted else "")
+            "are in no row"
+            + (f"; a row begins empty with probability {self._reset_probability}" if self._reset_probability else "")
+            + ("; the weights given at preparation are not used" if self._weighted else "")
         )
+
+    def _is_reset(self, index: int) -> bool:
+        """Return whether row `index` is drawn to begin with an empty carry."""
+        if not self._reset_probability:
+            return False
+        return bool(Draws(self._reset_key, (0, 0, 0, index)).fractions(1)[0] < self._reset_probability)
 
     def _place(self, index: int) -> tuple[int, int, bool]:
         """Return the token at which row `index` begins, its inputs, and whether it is the first of its stream."""

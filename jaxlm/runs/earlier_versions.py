@@ -42,6 +42,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "objective.intermediate_coefficient": 0.0,
     "objective.second_target_coefficient": 0.0,
     "data.windows": "fixed",
+    "data.reset_probability": 0.0,
     "model.adaptive.cutoffs": [],
     "model.adaptive.divisor": 1,
     "model.adaptive.projections": "tails_tied",

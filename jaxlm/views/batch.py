@@ -71,7 +71,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
     origins = row_origins(rows, step, config.batch_size)
     for row in range(min(count, config.batch_size)):
         yield ""
-        yield f"row {row}" + (", the first of its stream" if _begins(batch, row) else "")
+        yield f"row {row}" + (", with an empty carry" if _begins(batch, row) else "")
         if isinstance(batch, PairBatch):
             yield from pair_row_lines(batch, row, tokenizer, origins[row])
             continue
@@ -85,7 +85,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
 
 
 def _begins(batch: Batch | PairBatch, row: int) -> bool:
-    """Return whether a row is the first of a stream."""
+    """Return whether a row of a stream begins with an empty carry."""
     return isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
 
 

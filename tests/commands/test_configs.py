@@ -173,7 +173,7 @@ def configs_of(kind: type) -> list:
         for part in ("pretrain", "finetune")
         for name in ("transformer_xl", "character_transformer")
     }
-    rows |= {"pretrain/t64_enwik8"}
+    rows |= {"pretrain/t64_enwik8", "pretrain/lstm_small_streams"}
     rows |= {"pretrain/awd_lstm_wt2", "pretrain/ulmfit_target", "pretrain/ulmfit_target_code", "finetune/ulmfit_code"}
     return [pytest.param(name, marks=[pytest.mark.campaign] * (name in rows)) for name in names]
 

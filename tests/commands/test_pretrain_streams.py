@@ -45,7 +45,7 @@ def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
     saved = json.loads((whole / "config.json").read_text())
     assert saved["fingerprints"]["data_order"] == 1 and saved["num_steps"] == 2 * steps
     stores = {"store": [str(store)], "validation": [str(store)], "weights": []}
-    assert saved["data"] == {"layout": "streams", "windows": "fixed"} | stores
+    assert saved["data"] == {"layout": "streams", "windows": "fixed", "reset_probability": 0.0} | stores
 
     process = Process("pretrain", *arguments(killed, store, *flags), log=tmp_path / "killed-log")
     process.until(lambda: newest_step(killed) >= steps + 2, "a step of the second epoch")
@@ -59,7 +59,7 @@ def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
     assert figures["layout"] == "streams" and figures["tokens"] == tokens
     assert figures["validation_loss"] == pytest.approx(metrics(whole, "validation_loss")[2 * steps], rel=1e-5)
     ended = run_here("show", whole, "--step", steps)
-    assert "row 0, the first of its stream" in ended.output and f"8 streams of {steps * 32:,} tokens" in ended.output
+    assert "row 0, with an empty carry" in ended.output and f"8 streams of {steps * 32:,} tokens" in ended.output
     ended = run_here("show", whole, "--step", steps + 1)
     assert "\nrow 0\n" in ended.output
 
@@ -69,6 +69,7 @@ def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
     [
         ("--data.weights 1", ["--data.weights must be left out with --data.layout streams, got 1.0"]),
         ("--batch-size 512", ["--batch-size must be at most ", "for streams of ", " in rows of 32, got 512"]),
+        ("--data.reset-probability 1.5", ["--data.reset-probability must be from 0 to 1, got 1.5; give a fraction"]),
         ("--data.short-length 16", ["--data.short-length must be given with --data.layout pairs, got streams"]),
     ],
 )

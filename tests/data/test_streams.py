@@ -96,6 +96,30 @@ def test_any_step_is_had_at_once(stores):
     assert same(batch_at(rows, 10**12 * steps + 2, 4), read[2])
 
 
+def test_carries_are_emptied_by_index(stores):
+    """Fails when the drawn rows depend on the processes, the first step or the epoch alone, or a token differs."""
+    sizes = {"length": 5, "num_steps": 100, "batch_size": 8}
+    plain = phased_rows(stores, Streams(), seed=0, **sizes)
+    rows = phased_rows(stores, Streams(reset_probability=0.25), seed=0, **sizes)
+    steps = rows.rows[0].windows.per_epoch
+    read = [batch_at(rows, step, 8) for step in range(40 * steps)]
+    for step, batch in enumerate(read):
+        expected = batch_at(plain, step, 8)
+        assert batch.begins.dtype == bool and (batch.begins | ~expected.begins).all()
+        assert same(dataclasses.replace(batch, begins=expected.begins), expected)
+    drawn = np.array([batch.begins for step, batch in enumerate(read) if step % steps])
+    assert drawn.mean() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / drawn.size) ** 0.5)
+    epochs = drawn.reshape(40, -1)
+    assert len(np.unique(epochs, axis=0)) == 40 and drawn.any(axis=0).all()
+    parts = [batches(rows, batch_size=8, host_rows=mine, first_step=steps + 1) for mine in np.split(np.arange(8), 2)]
+    for step in range(steps + 1, 3 * steps):
+        np.testing.assert_array_equal(np.concatenate([next(part).begins for part in parts]), read[step].begins)
+    other = phased_rows(stores, Streams(reset_probability=0.25), seed=1, **sizes)
+    assert any((batch_at(other, step, 8).begins != read[step].begins).any() for step in range(steps))
+    always = phased_rows(stores, Streams(reset_probability=1.0), seed=0, **sizes)
+    assert batch_at(always, 1, 8).begins.all()
+
+
 def test_steps_of_epochs(stores):
     sizes = {"length": 7, "batch_size": 4}
     steps = (len(text_of(stores)) - 1) // 4 // 7
