@@ -213,8 +213,10 @@ def test_every_page_is_in_the_table_of_contents():
 def test_every_message_on_the_page_exists():
     """Fails when a message that docs/messages.md explains is reworded in the program."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "jaxlm").rglob("*.py"))
-    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-    said = [re.sub(r"…+", "…", text_of(node.args[0])) for node in calls]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [node.args[0] for node in nodes if isinstance(node, ast.Call) and node.args]
+    returned = [node.value for node in nodes if isinstance(node, ast.Return) and node.value]
+    said = [re.sub(r"…+", "…", text_of(node)) for node in calls + returned]
     shown = re.findall(r"^\| `([^`]+)` \|", TEXTS["docs/messages.md"], flags=re.MULTILINE)
     assert len(shown) > 40
     assert not [message for message in shown if not any(message in text for text in said)]

@@ -111,7 +111,7 @@ class _Loop:
 
     @property
     def runs(self) -> int:
-        """How often the body runs in one run of the kernel."""
+        """The number of times that the body runs in one run of the kernel."""
         (bound,) = self.bounds
         return bound * (self.outer.runs if self.outer else 1)
 
