@@ -20,6 +20,7 @@ from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, say
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
+from jaxlm.models.family import UNLIMITED
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
@@ -76,7 +77,8 @@ def measured_lines(
     changed = changed_options(options, task)
     for measured in task.measure(model, Path(path), options):
         value = {key: found for key, found in measured._asdict().items() if key != "how"}
-        how = {"left_context": model.begins()} | dict(measured.how)
+        length = {} if model.positions == UNLIMITED else {"context_length": model.positions}
+        how = {"left_context": model.begins(), **length} | dict(measured.how)
         yield of_value | value | how | ({"options": changed} if changed else {})
 
 
@@ -274,6 +276,8 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
             name = " ".join(filter(None, (line["task"], line.get("field"))))
             error = "" if math.isnan(line["stderr"]) else f" ± {line['stderr']:.4f}"
             scored = f"{line['scored']:,} of {line['examples']:,} examples"
+            if line.get("shortened"):
+                scored += f", {line['shortened']:,} shortened to {line['context_length']:,} tokens"
             step = "" if line["step"] is None else f"step {line['step']}  "
             value = f"{line['protocol']:<8} {line['metric']:<18} {line['value']:.4f}{error}  {scored}"
             print(f"{step}{name:<24} {value}", file=sys.stderr)

@@ -21,7 +21,7 @@ from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
-from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, mean, summed
+from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, scored_rows, shortened
 
 WORDS = {"0": "negative", "1": "positive"}
 
@@ -38,16 +38,16 @@ def measure_choices(model, path: Path, options, *, name: str) -> Iterator[Measur
     """Yield the accuracy of the choice with the highest mean log-probability per token."""
     del options
     examples, labels = labelled(name, path), TASKS[name].labels
-    texts = [
-        Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}")
+    rows = [
+        [Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}") for choice in example.choices]
         for number, example in enumerate(examples, 1)
-        for choice in example.choices
     ]
-    scores = iter(model.scores(texts))
+    scores = scored_rows(model, rows)
     right = [
-        best([mean(next(scores)) for _ in example.choices]) == labels.index(str(example.label)) for example in examples
+        best([one.mean for one in texts]) == labels.index(str(example.label))
+        for texts, example in zip(scores, examples, strict=True)
     ]
-    how = {"unit": "mean over the tokens of a choice"}
+    how = {"unit": "mean over the tokens of a choice", **shortened(scores)}
     yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
 
 
@@ -55,15 +55,16 @@ def measure_sentiment(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the likelier one of `positive` and `negative` after `very`."""
     del options
     examples = labelled("sst2", path)
-    texts = [
-        Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}")
+    rows = [
+        [Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}") for word in WORDS.values()]
         for number, example in enumerate(examples, 1)
-        for word in WORDS.values()
     ]
-    scores = iter(model.scores(texts))
-    names = list(WORDS)
-    right = [best([summed(next(scores)) for _ in names]) == names.index(str(example.label)) for example in examples]
-    how = {"unit": "sum over the tokens of positive or negative after very"}
+    scores, names = scored_rows(model, rows), list(WORDS)
+    right = [
+        best([one.sum for one in texts]) == names.index(str(example.label))
+        for texts, example in zip(scores, examples, strict=True)
+    ]
+    how = {"unit": "sum over the tokens of positive or negative after very", **shortened(scores)}
     yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
 
 
@@ -79,7 +80,8 @@ def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
     for split in ("train", "dev"):
         examples = data.splits[split].examples
         texts = [Text((one.texts[0],), 0, f"{split} row {number}") for number, one in enumerate(examples, 1)]
-        means[split] = np.array([mean(parts) for parts in model.scores(texts)])
+        scores = model.scores(texts)
+        means[split] = np.array([one.mean for one in scores])
         labels[split] = np.array([one.label == "1" for one in examples])
     threshold = best_threshold(means["train"], labels["train"])
     predictions, right = means["dev"] > threshold, labels["dev"]
@@ -90,6 +92,7 @@ def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
         "unit": "mean over the tokens of a sentence",
         "threshold": threshold,
         "filters": f"threshold with the best Matthews correlation on the {len(labels['train']):,} training rows",
+        **shortened([[one] for one in scores]),
     }
     count = len(right)
     yield Measured("matthews", float(matthews_corrcoef(right, predictions)), error, count, count, how)
@@ -122,9 +125,13 @@ def measure_cloze(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the candidate with the highest probability of itself and the rest of its sentence."""
     del options
     questions = list(cloze_questions(path))
-    scores = iter(model.scores([text for texts, _ in questions for text in texts]))
-    right = [best([summed(next(scores)) for _ in texts]) == answer for texts, answer in questions]
-    how = {"unit": "sum over the tokens of a candidate and the rest of its sentence", "detokenizer": "ptb"}
+    scores = scored_rows(model, [texts for texts, _ in questions])
+    right = [best([one.sum for one in texts]) == answer for texts, (_, answer) in zip(scores, questions, strict=True)]
+    how = {
+        "unit": "sum over the tokens of a candidate and the rest of its sentence",
+        "detokenizer": "ptb",
+        **shortened(scores),
+    }
     yield Measured("accuracy", *accuracy(right), len(questions), len(right), how)
 
 

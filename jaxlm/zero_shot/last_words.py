@@ -9,18 +9,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlm.errors import InputError
-from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, json_objects, perplexity
+from jaxlm.zero_shot.task import (
+    Measured,
+    Text,
+    ZeroShotTask,
+    accuracy,
+    json_objects,
+    perplexity,
+    scored_rows,
+    shortened,
+)
 
 
 def measure(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy and the perplexity of the last token."""
     texts = [passage(where, row["text"]) for where, row in json_objects(path, ["text"])]
-    words = [scores for (scores,) in model.scores(texts)]
+    scores = scored_rows(model, [[text] for text in texts])
+    words = [word for (text,) in scores for word in text.parts]
     filters = {"filters": f"predictions without the stop words of {options.stop_words}"} if options.stop_words else {}
-    right = [bool(scores.greedy[-1]) for scores in words]
-    losses = [-float(scores.log_probs[-1]) for scores in words]
+    right = [bool(word.greedy[-1]) for word in words]
+    losses = [-float(word.log_probs[-1]) for word in words]
+    how = {"unit": "last token", **filters, **shortened(scores)}
     for metric, (value, stderr) in (("accuracy", accuracy(right)), ("perplexity", perplexity(losses))):
-        yield Measured(metric, value, stderr, len(texts), len(words), {"unit": "last token", **filters})
+        yield Measured(metric, value, stderr, len(texts), len(words), how)
 
 
 def passage(where: str, text: str) -> Text:

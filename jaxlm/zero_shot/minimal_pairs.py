@@ -6,24 +6,28 @@ lm-evaluation-harness, the end-of-text token precedes it, and its first token is
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxlm.zero_shot.task import (
     Measured,
+    ScoredText,
     Text,
     ZeroShotTask,
     accuracy,
     files_of,
     json_objects,
-    mean,
-    summed,
+    scored_rows,
+    shortened,
 )
 
 FIELDS = ("sentence_good", "sentence_bad")
-BY = {"accuracy_sum": summed, "accuracy_mean": mean}
+BY: dict[str, Callable[[ScoredText], float]] = {
+    "accuracy_sum": lambda text: text.sum,
+    "accuracy_mean": lambda text: text.mean,
+}
 
 
 def measure(model, path: Path, options) -> Iterator[Measured]:
@@ -35,19 +39,18 @@ def measure(model, path: Path, options) -> Iterator[Measured]:
             paradigm = row.get("UID", file.stem)
             pairs[paradigm].append(tuple(Text((row[name],), 0, where) for name in FIELDS))
             field_of[paradigm] = row.get("field", "")
-    texts = [text for paradigm in pairs.values() for pair in paradigm for text in pair]
-    scores = model.scores(texts)
+    found = iter(scored_rows(model, [pair for rows in pairs.values() for pair in rows]))
+    scores = {paradigm: [next(found) for _ in rows] for paradigm, rows in pairs.items()}
     for metric, score in BY.items():
-        found = np.array([score(parts) for parts in scores]).reshape(-1, 2)
-        right, figures, start = found[:, 0] > found[:, 1], {}, 0
-        for paradigm, rows in pairs.items():
-            figures[paradigm] = (*accuracy(right[start : start + len(rows)]), len(rows))
-            start += len(rows)
-            how = {"paradigm": paradigm, "field": field_of[paradigm]}
+        figures = {}
+        for paradigm, rows in scores.items():
+            figures[paradigm] = (*accuracy([score(good) > score(bad) for good, bad in rows]), len(rows))
+            how = {"paradigm": paradigm, "field": field_of[paradigm], **shortened(rows)}
             yield Measured(metric, *figures[paradigm], len(rows), how)
         for name in [*sorted(set(field_of.values()) - {""}), ""]:
-            inside = [figure for paradigm, figure in figures.items() if name in ("", field_of[paradigm])]
-            yield Measured(metric, *_mean_of(inside), how={"field": name} if name else {})
+            inside = [paradigm for paradigm in figures if name in ("", field_of[paradigm])]
+            how = ({"field": name} if name else {}) | shortened([row for one in inside for row in scores[one]])
+            yield Measured(metric, *_mean_of([figures[one] for one in inside]), how=how)
 
 
 def _mean_of(figures: Sequence[tuple[float, float, int]]) -> tuple[float, float, int, int]:

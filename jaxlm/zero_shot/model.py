@@ -15,7 +15,7 @@ from jaxlm.models.family import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward
-from jaxlm.zero_shot.task import PartScores, Text
+from jaxlm.zero_shot.task import ScoredText, Text
 
 
 class ZeroShotModel:
@@ -69,8 +69,8 @@ class ZeroShotModel:
             return "nothing: the vocabulary has no end-of-text token"
         return f"{self.tokenizer.pieces(self.begin)[0]}"
 
-    def scores(self, texts: Sequence[Text]) -> list[PartScores]:
-        """Return the scores of the scored parts of each text, in order. See `task.TextScorer`.
+    def scores(self, texts: Sequence[Text]) -> list[ScoredText]:
+        """Return the scores of each text, in order. See `task.TextScorer`.
 
         Every process must call this with the same texts.
         """
@@ -78,9 +78,10 @@ class ZeroShotModel:
         encoded = encode_parts(self.tokenizer, texts)
         found = []
         progress = Progress("texts", len(texts), active=self.show_progress)
-        for text, (_, ends), scores in zip(texts, encoded, self._scores(texts, encoded, left), strict=True):
+        room = self.positions + 1 - len(left) if self.model.is_causal else self.positions - 2  # without CLS and SEP
+        for text, (ids, ends), scores in zip(texts, encoded, self._scores(texts, encoded, left), strict=True):
             lost = ends[-1] - (ends[text.first - 1] if text.first else 0) - len(scores.log_probs)
-            found.append(_parts(scores, [0, *ends], text.first, lost))
+            found.append(ScoredText(_parts(scores, [0, *ends], text.first, lost), len(ids) > room))
             progress.update(len(found))
         progress.close()
         return found
@@ -132,12 +133,12 @@ def encode_parts(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[tuple[list
     return found
 
 
-def _parts(scores: TokenScores, ends: Sequence[int], first: int, lost: int) -> PartScores:
+def _parts(scores: TokenScores, ends: Sequence[int], first: int, lost: int) -> tuple[TokenScores, ...]:
     """Return the scores of each part from index `first` on. ends: the index after each part, with 0 in front. lost: the
     number of tokens at the beginning that are not scored.
     """
     begin = ends[first] + lost
     bounds = [max(end - begin, 0) for end in ends[first:]]
-    return [
+    return tuple(
         TokenScores(scores.log_probs[start:end], scores.greedy[start:end]) for start, end in itertools.pairwise(bounds)
-    ]
+    )

@@ -18,16 +18,7 @@ from typing import NamedTuple
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.zero_shot.task import (
-    Measured,
-    PartScores,
-    Text,
-    ZeroShotTask,
-    accuracy,
-    best,
-    mean,
-    summed,
-)
+from jaxlm.zero_shot.task import Measured, ScoredText, Text, ZeroShotTask, accuracy, best, scored_rows, shortened
 
 MASK = "[MASK]"
 # As lm_eval/tasks/wsc273/utils.py does: `his` is replaced by `Bob's`, and `The` becomes `the` inside a sentence.
@@ -62,16 +53,18 @@ class Schema(NamedTuple):
         return " ".join([first.lower() if first in LOWERED and not begins_sentence else first, *rest])
 
 
-def measure(model, path: Path, options, *, by: Callable[[PartScores], float], unit: str) -> Iterator[Measured]:
+def measure(model, path: Path, options, *, by: Callable[[ScoredText], float], unit: str) -> Iterator[Measured]:
     """Yield the accuracies of full and of partial scoring."""
     del options
     schemas = list(read_schemas(path))
-    scores = iter(model.scores([text for schema in schemas for text in schema.texts()]))
-    found = [(schema.right, [next(scores) for _ in schema.candidates]) for schema in schemas]
+    scores = scored_rows(model, [schema.texts() for schema in schemas])
     several = sum(schema.recurs for schema in schemas)
-    how = {"unit": unit} | ({"pronoun_recurs": several} if several else {})
-    for name, scored in {"full": slice(None), "partial": slice(2, None)}.items():
-        right = [best([by(one[scored]) for one in texts]) == answer for answer, texts in found]
+    how = {"unit": unit, **shortened(scores)} | ({"pronoun_recurs": several} if several else {})
+    for name, first in {"full": 0, "partial": 2}.items():
+        right = [
+            best([by(one.since(first)) for one in texts]) == schema.right
+            for texts, schema in zip(scores, schemas, strict=True)
+        ]
         yield Measured(f"accuracy_{name}", *accuracy(right), len(schemas), len(schemas), how)
 
 
@@ -113,7 +106,9 @@ def _schema(where: str, lines: Sequence[str]) -> Schema:
 WSC273 = ZeroShotTask(
     "wsc273",
     "the referent of a pronoun (blocks of sentence, pronoun, candidates, answer)",
-    partial(measure, by=summed, unit="sum over tokens"),
+    partial(measure, by=lambda text: text.sum, unit="sum over tokens"),
     harness="wsc273",
 )
-DPR = ZeroShotTask("dpr", "the referent of a pronoun (as wsc273)", partial(measure, by=mean, unit="mean over tokens"))
+DPR = ZeroShotTask(
+    "dpr", "the referent of a pronoun (as wsc273)", partial(measure, by=lambda text: text.mean, unit="mean over tokens")
+)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import TokenScores
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+from jaxlm.training.perplexity import divide
 
 PAPER = "paper"  # the protocol of all values
 
@@ -30,7 +31,25 @@ class Text(NamedTuple):
     where: str
 
 
-PartScores = Sequence[TokenScores]  # the scores of each scored part of a text
+class ScoredText(NamedTuple):
+    """The scores of each scored part of a text. shortened: its context lost its beginning, as the model is shorter."""
+
+    parts: tuple[TokenScores, ...]
+    shortened: bool
+
+    @property
+    def sum(self) -> float:
+        """The log-probability of the scored parts, in nats."""
+        return sum(part.score.log_probability for part in self.parts)
+
+    @property
+    def mean(self) -> float:
+        """The mean log-probability per token of the scored parts, in nats; nan if no token was scored."""
+        return divide(self.sum, sum(len(part.log_probs) for part in self.parts))
+
+    def since(self, part: int) -> "ScoredText":
+        """Return the scores from a scored part on."""
+        return self._replace(parts=self.parts[part:])
 
 
 class Measured(NamedTuple):
@@ -51,8 +70,8 @@ class Measured(NamedTuple):
 class TextScorer(Protocol):
     """A model that scores texts."""
 
-    def scores(self, texts: Sequence[Text]) -> list[PartScores]:
-        """Return the scores of the scored parts of each text, in order."""
+    def scores(self, texts: Sequence[Text]) -> list[ScoredText]:
+        """Return the scores of each text, in order."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +115,21 @@ def perplexity(losses: Any) -> tuple[float, float]:
     return value, value * error
 
 
-def mean(parts: PartScores) -> float:
-    """Return the mean log-probability per token of the scored parts, in nats; nan if no token was scored."""
-    counted = sum(len(part.log_probs) for part in parts)
-    return summed(parts) / counted if counted else math.nan
+def scored_rows(model: TextScorer, rows: Sequence[Sequence[Text]]) -> list[list[ScoredText]]:
+    """Return the scores of the texts of each row."""
+    scores = iter(model.scores([text for texts in rows for text in texts]))
+    return [[next(scores) for _ in texts] for texts in rows]
+
+
+def shortened(rows: Sequence[Sequence[ScoredText]]) -> dict[str, int]:
+    """Return the number of rows with a shortened text, for `how`."""
+    return {"shortened": sum(any(text.shortened for text in texts) for texts in rows)}
 
 
 def best(scores: Sequence[float]) -> int | None:
     """Return the index of the highest score; None for a tie, which is never right."""
     highest = max(scores)
     return list(scores).index(highest) if list(scores).count(highest) == 1 else None
-
-
-def summed(parts: PartScores) -> float:
-    """Return the log-probability of all parts, in nats."""
-    return sum(part.score.log_probability for part in parts)
 
 
 def json_objects(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

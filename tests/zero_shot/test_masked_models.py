@@ -90,7 +90,7 @@ def test_each_token_is_scored_given_the_others(run, reference, variant):
     texts = [Text((first, " " + second[0]) if second else (first,), len(second), "x") for first, *second in parts]
     for (first, *second), found in zip(parts, model.scores(texts), strict=True):
         expected = reference(variant, first if second else "", second[0] if second else first)
-        np.testing.assert_allclose(np.concatenate([part.log_probs for part in found]), expected, atol=2e-5)
+        np.testing.assert_allclose(np.concatenate([part.log_probs for part in found.parts]), expected, atol=2e-5)
 
 
 def test_the_tasks_compare_these_scores(run, reference, tmp_path):

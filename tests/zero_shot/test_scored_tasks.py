@@ -185,6 +185,27 @@ def test_values_of_the_harness_are_left_to_it(run, files, protocol):
     assert ended.errors.count(f"python -m jaxlm.evaluate harness --run {run} --tasks wsc273") == 1
 
 
+def test_shortened_contexts_are_counted(run, files, reference):
+    """Values and their lines in the table count the rows with a text of more tokens than the trained length and one
+    that is only predicted. Fails when such a row is scored without a word, or when its two texts count twice.
+    """
+    tasks = (f"lambada:{files}/lambada.jsonl", f"blimp:{files}/blimp", f"dpr:{files}/schemas.txt")
+    length = load_run(f"{run}@7").config.length
+    words = [word for task in tasks for word in ("--task", task)]
+    ended = run_here("evaluate", "zero-shot", "--run", f"{run}@7", *words, "--batch-size", 8)
+    assert ended.code == 0, ended.errors
+    lines = [json.loads(line) for line in ended.output.splitlines()]
+    schemas = [["".join(text.parts) for text in schema.texts()] for schema in read_schemas(files / "schemas.txt")]
+    for task, rows in (("lambada", [[text] for text in PASSAGES]), ("blimp", [*PAIRS, *PAIRS[:2]]), ("dpr", schemas)):
+        longer = sum(max(len(reference.tokenizer.encode(text)) for text in texts) > length + 1 for texts in rows)
+        found = [line for line in lines if line["task"] == task and "field" not in line]
+        assert {(line["shortened"], line["context_length"]) for line in found} == {(longer, length)}
+        shown = f", {longer} shortened to {length} tokens" if longer else "examples"
+        assert all(line.endswith(shown) for line in ended.errors.splitlines() if line.startswith(task))
+        assert longer > 0 or task == "blimp"
+    assert values(evaluate(f"{run}@7", tasks[0]), metric="accuracy")["shortened"] == 0  # --beyond-length
+
+
 def test_acceptability_fits_its_threshold_on_train(run, files, reference):
     """Fails when sums take the place of means, or when the threshold is fitted on the rows that it is reported on."""
     lines = evaluate(f"{run}@7", f"cola:{files}/CoLA")
