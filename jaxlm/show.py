@@ -2,10 +2,10 @@
 
 A token store: its counts and some of its documents, decoded. A run: its progress, results and starts, or with --step N
 the batch of that step. Several runs: the fields that differ, their metrics and their losses. `--plot FILE.png` writes
-the curves of one or more runs. A config: the decoded batch of a step. Pretraining configs need the store
-(`--data.store`), fine-tuning configs the task (`--task`, and `--tokenizer` or `--start`). Any field can be given, as
-for training. A task without a config: the lengths and labels of its rows, duplicates, overlap with train and empty
-texts, in tokens too with `--tokenizer` or `--start`.
+the curves of one or more runs. A config: its fields, parameters, tokens and learning rates; with its data the decoded
+batch of a step. The data are a store for pretraining (`--data.store`), and a task for fine-tuning (`--task`, with
+`--tokenizer` or `--start`). Any field can be given, as for training. A task without a config: the lengths and labels of
+its rows, duplicates, overlap with train and empty texts, in tokens too with `--tokenizer` or `--start`.
 """
 
 import sys
@@ -20,10 +20,12 @@ from jaxlm.views.arguments import (
     ShowArguments,
     ShowFinetuningArguments,
     ShowPretrainingArguments,
+    ShowRecipeArguments,
     ShowRowsArguments,
 )
 from jaxlm.wording import did_you_mean, similar_directory
 
+OF_A_BATCH = ("--task", "--start", "--tokenizer", "--custom", "--step", "--count", "--help", "-h")
 ARGUMENTS = (ShowArguments, ShowPretrainingArguments, ShowFinetuningArguments, ShowRowsArguments)
 
 
@@ -36,7 +38,8 @@ def main() -> None:
         _check_counts(arguments, "count")
     elif target and "://" not in target and not path.is_dir() and ("@" not in target or path.is_file()):
         arguments, given = _of_config(target)
-        _check_counts(arguments)
+        if not isinstance(arguments, ShowRecipeArguments):
+            _check_counts(arguments)
     else:
         arguments, given = command_line(ShowArguments, program="show", description=__doc__)
         _check_counts(arguments)
@@ -51,6 +54,10 @@ def show(arguments: Any, given: set[str]) -> Iterator[str]:
     match arguments:
         case ShowRowsArguments():
             return targets.rows_of_task(arguments)
+        case ShowRecipeArguments():
+            return targets.config(arguments.settings, given)
+        case ShowPretrainingArguments() if not arguments.settings.data.store and arguments.step is None:
+            return targets.config(arguments.settings, given)
         case ShowPretrainingArguments():
             return targets.batch_of_pretraining(arguments, given)
         case ShowFinetuningArguments():
@@ -72,7 +79,10 @@ def _of_config(name: str) -> tuple[Any, set[str]]:
         raise InputError(
             f"config {name}: config() must return PretrainConfig or FinetuneConfig, got {type(loaded).__name__}"
         )
-    return command_line(kinds[type(loaded)], type(loaded), program="show", description=__doc__, loaded=loaded)
+    kind = kinds[type(loaded)]
+    if kind is ShowFinetuningArguments and not any(word.startswith(OF_A_BATCH) for word in sys.argv[2:]):
+        kind = ShowRecipeArguments
+    return command_line(kind, type(loaded), program="show", description=__doc__, loaded=loaded)
 
 
 def _check_counts(arguments: Any, *names: str) -> None:

@@ -12,7 +12,7 @@ from jaxlm.data.pairs import chunk_options, empty_pairs
 from jaxlm.data.rows import empty_batch
 from jaxlm.data.streams import empty_streams
 from jaxlm.distributed.mesh import batch_sharding
-from jaxlm.models import family_of
+from jaxlm.models import ModelConfig, family_of
 from jaxlm.training.config import PretrainConfig
 
 log = logging.getLogger(__name__)
@@ -22,9 +22,16 @@ def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
     """Return the config with the published vocabulary, if it takes its own from a store."""
     if config.model.vocab_size:
         return config
-    vocabulary = family_of(config.model).vocab_size
-    log.info("the config takes its vocabulary from a store; without one it is the published size, %d ids", vocabulary)
-    return replace(config, model=replace(config.model, vocab_size=vocabulary))
+    model = with_published_vocabulary(config.model)
+    log.info(
+        "the config takes its vocabulary from a store; without one it is the published size, %d ids", model.vocab_size
+    )
+    return replace(config, model=model)
+
+
+def with_published_vocabulary(model: ModelConfig) -> ModelConfig:
+    """Return a model's sizes with the published vocabulary of its family, unless they have one."""
+    return model if model.vocab_size else replace(model, vocab_size=family_of(model).vocab_size)
 
 
 def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:

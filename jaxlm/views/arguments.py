@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxlm.finetuning.arguments import DataArguments, TaskArguments
-from jaxlm.training.config import PretrainConfig
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,24 @@ class ShowArguments:
 
 @dataclass(frozen=True)
 class ShowPretrainingArguments:
-    """Show a batch of a pretraining config."""
+    """Show a pretraining config, or with a store a batch of it."""
 
     config: tyro.conf.Positional[str]
     """A config file, or its name."""
-    step: int = 0
-    """The step, counted from 0."""
+    step: int | None = None
+    """The step whose batch is shown, counted from 0. Default: 0 with a store, and without one no batch."""
     count: int = 3
     """Rows to show."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+
+
+@dataclass(frozen=True)
+class ShowRecipeArguments:
+    """Show a fine-tuning config without a task."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name."""
+    settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

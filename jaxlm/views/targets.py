@@ -13,7 +13,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import ENCODER_ROLES, ROLES, Task, TaskData, read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
-from jaxlm.training.config import DEFAULT_LENGTH, one_duration
+from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.initialization import open_source
 from jaxlm.training.trained_length import trained_length
 from jaxlm.views.arguments import (
@@ -24,6 +24,7 @@ from jaxlm.views.arguments import (
 )
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.comparison import comparison_lines, plot_runs
+from jaxlm.views.config import config_lines
 from jaxlm.views.curves import check_plot
 from jaxlm.views.run import run_lines
 from jaxlm.views.store import store_lines
@@ -44,11 +45,16 @@ def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
     return task_lines(task, data, reader, arguments.count)
 
 
+def config(settings: PretrainConfig | FinetuneConfig, given: set[str]) -> Iterator[str]:
+    """Return the lines for a config without data. given: the fields of the command line."""
+    return config_lines(one_duration(settings, given))
+
+
 def batch_of_pretraining(arguments: ShowPretrainingArguments, given: set[str]) -> Iterator[str]:
     """Return the lines for the batch of a pretraining config. given: the fields of the command line."""
     settings = one_duration(arguments.settings, given)
     settings.check()
-    return pretrain_lines(settings, arguments.step, arguments.count)
+    return pretrain_lines(settings, arguments.step or 0, arguments.count)
 
 
 def batch_of_finetuning(arguments: ShowFinetuningArguments, given: set[str]) -> Iterator[str]:

@@ -61,6 +61,27 @@ def test_a_run_shows_how_far_and_how_good_it_is(run, monkeypatch, capsys):
     assert f"{count:,} parameters" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "parameters", "tokens", "rates"),
+    [
+        # Hugging Face's OpenAIGPTModel and BertForPreTraining of the published sizes have so many parameters.
+        (["pretrain/gpt1"], 116_534_784, 3_000_000 * 64 * 512, "0.00025 at step 2,000"),
+        (["pretrain/bert_base"], 110_106_428, 256 * (900_000 * 128 + 100_000 * 512), "9.9e-05 at step 10,000"),
+        (["finetune/gpt1"], 116_534_784, None, "peak 6.25e-05"),
+    ],
+)
+def test_a_config_without_data_shows_what_it_costs(words, parameters, tokens, rates, monkeypatch, capsys):
+    """Fails when a config is refused for want of a store, or its parameters, tokens or rates are others.
+
+    BERT's rate is linear from step 0 in the published code, so its highest is 1e-4 (1 - 10,000 / 1,000,000).
+    """
+    text = shown(monkeypatch, capsys, *words, "--seed", 5)
+    assert f"parameters: {parameters:,} with a vocabulary of" in text and rates in text
+    assert tokens is None or f"tokens of the whole run: {tokens:,} = " in text
+    fields = dict(line.split(maxsplit=1) for line in text.split("\n\n")[0].splitlines())
+    assert fields["seed"] == "5" and fields["model.num_layers"] == "12" and fields["model.num_positions"] == "512"
+
+
 @pytest.mark.parametrize("layout", ["windows", "packed"])
 def test_the_batch_of_a_step_is_the_loaders(tokenizer, store, layout, tmp_path):
     # Each slot that is shown is compared with the batch itself: a wrong row, shift or segment fails.
@@ -146,7 +167,7 @@ def test_a_config_shows_its_batch_with_fields_changed(store, monkeypatch, capsys
     assert "step 3: 2 rows of 12, layout windows, seed 0" in text and "\nrow 1\n" in text and "\nrow 2\n" not in text
     assert shown(monkeypatch, capsys, *words, "--seed", 1) != text
     with pytest.raises(InputError, match=r"data\.store must be given"):
-        shown(monkeypatch, capsys, "debug/gpt")
+        shown(monkeypatch, capsys, "debug/gpt", "--step", 0)
 
 
 @pytest.fixture
