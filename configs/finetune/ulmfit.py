@@ -3,7 +3,8 @@
 Concat pooling, gradual unfreezing, discriminative rates (2.6), slanted triangular rates over the whole run, and
 gradients within windows of 70 tokens. The paper tunes the number of epochs on the validation set and pools as many
 states as fit the memory: 10 epochs and 1,400 tokens are ours (its code pools the last 1,400 of a text, this program
-truncates by the task's rule). It gives no weight decay and no clipping for the classifier. The input format is GPT-1's.
+truncates by the task's rule). It gives no weight decay and no clipping for the classifier. A text begins with the end
+of a document, as in the language model's training, and has no token after it.
 """
 
 from jaxlm.models.awd_lstm_config import AWDLSTMConfig
@@ -34,6 +35,7 @@ def config() -> FinetuneConfig:
             layer_decay=2.6,
         ),
         head="concat_pooling",
+        special_tokens="end",
         head_dropout_rate=0.4,
         unfreeze="gradual",
         backprop_window=70,

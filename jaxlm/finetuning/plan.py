@@ -7,7 +7,8 @@ from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.runs.directory import saved_config
-from jaxlm.tasks import ROLES, CustomConfig, Task, TaskData, read_task
+from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
+from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.tasks.metrics.selection import selected_by
 from jaxlm.text import Tokenizer, tokenizer_from_spec
@@ -77,7 +78,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
     if family.input_format == "gpt1":
-        tokenizer = tokenizer.with_specials(ROLES)
+        tokenizer = with_special_tokens(tokenizer, config.special_tokens)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))
@@ -102,7 +103,10 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
 
 
 def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: CustomConfig) -> Task:
-    """Return the task with the selecting metric and the class weights of the config. InputError if it has none such."""
+    """Return the task with the selecting metric, the class weights and the special tokens of the config.
+
+    InputError if it has no such metric or classes.
+    """
     if config.select_by is not None:
         if task.name == "custom" and custom.metric not in ("", config.select_by):
             raise InputError(
@@ -110,7 +114,8 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
             )
         task = selected_by(task, data, config.select_by)
     check_smoothing(task, config.label_smoothing)
-    return replace(task, class_weights=class_weights(config.class_weights, task, data.splits["train"]))
+    weights = class_weights(config.class_weights, task, data.splits["train"])
+    return replace(task, class_weights=weights, special_tokens=config.special_tokens)
 
 
 def notes_on_length(

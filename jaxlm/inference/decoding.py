@@ -239,7 +239,8 @@ def for_inference(model: Model, params: Any) -> Any:
 def left_context(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:
     """Return the id before a text, as a list: an empty prompt begins with it and it predicts the first token.
 
-    After pretraining it is `end`, which separates documents; after fine-tuning `start`, which begins every input. A
+    After pretraining it is `end`, which separates documents; after fine-tuning in GPT-1's format `start`, which begins
+    every input. A
     tokenizer without it gives the other one, and an empty list without both.
     """
     roles = ("start", "end") if finetuned else ("end", "start")

@@ -114,8 +114,9 @@ class LoadedModel:
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the ids of each text as the model was trained to read them.
 
-        An encoder reads CLS text SEP, a fine-tuned decoder start text extract. A language model reads the text, after
-        the token that separates documents if its rows began with it.
+        An encoder reads CLS text SEP, a fine-tuned decoder start text extract, or with special_tokens end the text
+        after the token that separates documents. A language model reads the text, after that token if its rows began
+        with it.
 
         Args:
           texts: Texts, none of them empty unless the model has a token that begins a text.

@@ -73,7 +73,7 @@ class LoadedRun:
         tokenizer = self.tokenizer
         if self.layout == "packed" and not self.versions.begins_documents(tokenizer.specials.get("end")):
             return []
-        return left_context(tokenizer, finetuned=self.task is not None)
+        return left_context(tokenizer, finetuned=self.task is not None and self.task.special_tokens == "gpt1")
 
     def begun(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a text as the model was trained to read them: packed rows begin with `left`, windows begin

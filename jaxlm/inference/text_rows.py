@@ -50,7 +50,7 @@ def _arranged(run: LoadedRun, number: int, ids: list[int], longest: int, truncat
     if run.model.family.input_format == "bert":
         (row,), _, cut = arrange_segments([ids], [], "single", specials, longest)
     elif run.task is not None:
-        (row,), cut = arrange([ids], [], "single", specials, longest)
+        (row,), cut = arrange([ids], [], "single", specials, longest, run.task.special_tokens)
     else:
         whole = run.begun(ids)
         row, cut = whole[:longest], len(whole) > longest

@@ -66,6 +66,11 @@ def planned_export(
         dropped = sorted({"/".join(leaf.split("/")[:2]) for leaf in leaves if leaf not in kept})
         notes = (f"left out, as {name} has none: {', '.join(dropped)}",) if dropped else ()
         return Export(model, name, parts, kept, dict(config or {}), (*notes, *left_out(model)))
+    if task.special_tokens != "gpt1":
+        raise InputError(
+            f"special_tokens must be gpt1 to export a fine-tuned decoder, got {task.special_tokens}; fine-tune it with "
+            "--special-tokens gpt1"
+        )
     if heads != {"kernel", "bias"}:
         raise InputError(f"a head of {', '.join(sorted(heads))} has no counterpart in Hugging Face's models")
     found = _tuned(model, model_type, dict(leaves), task)

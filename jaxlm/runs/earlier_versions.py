@@ -21,6 +21,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "freeze_embeddings": False,
     "unfreeze": "all",
     "backprop_window": 0,
+    "special_tokens": "gpt1",
     "sample": None,
     "with_inputs": False,
     "ema": 0.0,

@@ -22,6 +22,7 @@ from jaxlm.tasks.options import TaskOptions
 Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
 InputFormat = Literal["gpt1", "bert"]
+SpecialTokens = Literal["gpt1", "end"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
 
@@ -45,7 +46,7 @@ class Task:
     needs. positive_label: the chosen class of `f1`; empty where none is chosen. class_weights: the weight of each label
     in the loss; empty where all are 1. scheme: the files' mark at the beginning of an
     entity that does not follow another one; `none`: tags are token classes (parts of speech, for example), not
-    entities.
+    entities. special_tokens: those around the texts that a decoder reads (see `jaxlm/tasks/batching/gpt1_inputs.py`).
     """
 
     name: str
@@ -69,6 +70,7 @@ class Task:
     positive_label: str = ""
     class_weights: tuple[float, ...] = ()
     scheme: Scheme = "bio"
+    special_tokens: SpecialTokens = "gpt1"
     options: TaskOptions = TaskOptions()
 
     def paper_for(self, input_format: str) -> Mapping[str, float]:

@@ -160,6 +160,9 @@ class FinetuneConfig:
     """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
     linear head (BERT's tables 5 and 7). concat_pooling: for a decoder, the last state, the maximum and the mean of all
     states, then two layers with batch norm (ULMFiT)."""
+    special_tokens: Literal["gpt1", "end"] = "gpt1"
+    """Special tokens of a decoder's inputs. gpt1: start, delimiter and extract, which no language model has read. end:
+    the end of a document before each text, as in the language model's training, and nothing after the last text."""
     features: Features = "last"
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
     backprop_window: int = 0
@@ -251,6 +254,8 @@ class FinetuneConfig:
         if self.head == ("concat_pooling" if encoder else "bilstm"):
             kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
             raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")
+        if encoder and self.special_tokens != "gpt1":
+            raise InputError("special_tokens must be gpt1 for an encoder, which has CLS and SEP, got end; leave it out")
         if self.features != "last" and self.head != "bilstm":
             raise InputError(f"features must be last without head bilstm, got {self.features}; give --head bilstm too")
         if self.members_per_group < 0:

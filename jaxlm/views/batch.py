@@ -1,6 +1,7 @@
 """View of the batch of a step, decoded: rows of text, sentence pairs, or examples of a task."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import (
-    ROLES,
     CustomConfig,
     SpanExample,
     TaggedSentence,
@@ -31,6 +31,7 @@ from jaxlm.tasks import (
     steps_of_epochs,
     train_batches,
 )
+from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
 from jaxlm.tasks.batching.span_windows import SpanSplit
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
@@ -166,7 +167,8 @@ def finetune_lines(
     longest: number of positions of the model that may be used. Default: all.
     """
     kind = family_of(config.model).input_format
-    tokenizer = tokenizer.with_specials(ROLES) if kind == "gpt1" else tokenizer
+    tokenizer = with_special_tokens(tokenizer, config.special_tokens) if kind == "gpt1" else tokenizer
+    task = replace(task, special_tokens=config.special_tokens)
     config, length, batch_size = filled(config, task.paper_for(kind), longest)
     encoded = encode_split(task, data, "train", tokenizer, length, kind)
     num_steps = config.num_steps or steps_of_epochs(

@@ -11,6 +11,7 @@ tuned=(--optimizer.peak-lr 0.01)
 constant=(--optimizer.warmup 0 --optimizer.decay constant --optimizer.floor 0)
 equal=(--optimizer.layer-decay 1)
 together=(--unfreeze all)
+fixed=(--freeze-layers 2 --freeze-embeddings) # with the dropout of the body, unlike --frozen
 arms=(scratch last full discriminative slanted gradual)
 sizes=(--model.num-layers 2 --model.width 192 --model.units 492)
 
@@ -61,7 +62,7 @@ for seed in "${seeds[@]}"; do
     target=$out/target-${name%-*}
     classify scratch "$name" "$seed" --tokenizer "store:$out/stores/general" "${sizes[@]}" "${together[@]}" \
       "${equal[@]}"
-    classify last "$name" "$seed" --start "$target" --frozen "${together[@]}" "${equal[@]}"
+    classify last "$name" "$seed" --start "$target" "${fixed[@]}" "${together[@]}" "${equal[@]}"
     classify full "$name" "$seed" --start "$target" "${together[@]}" "${equal[@]}" "${constant[@]}"
     classify discriminative "$name" "$seed" --start "$target" "${together[@]}" "${constant[@]}"
     classify slanted "$name" "$seed" --start "$target" "${together[@]}"

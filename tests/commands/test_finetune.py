@@ -300,7 +300,7 @@ def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options
     shutil.copytree(finetuned, run)
     config, saved = (json.loads((run / name).read_text()) for name in ("config.json", "task.json"))
     remove_added_options(config)
-    for field in ("positive_label", "class_weights", SIGNATURE):
+    for field in ("positive_label", "class_weights", "special_tokens", SIGNATURE):
         del saved[field]
     del saved["columns"]["label_separator"]
     (run / "config.json").write_text(json.dumps(config))
@@ -309,7 +309,13 @@ def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options
     ended = run_here("finetune", *arguments)
     assert ended.code == 0 and "is complete" in ended.output, ended.errors
     assert json.loads((run / "config.json").read_text()) == config
-    for more in (("--patience", 2), ("--class-weights", "balanced"), ("--custom.positive", "bad")):
+    options = (
+        ("--patience", 2),
+        ("--class-weights", "balanced"),
+        ("--custom.positive", "bad"),
+        ("--special-tokens", "end"),
+    )
+    for more in options:
         assert_one_line(run_here("finetune", *arguments, *more), 2, f"{more[0].removeprefix('--')}: absent -> ")
     ended = run_here("evaluate", "ensemble", run, run)
     assert ended.code == 0, ended.errors

@@ -12,6 +12,8 @@ import pytest
 from toy_runs import checksums, finetune_arguments, make_stores, make_task, metrics, run_here, starts
 from toy_stops import Killed, Moments, raise_killed
 
+import jaxlm
+
 TOY = "--model.num-layers 1 --model.width 16 --model.units 12 --length 16 --backprop-window 5 --num-epochs 4".split()
 
 
@@ -43,6 +45,13 @@ def scores(run: Path, seed: int, split: str = "dev") -> np.ndarray:
 
 def best_scores(run: Path) -> np.ndarray:
     return scores(run, json.loads((run / "results.json").read_text())["best"]["seed"])
+
+
+def test_a_text_begins_as_in_the_language_models_training(whole):
+    """Fails when a classifier, or a command that reads it, puts in a token that no language model has read."""
+    model = jaxlm.load(whole)
+    end, text = model.run.tokenizer.specials["end"], model.run.tokenizer.encode("ba be")
+    assert model.encode(["ba be"]) == [[end, *text]] and model.run.left == [end]
 
 
 def test_each_stage_trains_one_group_more(whole):

@@ -446,6 +446,7 @@ def test_a_regression_exports_scores_in_the_files_unit(tmp_path):
         (dataclasses.replace(GPT, feed_forward_width=48), None, "four times the width, 64"),
         (dataclasses.replace(GPT, activation="gelu_erf"), None, "only the tanh form"),
         (GPT, dataclasses.replace(TASK, form="similarity"), "both orders"),
+        (GPT, dataclasses.replace(TASK, special_tokens="end"), "special_tokens must be gpt1"),
     ],
 )
 def test_what_has_no_counterpart_is_not_exported(tmp_path, model, task, said):

@@ -1,6 +1,7 @@
 """Token sequences and batches: GPT-1's forms, the rule for cutting, and batches as a function of seed and step."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,13 +24,13 @@ from jaxlm.tasks import (
 )
 from jaxlm.tasks.batching.gpt1_inputs import arrange, split_room
 
-START, DELIMITER, EXTRACT = 1, 2, 3
+START, DELIMITER, EXTRACT, END = 1, 2, 3, 4
 
 
 class Words:
     """A word of the form `7` is the token 107: enough of a tokenizer to see where each token went."""
 
-    specials = {"pad": 0, "start": START, "delimiter": DELIMITER, "extract": EXTRACT}
+    specials = {"pad": 0, "start": START, "delimiter": DELIMITER, "extract": EXTRACT, "end": END}
 
     def encode(self, text):
         return [100 + int(word) for word in text.split()]
@@ -40,7 +41,8 @@ class Words:
 
 def sequences_of(task, length, texts, choices=()):
     encode = Words().encode
-    return arrange([*map(encode, texts)], [*map(encode, choices)], task.form, Words.specials, length)
+    ids = [*map(encode, texts)], [*map(encode, choices)]
+    return arrange(*ids, task.form, Words.specials, length, task.special_tokens)
 
 
 def words(first, count):
@@ -51,8 +53,8 @@ def tokens(first, count):
     return list(range(100 + first, 100 + first + count))
 
 
-def sequences(form, texts, choices=(), length=512):
-    task = dataclasses.replace(TASKS["codah"], form=form, num_choices=len(choices))
+def sequences(form, texts, choices=(), length=512, **more):
+    task = dataclasses.replace(TASKS["codah"], form=form, num_choices=len(choices), **more)
     return sequences_of(task, length, texts, choices)
 
 
@@ -66,6 +68,19 @@ def test_forms():
     with_question = [[START, 105, 106, DELIMITER, 108, EXTRACT], [START, 105, 106, DELIMITER, 109, EXTRACT]]
     assert sequences("choice", ["5", "6"], ["8", "9"]) == (with_question, False)
     assert sequences("entailment", ["", ""]) == ([[START, DELIMITER, EXTRACT]], False)
+
+
+def test_forms_of_tokens_that_a_language_model_has_read():
+    """Fails when a text begins or ends with another token than the end of a document, or loses room to none."""
+    of = functools.partial(sequences, special_tokens="end")
+    assert of("single", ["5 6"]) == ([[END, 105, 106]], False) and of("single", [""]) == ([[END]], False)
+    assert of("single", [words(0, 10)], length=10) == ([[END, *tokens(0, 9)]], True)
+    assert of("similarity", ["5", "7"]) == ([[END, 105, END, 107], [END, 107, END, 105]], False)
+    assert of("choice", ["5"], ["8", "9"]) == ([[END, 105, END, 108], [END, 105, END, 109]], False)
+    assert of("choice", [], ["8", words(0, 9)], length=8) == ([[END, 108], [END, *tokens(0, 7)]], True)
+    assert of("entailment", [words(0, 9), "50"], length=8) == ([[END, *tokens(0, 5), END, 150]], True)
+    with pytest.raises(InputError, match="special_tokens must be gpt1 for a tokenizer without an end-of-document"):
+        arrange([[1]], [], "single", {"start": 1, "delimiter": 2, "extract": 3}, 8, "end")
 
 
 def test_single_texts_keep_their_beginning():

@@ -80,7 +80,7 @@ def encode_texts(
                     parts, choices, task.form, specials, length, keep_second=keep
                 )
             else:
-                sequences, cut = arrange(parts, choices, task.form, specials, length)
+                sequences, cut = arrange(parts, choices, task.form, specials, length, task.special_tokens)
             truncated += cut
             lengths[row] = [len(sequence) for sequence in sequences]
             pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))

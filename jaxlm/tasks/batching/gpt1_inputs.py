@@ -6,6 +6,10 @@
     choice      start context delimiter choice extract, one sequence per choice; of two texts (article and question) the
                 context is both, concatenated; without a context it is start choice extract
 
+With special_tokens `end` the language model has read all of these tokens: start and delimiter are the end of a
+document, which comes before each document of its text, and there is no extract token (ULMFiT, Howard and Ruder, 2018,
+whose code begins texts in both stages alike and adds nothing at their end).
+
 Sequences that are too long are truncated by one rule. With `room` = length less the special tokens, a single text keeps
 its first `room` tokens. Of two texts, one that needs no more than half of the room is kept whole and leaves the rest of
 the room to the other, whose first tokens are kept; if both need more, the first keeps room - room // 2 and the second
@@ -15,47 +19,68 @@ texts the first is truncated, and the second only when nothing of the first is l
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.task import Form
+from jaxlm.tasks.task import Form, SpecialTokens
+
+if TYPE_CHECKING:
+    from jaxlm.text import Tokenizer
 
 Ids = Sequence[int]
 MINIMUM_LENGTH = 5  # three special tokens and one token of each text
 
 ROLES = ("start", "delimiter", "extract")
 """Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
+_ROLES_OF: Mapping[SpecialTokens, Sequence[str]] = {"gpt1": ROLES, "end": ("end", "end")}
+
+
+def with_special_tokens(tokenizer: "Tokenizer", special_tokens: SpecialTokens) -> "Tokenizer":
+    """Return the tokenizer with the special tokens of the format; only those of GPT-1 can be added."""
+    return tokenizer.with_specials(ROLES) if special_tokens == "gpt1" else tokenizer
 
 
 def arrange(
-    texts: Sequence[Ids], choices: Sequence[Ids], form: Form, specials: Mapping[str, int], length: int
+    texts: Sequence[Ids],
+    choices: Sequence[Ids],
+    form: Form,
+    specials: Mapping[str, int],
+    length: int,
+    special_tokens: SpecialTokens = "gpt1",
 ) -> tuple[list[list[int]], bool]:
     """Return the token sequences of one example, each of at most `length`, and whether any was truncated.
 
     One sequence for `single` and `entailment`, two for `similarity` (both orders), one per choice for `choice`.
-    texts, choices: their ids. specials: role -> id, of start, delimiter and extract.
+    texts, choices: their ids. specials: role -> id, of start, delimiter and extract, or of end.
     """
     if length < MINIMUM_LENGTH:
         raise InputError(
             f"length must be at least {MINIMUM_LENGTH} to hold a pair and its special tokens, got {length}"
         )
-    missing = [role for role in ROLES if role not in specials]
-    if missing:
+    roles = _ROLES_OF[special_tokens]
+    if missing := [role for role in roles if role not in specials]:
+        if special_tokens == "end":
+            raise InputError(
+                "special_tokens must be gpt1 for a tokenizer without an end-of-document token, got end; give "
+                "--special-tokens gpt1"
+            )
         raise InputError(
             f"the tokenizer must have start, delimiter and extract tokens, got no {', '.join(missing)}: the model was "
             "not fine-tuned by jaxlm and has another input form; fine-tune it with python -m jaxlm.finetune --start"
         )
-    start, delimiter, extract = (specials[role] for role in ROLES)
+    start, delimiter, *extract = (specials[role] for role in roles)
 
     def pair(first: Ids, second: Ids) -> list[int]:
-        return [start, *first, delimiter, *second, extract]
+        return [start, *first, delimiter, *second, *extract]
 
+    room = length - 1 - len(extract)
     if form == "single":
         (text,) = texts
-        return [[start, *text[: length - 2], extract]], len(text) > length - 2
+        return [[start, *text[:room], *extract]], len(text) > room
     if form == "choice" and not texts:
-        cut = max(len(choice) for choice in choices) > length - 2
-        return [[start, *choice[: length - 2], extract] for choice in choices], cut
-    room = length - 3
+        cut = max(len(choice) for choice in choices) > room
+        return [[start, *choice[:room], *extract] for choice in choices], cut
+    room -= 1
     if form == "choice":
         longest = max(len(choice) for choice in choices)
         before, question = (texts[0], []) if len(texts) == 1 else texts
