@@ -58,6 +58,7 @@ ADDED_FIELDS = {
     "start_with": None,
     "start_trained_length": None,
     "fingerprints.start": None,
+    "fingerprints.validation": None,
     "data.random_candidates": 1,
     "data.sentence_tokens": 0,
 } | ADDED_OPTIONS

@@ -474,9 +474,16 @@ def kept_value(config: Any, saved: Mapping[str, Any] | None, name: str, *, deriv
     return replace(config, **{name: saved[name]})
 
 
-def run_fields(optimizer: OptimizerConfig, *, fixed_steps: bool = False) -> tuple[str, ...]:
-    """Return the fields that may change on resume, with the run's length if no schedule depends on it."""
-    return RUN_FIELDS + (() if fixed_steps or optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
+def run_fields(
+    optimizer: OptimizerConfig, *, fixed_steps: bool = False, fixed_evaluations: bool = False
+) -> tuple[str, ...]:
+    """Return the fields that may change on resume, with the run's length if no schedule depends on it.
+
+    fixed_evaluations: whether the training depends on the validation losses. The contents of data.validation are then
+    among the fingerprints.
+    """
+    free = tuple(name for name in RUN_FIELDS if not (fixed_evaluations and name in ("eval_every", "eval_batch_size")))
+    return free + (() if fixed_steps or optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
 
 
 def resolved_json(config: PretrainConfig | FinetuneConfig, fingerprints: dict[str, Any]) -> dict:

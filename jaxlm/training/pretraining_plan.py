@@ -126,13 +126,17 @@ def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainC
 
 
 def fingerprints(plan: Plan) -> dict[str, Any]:
-    """Return fingerprints of the run's data, independent of its location."""
+    """Return fingerprints of the run's data, independent of its location.
+
+    The validation stores are part of it if their losses decide when the mean of the iterates begins.
+    """
+    steers = plan.config.average_iterates == "non_monotone"
     return {
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],
         "data_order": plan.versions.recorded(plan.config.data.layout),
         "start": None if plan.source is None else plan.source.fingerprint,
-    }
+    } | ({"validation": [store.fingerprint for store in plan.validation]} if steers else {})
 
 
 def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, Any]:

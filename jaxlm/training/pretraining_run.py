@@ -236,7 +236,8 @@ def _pretrain(
         ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
     resolved = resolved_config(arguments, planned)
     fixed = changes_length(config.data) or config.objective.depends_on_num_steps()
-    free = (*run_fields(config.optimizer, fixed_steps=fixed), "start")
+    steered = config.average_iterates == "non_monotone"
+    free = (*run_fields(config.optimizer, fixed_steps=fixed, fixed_evaluations=steered), "start")
     changed = run.open(resolved, run_fields=free)
     result = {"run": run.name, "step": 0, "num_steps": num_steps, "complete": True}
     with run:

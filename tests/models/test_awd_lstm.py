@@ -6,6 +6,7 @@ Parity with torch.nn.LSTM is in test_awd_lstm_parity, the windows in tests/data/
 import dataclasses
 import json
 import math
+import shutil
 import signal
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from toy_runs import Process, checksums, make_stores, metrics, newest_step, run_here
+from toy_runs import Process, assert_one_line, checksums, make_stores, metrics, newest_step, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
@@ -200,6 +201,20 @@ def test_another_mesh_draws_the_same_masks(base, stores, tmp_path):
     assert ended.code == 0, ended.errors
     assert "without --data.validation no average begins" in ended.errors
     assert [metrics(run)[step] for step in (1, 2, 3)] == pytest.approx(list(metrics(base).values())[:3], rel=1e-4)
+
+
+def test_a_run_that_its_validation_losses_steer_keeps_them(base, stores, tmp_path):
+    """Fails when losses of two texts, of other streams or at other steps are compared after a resume; the text may
+    move."""
+    for flag, value, said in (
+        ("--data.validation", stores[0], "the validation stores hold another text"),
+        ("--eval-every", 3, "--eval-every: 2 -> 3"),
+        ("--eval-batch-size", 16, "--eval-batch-size: 8 -> 16"),
+    ):
+        assert_one_line(run_here("pretrain", *arguments(base, stores, flag, value)), 2, said)
+    moved = shutil.copytree(stores[1], tmp_path / "moved")
+    ended = run_here("pretrain", *arguments(base, (stores[0], moved)))
+    assert ended.code == 0 and "is complete" in ended.output, ended.errors
 
 
 def test_the_average_is_what_other_commands_read(base, stores):
