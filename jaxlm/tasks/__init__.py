@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from jaxlm.tasks.metrics.predicted import Predicted
     from jaxlm.tasks.metrics.predictions import predictions
     from jaxlm.tasks.options import TaskOptions
-    from jaxlm.tasks.registry import TASKS, read_labelled, read_rows, read_task, rows_of_records, task_names
+    from jaxlm.tasks.registry import (
+        TASKS,
+        read_labelled,
+        read_rows,
+        read_split,
+        read_task,
+        rows_of_records,
+        task_names,
+    )
     from jaxlm.tasks.task import Columns, InputFormat, Task
 
 __all__ = [
@@ -55,6 +63,7 @@ __all__ = [
     "predictions",
     "read_labelled",
     "read_rows",
+    "read_split",
     "read_task",
     "rows_of_records",
     "standard_lengths",
@@ -89,6 +98,7 @@ _MODULES = {
     "predictions": "metrics.predictions",
     "read_labelled": "registry",
     "read_rows": "registry",
+    "read_split": "registry",
     "read_task": "registry",
     "rows_of_records": "registry",
     "standard_lengths": "batching.batches",

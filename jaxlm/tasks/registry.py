@@ -131,6 +131,21 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
     return collect(list(reader), reader, task)
 
 
+def read_split(name: str, directory: Path, parts: Sequence[str]) -> tuple[str, Split]:
+    """Return the first of some splits that the directory of a built-in task has, its name first; no other one is read.
+
+    InputError without any of them, or for rows without labels.
+    """
+    entry = BUILT_IN[name]
+    for part in parts:
+        for file in entry.files.get(part, ()):
+            if (directory / file).exists():
+                task = entry.spell(entry.task, directory / file)
+                return part, entry.read(directory / file, task, labelled=True)
+    names = [file for part in parts for file in entry.files.get(part, ())]
+    raise InputError(f"{directory} must have {' or '.join(names)}, got none; give the task's directory, or a file")
+
+
 def read_rows(
     path: Path | str, task: Task, *, errors: Errors = "strict", form: TextFormat | None = None, keep: bool = False
 ) -> Iterator[Any]:

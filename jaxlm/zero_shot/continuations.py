@@ -15,29 +15,38 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import read_labelled, read_task
+from jaxlm.tasks import read_labelled, read_split
+from jaxlm.tasks.datasets.race import SCHOOLS
 from jaxlm.tasks.examples import Example
 from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.tasks.registry import TASKS
+from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
 from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, scored_rows, shortened
 
 WORDS = {"0": "negative", "1": "positive"}
 
 
-def labelled(name: str, path: Path) -> tuple[Example, ...]:
-    """Return the labelled examples of a file, or of the dev split of a directory. InputError without any."""
-    if path.is_dir():
-        task, data = read_task(name, str(path))
-        return data.splits[task.selects].examples
-    return read_labelled(path, TASKS[name]).examples
+SPLITS = ("dev", "test", "train")  # of a directory, the first one that is there
+
+
+def labelled(name: str, path: Path) -> tuple[tuple[Example, ...], dict[str, str]]:
+    """Return the labelled examples of a file, or of a split of a directory, and the split for `how`.
+
+    InputError without any.
+    """
+    if not path.is_dir():
+        return read_labelled(path, TASKS[name]).examples, {}
+    if path.name in SCHOOLS or any((path / school).is_dir() for school in SCHOOLS):  # a split of RACE
+        return BUILT_IN[name].read(path, TASKS[name], labelled=True).examples, {}
+    part, split = read_split(name, path, SPLITS)
+    return split.examples, {"split": part}
 
 
 def measure_choices(model, path: Path, options, *, name: str) -> Iterator[Measured]:
     """Yield the accuracy of the choice with the highest mean log-probability per token."""
     del options
-    examples, labels = labelled(name, path), TASKS[name].labels
+    (examples, split), labels = labelled(name, path), TASKS[name].labels
     rows = [
         [Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}") for choice in example.choices]
         for number, example in enumerate(examples, 1)
@@ -47,14 +56,14 @@ def measure_choices(model, path: Path, options, *, name: str) -> Iterator[Measur
         best([one.mean for one in texts]) == labels.index(str(example.label))
         for texts, example in zip(scores, examples, strict=True)
     ]
-    how = {"unit": "mean over the tokens of a choice", **shortened(scores)}
+    how = {"unit": "mean over the tokens of a choice", **split, **shortened(scores)}
     yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
 
 
 def measure_sentiment(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the likelier one of `positive` and `negative` after `very`."""
     del options
-    examples = labelled("sst2", path)
+    examples, split = labelled("sst2", path)
     rows = [
         [Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}") for word in WORDS.values()]
         for number, example in enumerate(examples, 1)
@@ -64,7 +73,7 @@ def measure_sentiment(model, path: Path, options) -> Iterator[Measured]:
         best([one.sum for one in texts]) == names.index(str(example.label))
         for texts, example in zip(scores, examples, strict=True)
     ]
-    how = {"unit": "sum over the tokens of positive or negative after very", **shortened(scores)}
+    how = {"unit": "sum over the tokens of positive or negative after very", **split, **shortened(scores)}
     yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
 
 
@@ -75,10 +84,10 @@ def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
     del options
     if not path.is_dir():
         raise InputError(f"{path} must be a directory with train.tsv and dev.tsv, got a file; give glue/CoLA")
-    _, data = read_task("cola", str(path))
     means, labels = {}, {}
     for split in ("train", "dev"):
-        examples = data.splits[split].examples
+        _, data = read_split("cola", path, (split,))
+        examples = data.examples
         texts = [Text((one.texts[0],), 0, f"{split} row {number}") for number, one in enumerate(examples, 1)]
         scores = model.scores(texts)
         means[split] = np.array([one.mean for one in scores])
@@ -90,6 +99,7 @@ def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
     error = float(np.std([matthews_corrcoef(right[rows], predictions[rows]) for rows in resampled], ddof=1))
     how = {
         "unit": "mean over the tokens of a sentence",
+        "split": "dev",
         "threshold": threshold,
         "filters": f"threshold with the best Matthews correlation on the {len(labels['train']):,} training rows",
         **shortened([[one] for one in scores]),

@@ -22,23 +22,26 @@ _NAMES = ("A", "B", "C", "D")
 
 
 def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
-    """Read every question of a split: the directory of its schools, or a file with named columns.
+    """Read every question of a split: the directory of its schools, that of one school, a passage, or a file with named
+    columns.
 
     Raises:
       InputError: no school, or a malformed passage, with its file.
     """
-    if path.is_file():
+    if path.is_file() and not (path.parent.name in SCHOOLS and path.suffix == ".txt"):
         return read_table(path, task, labelled=labelled)
+    files = [path] if path.is_file() else [file for school in SCHOOLS for file in sorted((path / school).glob("*.txt"))]
+    if path.name in SCHOOLS:
+        files = sorted(path.glob("*.txt"))
     examples: list[Example] = []
-    for school in SCHOOLS:
-        for file in sorted((path / school).glob("*.txt")):
-            with open_input(file) as stream:
-                text = "\n".join(line for _, line in numbered_lines(stream, str(file)))
-            try:
-                passage = parse_json(text)
-            except ValueError as error:
-                raise InputError(f"{file} is not JSON ({error}); each file must be one JSON object") from None
-            examples += _questions(passage, school, str(file), labelled)
+    for file in files:
+        with open_input(file) as stream:
+            text = "\n".join(line for _, line in numbered_lines(stream, str(file)))
+        try:
+            passage = parse_json(text)
+        except ValueError as error:
+            raise InputError(f"{file} is not JSON ({error}); each file must be one JSON object") from None
+        examples += _questions(passage, file.parent.name, str(file), labelled)
     if not examples:
         raise InputError(
             f"{path} has no {' or '.join(f'{school}/*.txt' for school in SCHOOLS)}; keep the layout of RACE's archive"
