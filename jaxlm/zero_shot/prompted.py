@@ -225,7 +225,7 @@ _PROMPTED = (
     ),
     PromptedTask(
         "summarization",
-        "articles (JSONL with `article` and `highlights`, or `document` and `summary`)",
+        "articles (CNN/DailyMail's .story files, JSONL with `article` and `highlights`, or `document` and `summary`)",
         stories,
         summary_scores,
         ("document",),

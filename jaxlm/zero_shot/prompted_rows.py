@@ -10,7 +10,9 @@ from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.datasets.squad import SQUAD2, read_questions
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+from jaxlm.zero_shot.task import files_of
 
+_HIGHLIGHT = re.compile(r"^@highlight[ ]*$", re.MULTILINE)
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*)</seg>", re.IGNORECASE)
 
 
@@ -85,7 +87,11 @@ def open_questions(path: Path) -> tuple[list[Row], int]:
 
 
 def stories(path: Path) -> tuple[list[Row], int]:
-    """Return the rows of JSONL with `article` and `highlights` (CNN/DailyMail), or `document` and `summary`."""
+    """Return the rows of JSONL with `article` and `highlights` (CNN/DailyMail), or `document` and `summary`; or of
+    CNN/DailyMail's `.story` files, one or a directory of them.
+    """
+    if path.is_dir() or path.suffix == ".story":
+        return [_story(file) for file in files_of(path, ".story")], 0
     names = (("article", "highlights"), ("document", "summary"))
     rows = []
     for where, row in _objects(path):
@@ -95,6 +101,18 @@ def stories(path: Path) -> tuple[list[Row], int]:
                 raise InputError(f"{where}: {name} must be a text, got {row.get(name)!r}; fix or remove the row")
         rows.append(Row({"document": row[pair[0]].strip()}, (row[pair[1]].strip(),), where))
     return rows, 0
+
+
+def _story(path: Path) -> Row:
+    """Return the article and its highlights, one per line; each follows a line `@highlight`."""
+    with open_input(path) as stream:
+        text = "\n".join(line for _, line in numbered_lines(stream, str(path)))
+    body, *highlights = _HIGHLIGHT.split(text)
+    article = "\n".join(line.strip() for line in body.splitlines() if line.strip())
+    lines = [" ".join(part.split()) for part in highlights]
+    if not article or not lines or not all(lines):
+        raise InputError(f"{path} must have an article and texts after @highlight, got {len(lines)}; fix or remove it")
+    return Row({"document": article}, ("\n".join(lines),), str(path))
 
 
 def sentence_pairs(path: Path) -> tuple[list[Row], int]:

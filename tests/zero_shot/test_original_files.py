@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.zero_shot.continuations import labelled
+from jaxlm.zero_shot.continuations import cloze_questions, labelled
+from jaxlm.zero_shot.prompted_rows import conversations, stories
 
 PASSAGE = {
     "article": "The cat sat on the mat. It saw a crow.",
@@ -76,3 +77,56 @@ def test_a_directory_without_a_split_is_refused(tmp_path):
         labelled("codah", write(tmp_path / "codah" / "README.txt", "x").parent)
     with pytest.raises(InputError, match="has no middle/.*; keep the layout of RACE's archive"):
         labelled("race", write(tmp_path / "RACE" / "dev" / "middle" / "README", "x").parent.parent)
+
+
+STORY = """\ufeff(CNN) -- The cat sat on the mat.
+
+
+It saw a crow.
+
+@highlight
+
+A cat saw
+a crow
+
+@highlight
+
+It sat
+"""
+
+
+def test_story_files_of_cnn_and_dailymail(tmp_path):
+    """Fails when a highlight becomes part of the article, or when files are read in another order."""
+    write(tmp_path / "stories" / "b.story", STORY.replace("crow", "fox").replace("\n", "\r\n"))
+    one = write(tmp_path / "stories" / "a.story", STORY)
+    rows, without = stories(tmp_path / "stories")
+    assert [row.answers for row in rows] == [("A cat saw a crow\nIt sat",), ("A cat saw a fox\nIt sat",)]
+    assert rows[0].fields["document"] == "(CNN) -- The cat sat on the mat.\nIt saw a crow." and without == 0
+    assert stories(one)[0] == rows[:1]
+    with pytest.raises(InputError, match="none.story must have an article and texts after @highlight, got 0"):
+        stories(write(tmp_path / "none.story", "The cat sat."))
+
+
+def test_a_file_of_the_childrens_book_test(tmp_path):
+    """Tabs, the empty field, curly contractions in Penn's tokens, and a blank line between questions, as in
+    cbtest_CN_test_2500ex.txt. Fails when the numbers of the sentences or the tabs become text.
+    """
+    sentences = [f"{number} `` I do n't know , '' said the cat ." for number in range(1, 21)]
+    query = "21 So the XXXXX lay in the tree .\tcat\t\tbird|cat|crow|dog|fox|hill|mat|morning|rug|tree"
+    path = write(tmp_path / "cbtest_CN_test_2500ex.txt", "\n".join([*sentences, query, "", *sentences, query]) + "\n\n")
+    (texts, right), second = cloze_questions(path)
+    context = " ".join(['"I don\'t know," said the cat.'] * 20)
+    assert texts[1].parts == (f"{context} So the", " cat lay in the tree.") and right == 1 and len(texts) == 10
+    assert [text.parts for text in second[0]] == [text.parts for text in texts]
+
+
+def test_a_file_of_coqa(tmp_path):
+    """CoQA's dev file has the answers of three more people. Fails when the turns of one story reach the next."""
+    turn = [{"input_text": "Who sat?", "turn_id": 1}, {"input_text": "Where?", "turn_id": 2}]
+    answers = [{"span_start": 0, "span_end": 3, "span_text": "cat", "input_text": "cat", "turn_id": 1}] * 2
+    story = {"source": "mctest", "story": "The cat sat.", "questions": turn, "answers": answers, "name": "x.txt"}
+    more = {key: [answer | {"input_text": key} for answer in answers] for key in "012"}
+    data = [story | {"id": key, "additional_answers": more} for key in ("a", "b")]
+    rows, _ = conversations(write(tmp_path / "coqa-dev-v1.0.json", json.dumps({"version": "1.0", "data": data})))
+    assert [len(row.turns) for row in rows] == [0, 1, 0, 1]
+    assert rows[1].answers == ("cat", "0", "1", "2") and rows[1].turns == ({"question": "Who sat?", "answer": "cat"},)
