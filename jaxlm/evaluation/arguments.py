@@ -42,7 +42,8 @@ class PointerCache:
     """A cache of the words that followed the last tokens of a text, for --layout streams (Grave et al., 2017)."""
 
     window: int = 0
-    """Tokens in the cache. 0: no cache."""
+    """Tokens in the cache. Tokens are mixed with it once their stream, one of --batch-size, has filled it. 0: no
+    cache."""
     theta: float = 1.0
     """Factor of the products of the states, whose softmax weighs the words of the cache."""
     weight: float = 0.1
@@ -58,6 +59,23 @@ class PointerCache:
             raise InputError(f"cache.theta must be at least 0, got {self.theta:g}; the default is 1")
         if self.window and layout != "streams":
             raise InputError(f"layout must be streams with cache.window, got {layout}; give --layout streams")
+        for name, default in (("theta", 1.0), ("weight", 0.1)):
+            if not self.window and getattr(self, name) != default:
+                raise InputError(
+                    f"cache.{name} must be left out without cache.window, got {getattr(self, name):g}; give "
+                    "--cache.window too"
+                )
+
+    def check_streams(self, tokens: int, streams: int) -> None:
+        """Raise InputError if the cache is never full in a text of `tokens` tokens that is split into `streams`."""
+        longest = -(-tokens // streams)
+        if self.window and self.window >= longest:
+            most = (tokens - 1) // self.window
+            remedy = f"a --batch-size of at most {most}, or a smaller one" if most > 0 else "a smaller one"
+            raise InputError(
+                f"cache.window must be below {longest:,}, the tokens of each of the {streams} streams of the batch, "
+                f"got {self.window}: it would never be full; give {remedy}"
+            )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxlm.config import to_json
-from jaxlm.data.loader import validation_batches
+from jaxlm.data.loader import ValidationStreams, validation_batches
 from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store, open_store
 from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
@@ -29,7 +29,7 @@ from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.models.family import Model
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_packed, check_sizes
-from jaxlm.training.perplexity import figures_of, text_notes, text_sizes, totals
+from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
@@ -63,6 +63,8 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         stride=arguments.stride,
         versions=run.versions,
     )
+    if isinstance(batches, ValidationStreams):
+        arguments.cache.check_streams(batches.num_tokens, batch_size)
     sizes = text_sizes(stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
@@ -71,6 +73,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         carry = first_carry(make_carry, batch_size, mesh)
         sums = totals(step, run.params, from_host, carry)
         figures = figures_of(sums, **sizes)
+        mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     names, words, size = ", ".join(str(store.path) for store in stores), sizes["words"], sizes["bytes"]
@@ -84,6 +87,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
         *per_character,
         f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
+        *(f"  cache           mixed into {share:.1%} of the predictions" for share in mixed.values()),
         *([f"  speed           {speed:,.0f} tokens per second, without the first batch"] if timed else []),
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
@@ -94,7 +98,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     found |= {"memory": given} if given else {}
     found |= {"stride": arguments.stride} if arguments.stride is not None else {}
     found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
-    found |= ({"cache": to_json(arguments.cache)} if arguments.cache.window else {}) | figures
+    found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | figures
     write_figures(arguments.output, found)
     return found
 

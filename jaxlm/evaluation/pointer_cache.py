@@ -43,7 +43,10 @@ def with_history(model: Model, cache: PointerCache, carry: Callable[[int], Any])
 
 
 def make_cached_step(model: Model, cache: PointerCache) -> EvalStep:
-    """Return (params, batch, carry) -> the sums and weights of `nll` and `accuracy` with the cache, and the carry."""
+    """Return (params, batch, carry) -> the sums and weights of a batch, and the carry.
+
+    The sums are `nll` and `accuracy` with the cache, and `mixed`, the tokens whose prediction is mixed with it.
+    """
 
     def step(params: Any, batch: Batch, carry: Any) -> tuple[dict[str, Any], Any]:
         state, history = reset_carry(carry, batch)
@@ -63,7 +66,8 @@ def make_cached_step(model: Model, cache: PointerCache) -> EvalStep:
         best = jnp.where(known_BL, jnp.argmax(p_BLV, axis=-1), jnp.argmax(log_model_BLV, axis=-1))
         hits = jnp.sum(batch.weights * (best == batch.targets))
         total = jnp.sum(batch.weights)
-        return {"nll": (nll, total), "accuracy": (hits, total)}, (outputs.carry, history)
+        sums = {"nll": nll, "accuracy": hits, "mixed": jnp.sum(batch.weights * known_BL)}
+        return {name: (value, total) for name, value in sums.items()}, (outputs.carry, history)
 
     return step
 

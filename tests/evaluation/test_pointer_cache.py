@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from toy_runs import make_stores, pretrain_arguments, run_here
+from toy_runs import assert_one_line, make_stores, pretrain_arguments, run_here
 
 from jaxlm.data.batch import Batch
 from jaxlm.evaluation.arguments import PointerCache
@@ -79,7 +79,18 @@ def test_the_command_reports_its_cache(tmp_path):
         json.loads(run_here(*words, *flags).output.splitlines()[-1])
         for flags in ((), ("--cache.window", 50, "--cache.weight", 0.2))
     )
-    assert cached["cache"] == {"window": 50, "theta": 1.0, "weight": 0.2} and "cache" not in plain
+    streams = [len(part) for part in np.array_split(np.arange(cached["tokens"]), 8)]
+    mixed = sum(tokens - 50 for tokens in streams) / cached["tokens"]
+    wanted = {"window": 50, "theta": 1.0, "weight": 0.2, "mixed": pytest.approx(mixed)}
+    assert cached["cache"] == wanted and "cache" not in plain
     assert cached["validation_loss"] < plain["validation_loss"] and cached["tokens"] == plain["tokens"]
-    refused = run_here(*words, "--layout", "windows", "--cache.window", 50)
-    assert refused.code == 2 and "layout must be streams with --cache.window, got windows" in refused.errors
+    longest, most = max(streams), (cached["tokens"] - 1) // 900
+    for flags, said in (
+        (("--layout", "windows", "--cache.window", 50), "layout must be streams with --cache.window, got windows"),
+        (("--cache.theta", 0.5), "--cache.theta must be left out without --cache.window, got 0.5"),
+        (("--cache.window", 900), f"below {longest}, the tokens of each of the 8 streams of the batch, got 900: "),
+        (("--cache.window", 900), f"give a --batch-size of at most {most}, or a smaller one"),
+        (("--cache.window", 10**6), "it would never be full; give a smaller one"),
+    ):
+        assert_one_line(run_here(*words, *flags), 2, said)
+    PointerCache(window=900).check_streams(cached["tokens"], most)
