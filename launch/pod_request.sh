@@ -19,6 +19,7 @@ mine=''  # the label of the run; without --run the label of the existing request
 held=''  # set while a request is known to exist and this launcher has not deleted it
 ready='' # set once the pod has been seen with all its nodes
 made=''  # set once this launcher has made a request
+asked='' # since when a request may have been made although gcloud failed
 [ -z "$run" ] || mine=$(git hash-object --stdin <<<"$run")
 
 # Read the state of the request (ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED, FAILED ...), its fields and its label. Two
@@ -32,9 +33,12 @@ ask() {
     described queued-resources "$name" "value[separator=\",\"]($fields)"
   )"
   state=${state:-UNKNOWN}
+  case "$state" in
+    UNKNOWN) ;;
+    NONE) exists='' ;;
+    *) if [ -n "$mine" ] && ours; then exists=does; fi ;;
+  esac
 }
-
-there() { [ "$state" != NONE ] && [ "$state" != UNKNOWN ] && ours; }
 
 ours() { [ -n "$label" ] && [ "$label" = "$mine" ]; }
 
@@ -83,7 +87,11 @@ drop() {
     { ours && [ "$state" = "${1:-$state}" ]; } || return 0
     held=''
   fi
-  queued delete "$name" --quiet --force 2>"$scratch/said" && return
+  exists=${exists:+may}
+  if queued delete "$name" --quiet --force 2>"$scratch/said"; then
+    exists=''
+    return
+  fi
   cat "$scratch/said" >&2
   ! grep -q NOT_FOUND "$scratch/said" || held=1 # somebody else deleted it first
   return 1
@@ -112,6 +120,7 @@ request() {
   fi
   [ "$tier" = 'on demand' ] || flags+=("--$tier")
   say "asking for $slices x $type, $tier: THIS COSTS MONEY from the moment it is ACTIVE until it is deleted"
+  exists=may
   queued create "$name" "${flags[@]}" --labels "jaxlm_run=$mine"
 }
 
@@ -139,19 +148,26 @@ obtain() {
       give_back
       gone
     fi
+    if [ -n "$asked" ] && [ "$state" != UNKNOWN ] && [ "$state" != NONE ]; then
+      asked='' made=1 held=1 # its answer was lost
+    fi
     [ "$state" = "$last" ] || say "pod $name: $state"
     last=$state
     case "$state" in
       UNKNOWN)
-        [ -n "$held$made$ready" ] || code=1 fail "gcloud cannot read the state of pod $name: $(tail -n 1 "$scratch/said")"
+        [ -n "$held$made$ready$asked" ] || code=1 fail "gcloud cannot read the state of pod $name: $(tail -n 1 "$scratch/said")"
+        [ -z "$asked" ] || [ $(($(now) - asked)) -lt "$patience" ] ||
+          code=1 fail "gcloud cannot tell whether the request was made: $(tail -n 1 "$scratch/said"); pod $name may exist and cost money: ${delete_line% }"
         ;;
       NONE)
-        if request || { ask && there; }; then # a request may succeed although its answer is lost
-          made=1 held=1
-        else
+        if [ -z "$asked" ]; then
+          if request; then made=1 held=1; else asked=$(now); fi
+          continue
+        elif [ $(($(now) - asked)) -ge "$poll" ]; then # asked twice, as it may appear late
+          asked=''
           refused "the request was refused (gcloud gives the reason above)" "correct it, or request the quota"
+          continue
         fi
-        continue
         ;;
       ACTIVE)
         found=$(state_of_nodes)

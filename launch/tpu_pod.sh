@@ -12,12 +12,14 @@ create (the default) requests a pod, or uses the existing one of that name. It i
 on all workers, copies the token stores from gs:// to each worker's disk, starts
 `python -m jaxlm.pretrain CONFIG --run gs://BUCKET/RUN ...` on every worker and follows the log of the first. When the
 pod is preempted it requests a new one and continues from the newest checkpoint, until the run is complete; then it
-deletes the pod. It may itself be stopped and called again. Billing starts when the pod becomes ACTIVE.
-The request carries the label jaxlm_run, a hash of --run. A pod without it, or of another run, is left alone.
+deletes the pod. It may itself be stopped and called again: the pod stays, and its last line says so. Billing starts
+when the pod becomes ACTIVE. The request carries the label jaxlm_run, a hash of --run. A pod without it, or of another
+run, is left alone.
   stop     send SIGTERM to the run: all workers save one step and end; the pod stays
   status   print the state of the pod, and of the run on each worker
   logs     print the log of the first worker
   delete   delete the pod, which ends the launchers that follow it; the run stays in gs://
+stop and delete need --run, as create does; status and logs do not.
 
   --name, --zone, --project, --type, --run   as above. Defaults: $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
                                              $JAXLM_POD_TYPE, $JAXLM_POD_RUN. TYPE counts chips in v5litepod-16 and
@@ -37,6 +39,7 @@ TEXT
 
 fail() {
   echo "error: $*" >&2
+  closed=1
   exit "${code:-2}"
 }
 
@@ -47,6 +50,7 @@ now() { date +%s; }
 # Flags
 
 command=create
+closed='' # set once a last line was printed
 name=${JAXLM_POD_NAME:-} zone=${JAXLM_POD_ZONE:-} project=${JAXLM_POD_PROJECT:-}
 type=${JAXLM_POD_TYPE:-} run=${JAXLM_POD_RUN:-}
 image=${JAXLM_POD_IMAGE:-} tier='on demand' slices=1 keep='' retries=3 dry=''
@@ -117,7 +121,7 @@ for flag in name zone project; do
 done
 [[ $name =~ ^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$ ]] || fail "--name must be lower-case letters, digits and -, with a letter first, got $name"
 [[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || fail "--zone must be a zone, for example us-west4-a, got $zone"
-[[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices must be a positive number, got $slices"
+[[ $slices =~ ^[1-9][0-9]{0,3}$ ]] || fail "--slices must be a positive number, got $slices"
 [[ $retries =~ ^[0-9]+$ ]] || fail "--retries must be a number, got $retries"
 if [ "$command" = create ]; then
   [[ $type =~ ^(v[0-9]+[a-z]*|v5litepod)-[0-9]+$ ]] || fail "--type must be an accelerator type, for example v5litepod-16, got '$type'"
@@ -135,6 +139,8 @@ if [ "$command" = create ]; then
   fi
   [ -z "$(git status --porcelain)" ] || fail "this checkout has uncommitted changes; commit them, so that the run records its commit"
   check_training
+elif [ "$command" = stop ] || [ "$command" = delete ]; then
+  [ -n "$run" ] || fail "--run must be given to $command a pod, or \$JAXLM_POD_RUN: the gs://BUCKET/RUN that $name was requested for, as a pod of another run is left alone"
 fi
 [ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is not on the PATH: install the Google Cloud CLI"
 
@@ -145,7 +151,26 @@ patience=3600 # seconds that workers may be unreachable, or may run on after ano
 refusal=64    # exit code of launch/pod_worker.sh for a rejected command
 run=${run%/}
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+exists='' # what is known of a request that this launcher found or made: '', may or does
+delete_line=$(printf '%q ' launch/tpu_pod.sh delete --name "$name" --zone "$zone" --project "$project" --run "$run")
+
+exec 9>&2 # standard error may be redirected when a signal arrives
+
+# Remove the scratch files. Without a last line the launcher was interrupted: print one if a pod may cost money.
+leave() {
+  trap '' INT TERM HUP
+  exec 2>&9
+  rm -rf "$scratch"
+  [ -z "$closed" ] && [ -z "$dry" ] || return 0
+  case "$command $exists" in
+    "create does") say "interrupted: pod $name still exists and costs money; the same command follows it again, ${delete_line% } deletes it" ;;
+    "create may" | "delete may") say "interrupted: pod $name may exist and cost money; ${delete_line% } deletes it" ;;
+    "delete does") say "interrupted: pod $name still exists and costs money; the same command deletes it" ;;
+  esac
+}
+trap leave EXIT
+# Ctrl-C ends the launcher also where gcloud handles it. Bash runs `leave` by itself for SIGTERM and SIGHUP.
+trap 'trap - INT; kill -INT $$' INT
 touch "$scratch/begun"
 deleted=${XDG_STATE_HOME:-$HOME/.local/state}/jaxlm/deleted-$project-$zone-$name
 nodes=("$name")
@@ -359,11 +384,13 @@ create() {
           [ -n "$dry" ] || mark_deleted
           give_back
         fi
+        closed=1
         return
         ;;
       2) fail "the training command was rejected (its last line gives the reason); pod $name still exists and costs money (delete)" ;;
       stopped)
         say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
+        closed=1
         exit 75
         ;;
       75)

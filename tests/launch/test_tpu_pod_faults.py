@@ -3,6 +3,8 @@
 Fails when a pod of somebody else is touched, one is bought that nobody wants, or a run ends that could go on.
 """
 
+import os
+import signal
 import subprocess
 
 import pytest
@@ -43,7 +45,11 @@ def test_a_pod_of_another_run_is_left_alone(cloud):
         code, _, errors = cloud.run(command, *other, *words)
         assert code == 2 and "--run must be the run that pod pod was made for" in errors.splitlines()[-1]
     assert cloud.verbs() == []
-    assert cloud.run("delete", *FLAGS[:6])[0] == 0 and not cloud.requests, "without --run the name says which is meant"
+    for command in ("delete", "stop"):  # took the pod of any run
+        code, _, errors = cloud.run(command, *FLAGS[:6])
+        assert code == 2 and f"--run must be given to {command} a pod" in errors.splitlines()[-1]
+    assert cloud.run("status", *FLAGS[:6])[0] == 0 and cloud.verbs().count("delete") == 0
+    assert cloud.run("delete", *FLAGS)[0] == 0 and not cloud.requests
 
 
 def test_a_pod_without_its_node_is_not_deleted_at_first_contact(cloud):
@@ -182,6 +188,70 @@ def test_a_request_whose_answer_is_lost_is_followed(cloud):
     cloud.unanswered = 1
     code, _, errors = cloud.run(*FLAGS, *TRAINING)
     assert code == 0 and not cloud.requests and cloud.verbs().count("create") == 1, errors
+
+
+def test_a_lost_answer_is_asked_for_until_gcloud_can_tell(cloud):
+    """Fails if a request counts as refused while nothing can be read: its pod was ACTIVE, and nothing said so."""
+    cloud.plan("complete")
+    cloud.unanswered, cloud.silent = 1, 5
+    code, _, errors = cloud.run(*FLAGS, *TRAINING)
+    assert code == 0 and not cloud.requests and cloud.verbs().count("create") == 1, errors
+    assert "refused" not in errors
+    began, cloud.unanswered, cloud.silent = cloud.clock, 1, 10_000
+    code, _, errors = cloud.run(*FLAGS, *TRAINING)
+    last = errors.splitlines()[-1]
+    assert code == 1 and "gcloud cannot tell whether the request was made: ERROR: gcloud crashed" in last
+    command = "launch/tpu_pod.sh delete --name pod --zone us-west4-a --project mine --run gs://bucket/runs/one"
+    assert last.endswith(f"; pod pod may exist and cost money: {command}")
+    assert 3600 <= cloud.clock - began < 3700 and set(cloud.requests) == {"pod"}
+
+
+CALLS = (  # of a run from its request to its end, and what exists when the launcher is interrupted at that call
+    ("describe pod", 1, ""),
+    ("create pod", 1, "may exist and cost money; "),
+    ("describe pod", 2, "may exist and cost money; "),
+    ("describe pod", 3, "still exists and costs money; "),  # of the node
+    ("scp", 1, "still exists and costs money; "),
+    ("install", 1, "still exists and costs money; "),
+    ("stage", 1, "still exists and costs money; "),
+    ("start", 1, "still exists and costs money; "),
+    ("follow", 1, "still exists and costs money; "),
+    ("result", 1, "still exists and costs money; "),
+    ("describe pod", 4, "still exists and costs money; "),  # the run is complete
+    ("delete pod", 1, "may exist and cost money; "),
+)
+
+
+SIGNALS = [("SIGINT", *call) for call in CALLS]
+SIGNALS += [(name, *call) for name in ("SIGTERM", "handled") for call in CALLS if call[1] == 1]
+
+
+@pytest.mark.parametrize(("name", "call", "number", "said"), SIGNALS)
+def test_an_interrupted_launcher_tells_of_its_pod(cloud, name, call, number, said):
+    """Fails if it ends without a line while a pod costs money; `handled`: gcloud outlives Ctrl-C and exits with 1."""
+    cloud.plan("complete")
+    seen = []
+
+    def before(words):
+        sent = " ".join(words[3:])
+        if call in (sent if " " in call else sent.split()) or f"pod_worker.sh {call} " in sent:
+            seen.append(sent)
+            if len(seen) == number:
+                stop = signal.SIGTERM if name == "SIGTERM" else signal.SIGINT
+                if name == "handled":
+                    os.kill(process.pid, stop)  # and the stand-in for gcloud ends as if nothing had happened
+                else:
+                    os.killpg(process.pid, stop)
+
+    cloud.before = before
+    process = cloud.start(*FLAGS, *TRAINING)
+    _, errors = process.communicate(timeout=60)
+    assert len(seen) == number and process.returncode == (-signal.SIGTERM if name == "SIGTERM" else -signal.SIGINT)
+    last = errors.splitlines()[-1] if errors else ""
+    assert ("interrupted: pod pod" in errors) == bool(said), errors
+    if said:
+        assert f"interrupted: pod pod {said}" in last
+        assert "launch/tpu_pod.sh delete --name pod --zone us-west4-a --project mine --run gs://bucket/runs/one" in last
 
 
 @pytest.mark.parametrize(("kind", "said"), [("refusals", "the request was refused"), ("failing", "the request failed")])

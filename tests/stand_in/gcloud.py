@@ -65,6 +65,7 @@ class Cloud:
     refusals: int = 0  # of the next requests
     failing: int = 0  # of the next requests, that many become FAILED
     unanswered: int = 0  # of the next requests, that many are made although gcloud says otherwise
+    silent: int = 0  # after a request of which gcloud says otherwise, that many calls do not reach the cloud
     away: dict[str, int] = field(default_factory=dict)  # the next calls of a kind that do not reach the cloud
     dropped: int = 0  # of the next connections to workers
     undeletable: bool = False
@@ -144,6 +145,7 @@ class Cloud:
             self.create(request_of(words))
             if self.unanswered:
                 self.unanswered -= 1
+                self.away["queued-resources"] = self.silent
                 return 1, "", "ERROR: gcloud crashed (TransportError): Connection reset\n"
             return 0, "", ""
         if not request:
