@@ -24,7 +24,7 @@ def predict(arguments: PredictArguments) -> int:
     """Label all rows and return their number. JAX is imported here, when the command line is known to be right."""
     from jaxlm.atomic_write import atomic_output
     from jaxlm.distributed.mesh import make_mesh, use_mesh
-    from jaxlm.inference.loaded_run import load_run
+    from jaxlm.inference.loaded_run import load_model
     from jaxlm.inference.prediction import default_batch_size, in_chunks
     from jaxlm.inference.predictor import Predictor
     from jaxlm.progress import Progress
@@ -35,7 +35,7 @@ def predict(arguments: PredictArguments) -> int:
         raise InputError(f"--batch-size must be positive, got {arguments.batch_size}")
     form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
-    run = load_run(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom)
     batch_size = default_batch_size(arguments.batch_size, mesh)
     predictor = Predictor(run, "predict", batch_size=batch_size, embeddings=arguments.embeddings)
     check_top_k(predictor.task, arguments.top_k)

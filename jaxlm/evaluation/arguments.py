@@ -10,6 +10,8 @@ import tyro
 from jaxlm.config import program_name
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
+from jaxlm.inference.arguments import Pooling
+from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.task import Quoting
 from jaxlm.training.config import PretrainConfig
@@ -20,7 +22,7 @@ class Evaluation:
     """Arguments of every evaluation."""
 
     run: str
-    """A run, RUN or RUN@STEP."""
+    """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
     batch_size: int | None = None
     """Sequences in a batch; the results do not depend on it."""
     output: Path | None = None
@@ -33,7 +35,7 @@ class Evaluation:
 class Stores:
     """Text to evaluate on."""
 
-    store: tuple[str, ...]
+    store: tuple[str, ...] = ()
     """Token stores, made with the run's tokenizer; they count as one text."""
 
 
@@ -92,9 +94,13 @@ class MemoryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(Evaluation):
-    """Perplexity on token stores, every token predicted once."""
+    """Perplexity on token stores or a text file, every token predicted once."""
 
-    data: Stores
+    data: Stores = field(default_factory=Stores)
+    input: Path | None = None
+    """A text file, .gz, .xz or .zst too, instead of --data.store. It is one document, and is tokenized each time."""
+    errors: Errors = "strict"
+    """Bytes of --input that are not UTF-8: fail and name them, or replace them by U+FFFD."""
     length: int | None = None
     """Tokens in a row. Default: the length of the run."""
     layout: Literal["windows", "packed", "streams"] | None = None
@@ -120,6 +126,8 @@ class OnTask(Evaluation):
     in the task's own format."""
     output: Path | None = None
     """A file for the predictions and labels of the rows: .csv, .tsv, or JSON lines under any other name."""
+    custom: CustomConfig = field(default_factory=CustomConfig)
+    """Columns of the rows of published weights. Default: one column `text` or `sentence`."""
     errors: Errors = "strict"
     """Bytes that are not UTF-8: fail and name them, or replace them by U+FFFD."""
 
@@ -165,12 +173,17 @@ class Scoring(Evaluation, RowsToScore):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesOf(Evaluation):
-    """Features of each token from chosen layers of an encoder, as JSON lines in the format of google-research/bert."""
+    """Features of each token from chosen layers, as JSON lines in the format of google-research/bert, or with --pooling
+    one vector per text."""
 
     input: str
-    """A text file with one sentence, or two separated by ` ||| `, per line. - is standard input."""
-    layers: tuple[int, ...] = (-1, -2, -3, -4)
-    """Layers: -1 is the last, 0 are the embeddings."""
+    """A text file with one text per line, or with a pair of texts separated by ` ||| `, unless the model was pretrained
+    on plain text. - is standard input."""
+    pooling: Pooling | None = None
+    """Write one vector per text, {"index": 0, "embedding": [...]}. mean: the mean over its tokens, special ones
+    included. first: the first token, of an encoder. last: the last token."""
+    layers: tuple[int, ...] = ()
+    """Layers: -1 is the last, 0 are the embeddings. Default: -1 -2 -3 -4, with --pooling -1."""
     length: int | None = None
     """Longest sequence; longer ones are truncated and counted. Default: the trained length."""
     beyond_length: bool = False
@@ -184,7 +197,7 @@ class Ensemble:
     """Average of fine-tuned runs of one task: of probabilities, of numbers for scores, of logits for spans."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Runs, RUN or RUN@STEP."""
+    """Runs, RUN or RUN@STEP, or published weights with a head: hf:DIR."""
     input: Path | None = None
     """A labelled file of the task. Default: the splits that the runs were evaluated on."""
     batch_size: int | None = None

@@ -19,9 +19,10 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Ensemble
 from jaxlm.evaluation.command import batch_size_for, output_file, say
 from jaxlm.finetuning.trial import write_files
-from jaxlm.inference.loaded_run import LoadedRun, load_run, split_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.prediction import SplitPredictions
 from jaxlm.inference.predictor import Predictor
+from jaxlm.interop.sources import KINDS
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import (
@@ -124,7 +125,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
 
 def with_dev(parts: dict[str, Split], runs: Sequence[RunDirectory], task: Task) -> tuple[dict[str, Split], str]:
     """Return `parts` with the split for tuning a threshold, from the first run that still has it, or a reason."""
-    why = ""
+    why = "" if runs else "published weights have no splits"
     for run in runs:
         try:
             return parts | {task.selects: parts_of([run, *runs])[task.selects]}, ""
@@ -172,9 +173,15 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             f"an ensemble must have at least two runs, got {' '.join(arguments.runs) or 'none'}; name more"
         )
     mesh = make_mesh(arguments.mesh)
-    first = load_run(arguments.runs[0], mesh=mesh)
+    published = [name for name in arguments.runs if name.startswith(KINDS)]
+    if published and arguments.input is None:
+        raise InputError(
+            f"input must be given with {published[0]}, which has no splits of its own; name a labelled file"
+        )
+    first = load_model(arguments.runs[0], mesh=mesh)
     task, _, _ = first.tuned("evaluate ensemble")
-    directories, why_no_dev = [RunDirectory(split_run(name)[0]) for name in arguments.runs], ""
+    directories = [RunDirectory(split_run(name)[0]) for name in arguments.runs if name not in published]
+    why_no_dev = ""
     if arguments.input is None:
         parts = tuned_on = parts_of(directories)
     else:
@@ -186,7 +193,7 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
         for number, name in enumerate(
             arguments.runs
         ):  # one at a time: their parameters need not fit in memory together
-            run = first if number == 0 else load_run(name, mesh=mesh)
+            run = first if number == 0 else load_model(name, mesh=mesh)
             opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments, run, mesh)))
     check_agreement(opinions)
     said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}

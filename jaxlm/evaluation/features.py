@@ -1,8 +1,9 @@
-"""Features of each token from chosen layers of an encoder (google-research/bert, `extract_features.py`).
+"""Features of texts from chosen layers: of each token (google-research/bert, `extract_features.py`), or pooled.
 
-One line per text, in the original's format: {"linex_index": n, "features": [{"token": PIECE, "layers": [{"index":
-LAYER, "values": [...]}, ...]}, ...]}, values rounded to six decimals. Layer -1 is the last, 0 are the embeddings after
-their norm (the original numbers its layers from 0 and has no embeddings).
+One line per text. Features of tokens have the original's format: {"linex_index": n, "features": [{"token": PIECE,
+"layers": [{"index": LAYER, "values": [...]}, ...]}, ...]}, values rounded to six decimals. Layer -1 is the last, 0 are
+the embeddings after their norm (the original numbers its layers from 0 and has no embeddings). Pooled ones are
+{"index": n, "embedding": [...]}, with nine digits, which determine a float32 number.
 """
 
 import json
@@ -11,29 +12,30 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import FeaturesOf
 from jaxlm.evaluation.command import batch_size_for, output_file, progress_of, say
-from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.token_outputs import TokenRow, states_step, token_outputs
-from jaxlm.models.family import Model
-from jaxlm.tasks.batching.bert_inputs import arrange_segments
+from jaxlm.inference.arguments import Pooling
+from jaxlm.inference.loaded_run import LoadedRun, load_model
+from jaxlm.inference.predictor import nine_digits
+from jaxlm.inference.text_rows import arranged
+from jaxlm.inference.token_outputs import check_pooling, pooled, states_step, token_outputs
+from jaxlm.models.family import UNLIMITED, Model
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.text import Tokenizer
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained
 from jaxlm.wording import counted
 
 SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern
 DECIMALS = 6
+LAYERS = (-1, -2, -3, -4)
 
 
 class TokenFeatures(NamedTuple):
-    """Tokens of a text with CLS and SEP, and values, float32 (tokens, layers, D). cut: whether it was truncated."""
+    """Tokens of a text as the model reads it, float32 values (tokens, layers, D), and whether it was truncated."""
 
     pieces: list[str]
     values: np.ndarray
@@ -51,6 +53,10 @@ class TokenFeatures(NamedTuple):
         ]
         return {"linex_index": index, "features": features}
 
+    def embedding(self, index: int, pooling: Pooling) -> dict[str, Any]:
+        """Return the line of the output with one vector, of the only layer."""
+        return {"index": index, "embedding": nine_digits(pooled(self.values[:, 0], pooling).tolist())}
+
 
 def check_layers(model: Model, layers: Sequence[int]) -> None:
     """Raise InputError for a layer that the model does not have."""
@@ -58,74 +64,81 @@ def check_layers(model: Model, layers: Sequence[int]) -> None:
     for layer in layers:
         if not -most - 1 <= layer <= most:
             raise InputError(
-                f"--layers must be from {-most - 1} to {most}, got {layer}; 0 are the embeddings, -1 is the last layer"
+                f"layers must be from {-most - 1} to {most}, got {layer}; 0 are the embeddings, -1 is the last layer"
             )
 
 
-def token_features(
-    model: Model,
-    params: Any,
-    tokenizer: Tokenizer,
-    texts: Iterable[str],
-    layers: Sequence[int],
-    *,
-    mesh: Mesh,
-    batch_size: int,
-    length: int,
-) -> Iterator[TokenFeatures]:
-    """Yield the features of each text, or pair of texts separated by ` ||| `, in order.
-
-    Every process must call this with the same texts. Raises InputError for a layer that does not exist.
-    """
-    check_batch(batch_size, 1, mesh)
+def layers_of(arguments: FeaturesOf, model: Model) -> tuple[int, ...]:
+    """Return the layers to read. InputError for one that the model does not have, and for several with pooling."""
+    if arguments.pooling is not None and len(arguments.layers) > 1:
+        raise InputError(
+            f"layers must be one layer with pooling, got {' '.join(map(str, arguments.layers))}; give one of them"
+        )
+    layers = arguments.layers or (LAYERS if arguments.pooling is None else LAYERS[:1])
     check_layers(model, layers)
-    step, values, source = states_step(model, tuple(layers), mesh), len(layers) * model.config.width, iter(texts)
+    return layers
+
+
+def token_features(
+    run: LoadedRun, lines: Iterable[tuple[int, str]], layers: Sequence[int], *, batch_size: int, length: int
+) -> Iterator[TokenFeatures]:
+    """Yield the features of each numbered text, or pair of texts separated by ` ||| `, in order.
+
+    Every process must call this with the same texts. InputError for an empty text of a model without a token that
+    begins one.
+    """
+    check_batch(batch_size, 1, run.mesh)
+    width, source = run.model.config.width, iter(lines)
+    step, pairs = states_step(run.model, tuple(layers), run.mesh), run.task is not None or not run.model.is_causal
     while some := list(islice(source, batch_size)):
-        rows, cuts = zip(*(_arranged(tokenizer, text, length) for text in some), strict=True)
-        found = token_outputs(step, params, rows, mesh=mesh, batch_size=batch_size, longest=length, values=values)
+        rows, cuts = [], []
+        for number, text in some:
+            parts = [run.tokenizer.encode(part) for part in (text.rsplit(SEPARATOR, 1) if pairs else [text])]
+            row, cut = arranged(run, parts, length)
+            if not row.ids:
+                raise InputError(f"input line {number} must not be empty for {run.name}; remove it")
+            rows.append(row)
+            cuts.append(cut)
+        found = token_outputs(
+            step,
+            run.params,
+            rows,
+            mesh=run.mesh,
+            batch_size=batch_size,
+            longest=length,
+            values=len(layers) * width,
+        )
         for row, of_tokens, cut in zip(rows, found, cuts, strict=True):
-            yield TokenFeatures(tokenizer.pieces(row.ids), of_tokens, cut)
-
-
-def _arranged(tokenizer: Tokenizer, text: str, length: int) -> tuple[TokenRow, bool]:
-    parts = [tokenizer.encode(part) for part in text.rsplit(SEPARATOR, 1)]
-    form: Any = "single" if len(parts) == 1 else "entailment"
-    (ids,), (second,), cut = arrange_segments(parts, [], form, tokenizer.specials, length)
-    return TokenRow(list(ids), int(second)), cut
+            yield TokenFeatures(run.tokenizer.pieces(row.ids), of_tokens, cut)
 
 
 def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     """Write the features of each line of the input, and return counts."""
     if arguments.output is None:
-        raise InputError("--output must be given for features; name a file")
+        raise InputError("output must be given for features; name a file")
     mesh = make_mesh(arguments.mesh)
-    run = load_run(arguments.run, mesh=mesh)
-    if run.model.family.context == "causal":
-        raise InputError(f"--run must be an encoder (bert) for evaluate features, got the decoder {run.path}")
-    length = arguments.length or run.positions(beyond=arguments.beyond_length)
+    run = load_model(arguments.run, mesh=mesh)
+    layers, pooling = layers_of(arguments, run.model), arguments.pooling
+    if pooling is not None:
+        check_pooling(pooling, run.model, run.name)
+    tuned = run.config.length if run.task is not None else None
+    length = arguments.length or tuned or run.positions(beyond=arguments.beyond_length)
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
     name = "standard input" if arguments.input == "-" else arguments.input
     count = tokens = cut = 0
     with open_input(arguments.input) as stream, output_file(arguments.output) as file, progress_of("rows") as progress:
-        texts = (text for _, text in numbered_lines(stream, name, arguments.errors))
-        for found in token_features(
-            run.model,
-            run.params,
-            run.tokenizer,
-            texts,
-            arguments.layers,
-            mesh=mesh,
-            batch_size=batch_size,
-            length=length,
-        ):
-            file.write(json.dumps(found.to_json(count, arguments.layers), ensure_ascii=False) + "\n")
+        lines = numbered_lines(stream, name, arguments.errors)
+        for found in token_features(run, lines, layers, batch_size=batch_size, length=length):
+            line = found.to_json(count, layers) if pooling is None else found.embedding(count, pooling)
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
             count, tokens, cut = count + 1, tokens + len(found.pieces), cut + found.cut
             progress.count(None)
     say(
-        f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {cut} truncated to {length} "
-        "tokens"
+        f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {cut} truncated"
+        + (f" to {length} tokens" if length < UNLIMITED else "")
     )
-    figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(arguments.layers)}
+    figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(layers)}
+    figures |= {} if pooling is None else {"pooling": pooling}
     return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures

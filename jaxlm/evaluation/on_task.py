@@ -6,7 +6,7 @@ from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import OnTask
 from jaxlm.evaluation.command import batch_size_for, output_file, say
-from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.loaded_run import load_model
 from jaxlm.inference.predictor import Predictor
 from jaxlm.tasks import read_labelled
 from jaxlm.tasks.metrics.report import report_lines
@@ -18,7 +18,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     """Return the task's metrics on another labelled file."""
     form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
-    run = load_run(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom)
     predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments, run, mesh))
     task = predictor.task
     split = read_labelled(arguments.input, task, errors=arguments.errors)

@@ -11,6 +11,7 @@ from jaxlm.config import to_json
 from jaxlm.data.loader import ValidationStreams, validation_batches
 from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store, open_store
+from jaxlm.data.text_store import store_of_text
 from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Perplexity
@@ -25,7 +26,7 @@ from jaxlm.evaluation.evaluation_steps import (
     with_memory,
 )
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
-from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.models.family import Model
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_packed, check_sizes
@@ -36,14 +37,28 @@ from jaxlm.training.trained_length import check_trained
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
-    """Return perplexity, bits per byte and accuracy on whole stores."""
+    """Return perplexity, bits per byte and accuracy on whole stores, or on a text file."""
+    if (arguments.input is None) == (not arguments.data.store):
+        got = "none" if arguments.input is None else "both"
+        raise InputError(f"data.store must be given if input is not, got {got}; give one of them")
     mesh = make_mesh(arguments.mesh)
-    run = load_run(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh)
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
     model = run.decoder("evaluate perplexity", remedy)
+    if arguments.input is not None:
+        with store_of_text(arguments.input, run.tokenizer, arguments.errors) as store:
+            return perplexity_of(arguments, run, model, (store,), str(arguments.input))
     stores = tuple(open_store(path) for path in arguments.data.store)
     for store in stores:
         check_store(store, run)
+    return perplexity_of(arguments, run, model, stores, ", ".join(str(store.path) for store in stores))
+
+
+def perplexity_of(
+    arguments: Perplexity, run: LoadedRun, model: Model, stores: tuple[Store, ...], names: str
+) -> dict[str, Any]:
+    """Return the figures of stores, which are called `names` in the summary, on the run's mesh."""
+    mesh = run.mesh
     length = arguments.length or run.config.length or run.model.max_length
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
@@ -76,7 +91,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
-    names, words, size = ", ".join(str(store.path) for store in stores), sizes["words"], sizes["bytes"]
+    words, size = sizes["words"], sizes["bytes"]
     speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
     per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
@@ -92,7 +107,8 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
-    found: dict[str, Any] = {"run": run.name, "stores": [str(store.path) for store in stores]}
+    of_text = {"input": str(arguments.input)} if arguments.input is not None else {}
+    found: dict[str, Any] = {"run": run.name} | (of_text or {"stores": [str(store.path) for store in stores]})
     found |= {"layout": layout, "length": length, "carry": carry_of(model, layout, 1) is not None}
     given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
     found |= {"memory": given} if given else {}
@@ -123,5 +139,5 @@ def check_store(store: Store, run: LoadedRun) -> None:
     if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
         raise InputError(
             f"{store.path} was made with another tokenizer than {run.path}; prepare the text again with --tokenizer "
-            f"store:{run.path}"
+            f"{run.tokenizer_spec}"
         )

@@ -10,7 +10,7 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Scoring
 from jaxlm.evaluation.command import batch_size_for, figures_json, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
-from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.loaded_run import load_model
 from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, candidates_text
 from jaxlm.inference.scoring import Scored
 from jaxlm.inference.text_scorer import text_scorer
@@ -22,7 +22,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     if arguments.top < 1:
         raise InputError(f"--top must be positive, got {arguments.top}")
     mesh = make_mesh(arguments.mesh)
-    run = load_run(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh)
     batch_size = batch_size_for(arguments, run, mesh)
     positions = run.positions(beyond=arguments.beyond_length)
     scorer = text_scorer(run, batch_size=batch_size, positions=positions, top=arguments.top)

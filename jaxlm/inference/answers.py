@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerateArguments
 from jaxlm.inference.generation import Generator, Sample
-from jaxlm.inference.loaded_run import LoadedRun, load_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.masked_lm_scoring import candidates_text, check_masked_lm
 from jaxlm.inference.resumable_output import ResumableOutput, settings_file
 from jaxlm.inference.text_scorer import fill_masks, masked_texts
@@ -60,7 +60,7 @@ def answer(arguments: GenerateArguments) -> None:
     """Load the run and answer every prompt."""
     check(arguments)
     given = None if arguments.prompts is None else read_prompts(arguments.prompts)
-    run = load_run(arguments.run)
+    run = load_model(arguments.run)
     answers = (Fillings if run.model.family.context == "bidirectional" else Continuations)(run, arguments)
     if given is not None:
         answer_file(answers, given, arguments.output)
@@ -149,7 +149,7 @@ def _shown(samples: Sequence[Sample]) -> str:
 
 
 def _name(run: LoadedRun) -> str:
-    return f"{run.path.resolve() if isinstance(run.path, Path) else run.path}@{run.step}"
+    return f"{run.path.resolve()}@{run.step}" if isinstance(run.path, Path) else run.name
 
 
 def _write(text: str) -> None:

@@ -9,8 +9,11 @@ import tyro
 
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
+from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.reading.formats import TextFormat
 from jaxlm.training.config import check_seed
+
+Pooling = Literal["mean", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class PredictArguments:
     """Label new rows with a fine-tuned run."""
 
     run: str
-    """A fine-tuned run: RUN or RUN@STEP."""
+    """A fine-tuned run, RUN or RUN@STEP, or published weights with a head: hf:DIR."""
     input: str
     """.tsv or .csv with a header, .jsonl or .parquet, with the columns of the task; a directory of text files; - for
     standard input."""
@@ -144,6 +147,8 @@ class PredictArguments:
     """Examples per batch. Predictions do not depend on it."""
     errors: Literal["strict", "replace"] = "strict"
     """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
+    custom: CustomConfig = CustomConfig()
+    """Columns of the rows of published weights. Default: one column `text` or `sentence`."""
     mesh: MeshConfig = MeshConfig()
 
 
@@ -152,7 +157,7 @@ class GenerateArguments:
     """Continue prompts with a trained language model."""
 
     run: str
-    """A run: RUN or RUN@STEP."""
+    """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
     prompt: str | None = None
     """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
     prompts: Path | None = None

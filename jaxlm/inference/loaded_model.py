@@ -15,18 +15,26 @@ import numpy as np
 from jaxlm.config import of_call, with_fields
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError
+from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size, in_chunks
 from jaxlm.inference.predictor import Predictor
 from jaxlm.inference.text_rows import check_texts, token_rows
 from jaxlm.inference.text_scorer import fill_masks, masked_texts, text_scorer
-from jaxlm.inference.token_outputs import Step, TokenRow, logits_step, states_step, token_outputs
+from jaxlm.inference.token_outputs import (
+    Step,
+    TokenRow,
+    check_pooling,
+    logits_step,
+    pooled,
+    states_step,
+    token_outputs,
+)
 from jaxlm.tasks import CustomConfig, rows_of_records
 
 log = logging.getLogger(__name__)
 
-Pooling = Literal["cls", "mean", "last"]
 ROWS_AT_A_TIME = 1024  # rows that are sorted by length together, to reduce padding
 _GENERATORS = 8  # settings whose compiled programs a model keeps
 
@@ -179,14 +187,18 @@ class LoadedModel:
         return [np.swapaxes(states, 0, 1) for states in found]
 
     def embed(
-        self, texts: Sequence[str] | Sequence[Sequence[int]], pooling: Pooling = "mean", *, truncate: bool = False
+        self,
+        texts: Sequence[str] | Sequence[Sequence[int]],
+        pooling: Pooling | Literal["cls"] = "mean",
+        *,
+        truncate: bool = False,
     ) -> np.ndarray:
         """Return a vector for each text, float32 (texts, width), from the states of the last layer.
 
         Args:
           texts: See `logits`.
-          pooling: mean: the mean over all tokens that the model reads. cls: the first token, of an encoder. last: the
-            last token.
+          pooling: mean: the mean over all tokens that the model reads. first, or cls: the first token, of an encoder.
+            last: the last token.
           truncate: See `encode`.
 
         Example:
@@ -194,15 +206,13 @@ class LoadedModel:
           (2, 16)
         """
         run, width = self.run, self.run.model.config.width
-        if pooling not in ("cls", "mean", "last"):
-            raise InputError(f"pooling must be cls, mean or last, got {pooling!r}; choose one of them")
-        if pooling == "cls" and run.model.is_causal:
-            raise InputError(
-                f"pooling must be mean or last for {self.name}, whose first token sees no other, got 'cls'; choose one"
-            )
+        if pooling not in ("mean", "first", "last", "cls"):
+            raise InputError(f"pooling must be mean, first, last or cls, got {pooling!r}; choose one of them")
+        kind: Pooling = "first" if pooling == "cls" else pooling
+        check_pooling(kind, run.model, self.name)
         found = self._outputs(states_step(run.model, None, run.mesh), texts, truncate, values=width)
-        pooled = [_pooled(states[:, 0], pooling) for states in found]
-        return np.stack(pooled) if pooled else np.zeros((0, width), np.float32)
+        vectors = [pooled(states[:, 0], kind) for states in found]
+        return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
 
     def score(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return the log-probability of each text, in nats, and the number of tokens that it covers.
@@ -379,9 +389,3 @@ class LoadedModel:
             longest=self.length,
             values=values,
         )
-
-
-def _pooled(states_LD: np.ndarray, pooling: Pooling) -> np.ndarray:
-    if pooling == "mean":
-        return states_LD.mean(axis=0, dtype=np.float64).astype(np.float32)
-    return states_LD[0 if pooling == "cls" else -1]

@@ -20,7 +20,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
 from jaxlm.interop.published import Published
-from jaxlm.interop.sources import KINDS, read_published
+from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import build, family_of
 from jaxlm.models.family import Model
 from jaxlm.nn.execution import Execution
@@ -35,7 +35,6 @@ from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 from jaxlm.training.trained_length import limited, trained_length
-from jaxlm.wording import similar_directory
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +100,13 @@ class LoadedRun:
         return self.given_tokenizer
 
     @property
+    def tokenizer_spec(self) -> str:
+        """The `--tokenizer` that prepares a text for the model."""
+        return tokenizer_spec(str(self.path), self.model.config) or f"store:{self.path}"
+
+    @property
     def name(self) -> str:
-        """RUN@STEP."""
+        """RUN@STEP, or the specification of published weights."""
         return str(self.path) if self.step is None else f"{self.path}@{self.step}"
 
     def tuned(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
@@ -143,7 +147,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     ):
         raise InputError(f"{path}: its tokenizer is not that of its model; restore the run's own tokenizer directory")
     versions = saved_versions(run.config, run.name)
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
+    mesh = mesh or one_device()
     model = build(config.model, for_reading(config.execution))
     metadata = checkpoints.metadata(step)
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
@@ -166,14 +170,14 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     )
 
 
-def load_model(source: str | Path, *, mesh: Mesh, custom: CustomConfig | None = None) -> LoadedRun:
+def load_model(source: str | Path, *, mesh: Mesh | None = None, custom: CustomConfig | None = None) -> LoadedRun:
     """Open a run, RUN or RUN@STEP, or published weights: hf:DIR, openai:DIR or google:DIR.
 
-    custom: see `load_published`. Raises as `load_run` and `load_published` do.
+    mesh: by default one device. custom: see `load_published`. Raises as `load_run` and `load_published` do.
     """
     columns = custom or CustomConfig()
     if str(source).startswith(KINDS):
-        return load_published(str(source), mesh=mesh, custom=columns)
+        return load_published(str(source), mesh=mesh or one_device(), custom=columns)
     if columns != CustomConfig():
         raise InputError(f"custom must be left out for {source}, a run, which has its own columns; leave it out")
     return load_run(source, mesh=mesh)
@@ -193,6 +197,11 @@ def load_published(spec: str, *, mesh: Mesh, custom: CustomConfig) -> LoadedRun:
     return LoadedRun(
         config, model, params, published.tokenizer, None, spec, mesh, model.max_length, published.task, CURRENT
     )
+
+
+def one_device() -> Mesh:
+    """Return the mesh of the first device."""
+    return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
 def _placed(value: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
@@ -228,9 +237,8 @@ def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:
         raise InputError(
             f"{path_spec}: the part after @ is not a step; write RUN@STEP, for example runs/gpt1@2000"
         ) from None
-    if isinstance(path, Path) and not path.is_dir():
-        hint = similar_directory(path, "config.json", "give one that jaxlm.pretrain or jaxlm.finetune made")
-        raise InputError(f"{path}: no such run directory; {hint}")
+    if isinstance(path, Path):
+        check_run_path(path)
     return path, step
 
 

@@ -68,10 +68,11 @@ class Predictor:
             if task.kind == "tagging":
                 line["tokens"] = list(example.tokens)
             if found.embeddings:
-                line["embedding"] = _nine_digits(found.embeddings[number].tolist())
+                line["embedding"] = nine_digits(found.embeddings[number].tolist())
             lines.append(with_inputs(line, task, example) if inputs else line)
         return lines, encoded.truncated
 
 
-def _nine_digits(value: Any) -> Any:
-    return [_nine_digits(item) for item in value] if isinstance(value, list) else float(f"{value:.9g}")
+def nine_digits(value: Any) -> Any:
+    """Return nested lists of float32 numbers with nine digits, which determine them."""
+    return [nine_digits(item) for item in value] if isinstance(value, list) else float(f"{value:.9g}")

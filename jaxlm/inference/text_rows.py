@@ -45,19 +45,30 @@ def _given(run: LoadedRun, number: int, ids: Any, longest: int, truncate: bool) 
     return TokenRow(kept, len(kept))
 
 
-def _arranged(run: LoadedRun, number: int, ids: list[int], longest: int, truncate: bool) -> TokenRow:
+def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[TokenRow, bool]:
+    """Return the ids of a text, or of the two texts of a pair, with their special tokens, and whether they were cut.
+
+    A row without tokens is an empty text of a model without a token that begins one.
+    """
+    form: Any = "single" if len(parts) == 1 else "entailment"
     specials = run.tokenizer.specials
     if run.model.family.input_format == "bert":
-        (row,), _, cut = arrange_segments([ids], [], "single", specials, longest)
-    elif run.task is not None:
-        (row,), cut = arrange([ids], [], "single", specials, longest, run.task.special_tokens)
+        (row,), (second,), cut = arrange_segments(parts, [], form, specials, longest)
+        return TokenRow(list(row), int(second)), cut
+    if run.task is not None:
+        (row,), cut = arrange(parts, [], form, specials, longest, run.task.special_tokens)
     else:
-        whole = run.begun(ids)
+        whole = run.begun([i for ids in parts for i in ids])
         row, cut = whole[:longest], len(whole) > longest
-    if not row:
+    return TokenRow(row, len(row)), cut
+
+
+def _arranged(run: LoadedRun, number: int, ids: list[int], longest: int, truncate: bool) -> TokenRow:
+    row, cut = arranged(run, [ids], longest)
+    if not row.ids:
         raise InputError(f"texts[{number}] must not be empty for {run.name}, as no token begins a text; leave it out")
     _check_length(run, number, cut, longest, truncate)
-    return TokenRow(row, len(row))
+    return row
 
 
 def _check_length(run: LoadedRun, number: int, cut: bool, longest: int, truncate: bool) -> None:

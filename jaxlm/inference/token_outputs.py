@@ -15,6 +15,8 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
+from jaxlm.errors import InputError
+from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.models.family import Inputs, Model
@@ -74,6 +76,21 @@ def logits_step(model: Model, mesh: Mesh) -> Step:
         return model.logits(params, outputs.states, outputs.output)[..., : model.config.vocab_size]
 
     return jax.jit(logits, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def check_pooling(pooling: str, model: Model, name: str) -> None:
+    """Raise InputError for the first token of a decoder, which sees no other. name: of the model."""
+    if pooling == "first" and model.is_causal:
+        raise InputError(
+            f"pooling must be mean or last for {name}, whose first token sees no other, got 'first'; choose one"
+        )
+
+
+def pooled(states_LD: np.ndarray, pooling: Pooling) -> np.ndarray:
+    """Return the vector of a text, float32 (D,), from the states of its tokens: their mean, the first or the last."""
+    if pooling == "mean":
+        return states_LD.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return states_LD[0 if pooling == "first" else -1]
 
 
 def token_outputs(

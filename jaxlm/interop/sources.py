@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+from jaxlm.bounded_read import read_object
 from jaxlm.errors import InputError
-from jaxlm.hub import model_directory
+from jaxlm.hub import NAME, model_directory
 from jaxlm.interop import google, huggingface, openai
 from jaxlm.interop.published import Published
 from jaxlm.text import Case
+from jaxlm.wording import similar_directory
 
 _READERS = {"hf:": huggingface.read, "openai:": openai.read, "google:": google.read}
 KINDS = tuple(_READERS)
+_FILES = {"openai:": ("hparams.json", "params_shapes.json"), "google:": ("bert_config.json",)}
 
 
 def tokenizer_spec(start: str, model: Any) -> str:
@@ -39,3 +42,25 @@ def read_published(spec: str, case: Case = "auto") -> Published:
             "files"
         )
     return _READERS[kind + colon](directory, spec, case)
+
+
+def check_run_path(path: Path) -> None:
+    """Raise InputError for a path that is no directory, and for published weights that are named without their kind."""
+    if not path.is_dir():
+        of_hub = NAME.fullmatch(str(path)) and (len(path.parts) == 1 or not path.parent.is_dir())
+        made = "give one that jaxlm.pretrain or jaxlm.finetune made"
+        otherwise = f"{made}, or hf:{path} for a model of the Hugging Face Hub" if of_hub else made
+        raise InputError(f"{path}: no such run directory; {similar_directory(path, 'config.json', otherwise)}")
+    if (kind := _kind_of(path)) is not None:
+        raise InputError(f"{path} must be a run, got the files of a published model; give {kind}{path}")
+
+
+def _kind_of(directory: Path) -> str | None:
+    """Return the kind of published weights that a directory holds, or None."""
+    if (directory / "config.json").is_file():
+        try:
+            values = read_object(directory / "config.json")
+        except (OSError, ValueError):
+            return None
+        return "hf:" if "model_type" in values or "architectures" in values else None
+    return next((kind for kind, names in _FILES.items() if any((directory / name).is_file() for name in names)), None)

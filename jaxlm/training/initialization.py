@@ -15,7 +15,7 @@ from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
-from jaxlm.interop.sources import KINDS, read_published, tokenizer_spec
+from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import ModelConfig, build, dropout_rates, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
@@ -110,6 +110,8 @@ def open_source(start: str) -> Source:
     if start.startswith(KINDS):
         return _published_source(read_published(start))
     path, step = split_start(start)
+    if isinstance(path, Path):
+        check_run_path(path)
     run = RunDirectory(path)
     config = run.config
     checkpoints = Checkpoints(run.checkpoints, read_only=True)

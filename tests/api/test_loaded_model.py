@@ -192,7 +192,7 @@ REFUSALS = [
     ("gpt", "logits", ([[0.5]],), "texts[0] must be a text, or ids"),
     ("gpt", "embed", (["the hill " * 30],), "texts[0] must have at most 16 tokens"),
     ("gpt", "embed", (["a"], "cls"), "pooling must be mean or last"),
-    ("bert", "embed", (["ba"], "max"), "pooling must be cls, mean or last"),
+    ("bert", "embed", (["ba"], "max"), "pooling must be mean, first, last or cls"),
     ("tuned", "predict", ([{"txt": "a"}],), "rows: row 1 has no field 'text'"),
     ("tuned", "predict", (["a"],), "rows: row 1 must be a dictionary"),
     ("answers", "predict", ([{"question": "a"}],), "rows: row 1 has no field 'context'"),

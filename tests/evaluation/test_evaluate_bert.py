@@ -303,5 +303,5 @@ def test_what_an_encoder_cannot_do_is_one_line(tmp_path, vocabulary, run, comman
         command(evaluate.main, "ensemble", tuned)
     with pytest.raises(InputError, match="was not trained on the rows|must be of the same task"):
         command(evaluate.main, "ensemble", tuned, other)
-    with pytest.raises(InputError, match="--layers must be from -2 to 1, got 3"):
+    with pytest.raises(InputError, match="layers must be from -2 to 1, got 3"):
         command(evaluate.main, "features", "--run", run, "--input", text, "--output", tmp_path / "o", "--layers", 3)
