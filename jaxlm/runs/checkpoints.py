@@ -62,8 +62,9 @@ class Metadata:
 
     @property
     def weights(self) -> str:
-        """The name of the part of the tree to use: the averaged parameters if there are any, else the parameters."""
-        return "average" if "average" in self.tree else "params"
+        """The name of the part of the tree to use: the best parameters so far if there are any, else the averaged
+        ones, else the parameters."""
+        return next((name for name in ("best", "average") if name in self.tree), "params")
 
 
 @dataclasses.dataclass(frozen=True)

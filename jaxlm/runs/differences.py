@@ -8,7 +8,7 @@ from typing import Any
 CONTENTS = {
     "fingerprints.task_data": "the training files have changed",
     "fingerprints.stores": "the token stores hold another text",
-    "fingerprints.validation": "the validation stores hold another text, and average_iterates depends on their losses",
+    "fingerprints.validation": "the validation stores hold another text, and training depends on their losses",
     "fingerprints.tokenizer": "the tokenizer is another one",
     "fingerprints.start": "the start has other parameters",
 }

@@ -42,6 +42,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "objective.positions": "all",
     "objective.intermediate_coefficient": 0.0,
     "objective.second_target_coefficient": 0.0,
+    "select": "last",
     "data.windows": "fixed",
     "data.reset_probability": 0.0,
     "model.adaptive.cutoffs": [],

@@ -88,6 +88,10 @@ class PretrainConfig:
     0: off."""
     on_spike: Literal["report", "skip"] = "report"
     """report: apply such an update. skip: leave it out; its step counts."""
+    select: Literal["best", "last"] = "last"
+    """Parameters for other commands. best: those with the lowest validation loss so far. last: the last ones."""
+    patience: int | None = None
+    """Evaluations in a row without a lower validation loss after which a run ends. Default: train to the end."""
     seed: int = 0
     """Seed of all random numbers of the run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -281,7 +285,6 @@ class FinetuneConfig:
         self._check_window()
         check_rate("head_dropout_rate", self.head_dropout_rate)
         check_freezing(self)
-        check_positive(self, "patience")
         if not 0 <= self.label_smoothing < 1:
             raise InputError(
                 f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}; give a fraction"
@@ -352,7 +355,7 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     """Raise InputError for values that no run can have: numbers that are not finite, or out of range."""
     check_finite(to_json(config))
     check_positive(config, "batch_size", "num_steps", "length", *(["micro_batches"] * (config.micro_batches != "auto")))
-    check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every")
+    check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every", "patience")
     config.model.check()
     config.optimizer.check()
     if config.execution.loss_chunks < 0:

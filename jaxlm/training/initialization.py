@@ -24,8 +24,9 @@ from jaxlm.runs.merge import merge_parameters
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.averaging import Iterates, first_average
 from jaxlm.training.config import MAY_DIFFER
+from jaxlm.training.selection import no_selection
 from jaxlm.training.spikes import no_norms
-from jaxlm.training.step import OPTIONAL, TrainState, from_saved, saved_part
+from jaxlm.training.step import OPTIONAL, OWN, TrainState, from_saved, saved_part
 from jaxlm.training.trained_length import OF_START, trained_length
 from jaxlm.training.vocabulary import matched_note, matched_rows, with_rows
 
@@ -355,7 +356,7 @@ def continue_state(
 
     Parts that this run needs and the other one lacks are new: an average begins at the parameters, the norms by which
     spikes are found and the validation losses that begin a mean of iterates are collected from here on. Parts that only
-    the other run has are left out.
+    the other run has are left out, and so are its best parameters: their loss is that of another validation text.
     """
     checkpoints, step = source.of_run, source.opened().step
     saved, wanted = checkpoints.metadata(step).tree, saved_part(abstract)
@@ -363,8 +364,8 @@ def continue_state(
         [name for name in OPTIONAL if name in some and name not in others]
         for some, others in ((wanted, saved), (saved, wanted))
     )
-    known = {name: part for name, part in wanted.items() if name not in fresh}
-    restored = checkpoints.restore(known, step=step, without=unused)
+    known = {name: part for name, part in wanted.items() if name not in (*fresh, *OWN)}
+    restored = checkpoints.restore(known, step=step, without=(*unused, *OWN))
     state = from_saved(restored.state, abstract, seed)
     notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
     if "average" in fresh:
@@ -376,6 +377,11 @@ def continue_state(
         )
     if "recent_norms" in fresh:
         state = replace(state, recent_norms=jax.device_put(no_norms(), abstract.recent_norms.sharding))
+    if abstract.selection is not None:
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.selection)
+        state = replace(state, selection=jax.device_put(no_selection(), shardings))
+    if abstract.best is not None:
+        state = replace(state, best=first_average(state.weights))
     return state, notes
 
 

@@ -78,13 +78,16 @@ class Session:
     def evaluate(self, due: Sequence[ScheduledEvaluation], step: int, state: TrainState) -> TrainState:
         """Run evaluations, and end training here if one says so; return the state to go on with.
 
-        The time does not count as training time.
+        The step at which training ends is the last one, so that all evaluations are due. The time does not count as
+        training time.
         """
+        left = list(due)
         with self.recorder.meter.pause("evaluation"):
-            for one in due:
-                outcome = one.run(step, state) or Outcome()
-                if outcome.ends:
+            while left:
+                outcome = left.pop(0).run(step, state) or Outcome()
+                if outcome.ends and self.num_steps != step:
                     self.num_steps = step
+                    left += [one for one in self.evaluations if one not in due]
                 state = state if outcome.state is None else outcome.state
         return state
 

@@ -91,6 +91,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
             store.verify()
     config = with_fitting_objective(config, given)
     config.check()
+    check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None
     versions = pinned_versions(arguments.run, state_of)
     num_steps = config.num_steps
@@ -117,6 +118,27 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     return Plan(config, num_steps, stores, validation, source, found, rows, versions, matched)
 
 
+def selects(config: PretrainConfig) -> bool:
+    """Return True if validation losses decide which parameters are kept or when a run ends."""
+    return config.select == "best" or config.patience is not None
+
+
+def steered_by_validation(config: PretrainConfig) -> bool:
+    """Return True if validation losses decide about parameters, so that the evaluations are a part of the run."""
+    return selects(config) or config.average_iterates == "non_monotone"
+
+
+def check_selection(config: PretrainConfig) -> None:
+    """Raise InputError for a selection by validation losses without a store or an interval of evaluation."""
+    if not selects(config):
+        return
+    with_it = "select best" if config.select == "best" else f"patience {config.patience}"
+    if not config.data.validation:
+        raise InputError(f"data.validation must be given with {with_it}, got none; name a token store to evaluate on")
+    if not config.eval_every:
+        raise InputError(f"eval_every must be above 0 with {with_it}, got 0; give the steps between evaluations")
+
+
 def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainConfig:
     """Return `config` with the objective language_model if the command line makes its model causal."""
     if "objective.kind" in given or not build(config.model).is_causal or config.objective.kind == "language_model":
@@ -128,9 +150,9 @@ def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainC
 def fingerprints(plan: Plan) -> dict[str, Any]:
     """Return fingerprints of the run's data, independent of its location.
 
-    The validation stores are part of it if their losses decide when the mean of the iterates begins.
+    The validation stores are part of it if their losses decide about training (`steered_by_validation`).
     """
-    steers = plan.config.average_iterates == "non_monotone"
+    steers = steered_by_validation(plan.config)
     return {
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],

@@ -50,8 +50,10 @@ from jaxlm.training.pretraining_plan import (
     plan,
     profiled_steps,
     resolved_config,
+    steered_by_validation,
 )
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
+from jaxlm.training.selection import early_end, evaluated, kept_note
 from jaxlm.training.step import Settings, TrainState, saved_part
 from jaxlm.training.validation import Validation
 from jaxlm.wording import counted
@@ -236,7 +238,7 @@ def _pretrain(
         ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
     resolved = resolved_config(arguments, planned)
     fixed = changes_length(config.data) or config.objective.depends_on_num_steps()
-    steered = config.average_iterates == "non_monotone"
+    steered = steered_by_validation(config)
     free = (*run_fields(config.optimizer, fixed_steps=fixed, fixed_evaluations=steered), "start")
     changed = run.open(resolved, run_fields=free)
     result = {"run": run.name, "step": 0, "num_steps": num_steps, "complete": True}
@@ -245,8 +247,9 @@ def _pretrain(
         checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
         with checkpoints, use_mesh(ready.mesh):
             steps = checkpoints.steps()
-            if steps and steps[-1] >= num_steps:
-                observer.say(f"{run.name} is complete: {steps[-1]} of {counted(num_steps, 'step')}; nothing to do")
+            if steps and _is_complete(checkpoints, num_steps):
+                end = f"{steps[-1]} of {counted(num_steps, 'step')}"
+                observer.say(f"{run.name} is complete: {end}; nothing to do")
                 return result | {"step": steps[-1]}
             if not steps and source is None:
                 ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
@@ -257,7 +260,13 @@ def _pretrain(
                 if not observer.stopped:
                     raise
             saved = checkpoints.steps()
-    return result | {"step": saved[-1] if saved else 0, "complete": bool(saved) and saved[-1] >= num_steps}
+            complete = bool(saved) and _is_complete(checkpoints, num_steps)
+    return result | {"step": saved[-1] if saved else 0, "complete": complete}
+
+
+def _is_complete(checkpoints: Checkpoints, num_steps: int) -> bool:
+    """Return True if the newest checkpoint is that of the last step, or the one at which training ended early."""
+    return checkpoints.steps()[-1] >= num_steps or bool(checkpoints.metadata().extra.get("ended_early"))
 
 
 def _train(
@@ -313,7 +322,9 @@ def _train(
         observer,
         num_steps=num_steps,
         checkpoint_every=config.checkpoint_every,
-        save=lambda number, state: checkpoints.save(number, saved_part(state), config=resolved),
+        save=lambda number, state: checkpoints.save(
+            number, saved_part(state), config=resolved, extra={"ended_early": True} if _ends(config, state) else None
+        ),
         evaluations=(*_evaluation(recorder, ready), *(begin(trainee) for begin in evaluations)),
         describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
         began=None if resumes else origin if source is None else f"with the {origin}",
@@ -400,17 +411,35 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
             raw = validation(step, state.params)[0]["validation_loss"]
             metrics, said = metrics | {"raw_validation_loss": raw}, f"{said}; {raw:.4f} without averaging"
         recorder.validation(step, metrics, said)
-        if state.iterates is None or step == 0:  # the losses of an algorithm that has begun to train
-            return None
-        iterates = record(state.iterates, np.float32(metrics["validation_loss"]))
-        if averaged == -1 and int(iterates.averaged) == 0:
-            recorder.note(f"step {step}: the validation loss no longer falls; the iterates are averaged from here on")
-        return Outcome(state=replace(state, iterates=iterates))
+        loss, ends = np.float32(metrics["validation_loss"]), False
+        if state.selection is not None:
+            best, selection = select(state.best, state.selection, state.weights, loss, np.int32(step))
+            state = replace(state, best=best, selection=selection)
+            if ends := _ends(planned.config, state):
+                recorder.note(early_end(selection, step))
+            if best is not None and (ends or step == planned.num_steps):
+                recorder.note(kept_note(selection, step))
+        if state.iterates is not None and step > 0:  # the losses of an algorithm that has begun to train
+            iterates = record(state.iterates, loss)
+            if averaged == -1 and int(iterates.averaged) == 0:
+                recorder.note(
+                    f"step {step}: the validation loss no longer falls; the iterates are averaged from here on"
+                )
+            state = replace(state, iterates=iterates)
+        return Outcome(ends, state)
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, ready.program.abstract.iterates)
-    record = jax.jit(with_loss, out_shardings=shardings)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, ready.program.abstract)
+    record = jax.jit(with_loss, out_shardings=shardings.iterates)
+    select = jax.jit(evaluated, donate_argnums=0, out_shardings=(shardings.best, shardings.selection))
 
     return [ScheduledEvaluation(evaluate, planned.config.eval_every, first=True)]
+
+
+def _ends(config: PretrainConfig, state: TrainState) -> bool:
+    """Return True if a run ends at a state, as its last evaluations have not found a lower loss."""
+    return (
+        config.patience is not None and state.selection is not None and int(state.selection.waited) >= config.patience
+    )
 
 
 def _is_creatable(run: str) -> bool:

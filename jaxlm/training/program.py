@@ -109,7 +109,12 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
 
     boxed = jax.eval_shape(lambda: learner.init_params(jax.random.key(0)))
     optimizer = make_optimizer(config.optimizer, boxed, learner.groups)
-    kept = {"averages": config.ema > 0, "finds_spikes": config.spike_factor > 0, **_iterates(config)}
+    kept = {
+        "averages": config.ema > 0,
+        "finds_spikes": config.spike_factor > 0,
+        **_iterates(config),
+        **_selection(config),
+    }
     abstract = abstract_state(learner.init_params, optimizer, mesh, carry, **kept)
     pure_step = make_train_step(
         learner.objective,
@@ -128,6 +133,17 @@ def _iterates(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
         return {}
     from_start = config.average_iterates == "from_start"
     return {"averages": True, "iterates": lambda: no_iterates(config.average_interval, from_start=from_start)}
+
+
+def _selection(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
+    """Return the arguments of `new_state` for the selection by the validation loss.
+
+    Fine-tuning selects by the metrics of its task, outside of the state (`jaxlm.finetuning.trial`).
+    """
+    if isinstance(config, FinetuneConfig):
+        return {}
+    keeps_best = config.select == "best"
+    return {"keeps_best": keeps_best, "selects": keeps_best or config.patience is not None}
 
 
 def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_steps: int = 1) -> Settings:

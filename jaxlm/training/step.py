@@ -18,6 +18,7 @@ from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.averaging import Iterates, updated_average, updated_mean
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
 from jaxlm.training.schedule import Schedule, schedule_of
+from jaxlm.training.selection import Selection, no_selection
 from jaxlm.training.spikes import find_spike, no_norms, with_norm
 from jaxlm.training.unfreezing import stage_of
 
@@ -31,7 +32,9 @@ class TrainState:
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
     models without one. average: the average of the parameters (`jaxlm.training.averaging`), or None. iterates: if it is
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
-    norms, by which spikes are found (`jaxlm.training.spikes`), or None. A checkpoint holds those that are not None.
+    norms, by which spikes are found (`jaxlm.training.spikes`), or None. best: the weights of the evaluation with the
+    lowest validation loss, or None. selection: the evaluations so far (`jaxlm.training.selection`), or None. A
+    checkpoint holds those that are not None.
     """
 
     step: jax.Array
@@ -43,6 +46,8 @@ class TrainState:
     average: Any = None
     iterates: Iterates | None = None
     recent_norms: Any = None
+    best: Any = None
+    selection: Selection | None = None
 
     @property
     def weights(self) -> Any:
@@ -58,8 +63,11 @@ SAVED = (
     "average",
     "iterates",
     "recent_norms",
+    "best",
+    "selection",
 )  # the fields that a checkpoint holds
 OPTIONAL = ("average", "iterates", "recent_norms")  # of these, the ones without which a state can be continued
+OWN = ("best", "selection")  # and the ones that another run never continues: it evaluates on a text of its own
 
 InitParams = Callable[[jax.Array], Any]  # a key -> parameters boxed with their logical axes
 
@@ -73,10 +81,13 @@ def new_state(
     averages: bool = False,
     iterates: Callable[[], Iterates] | None = None,
     finds_spikes: bool = False,
+    keeps_best: bool = False,
+    selects: bool = False,
 ) -> TrainState:
     """Return the state before the first update. averages: with an average of the parameters.
 
-    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates.
+    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates. keeps_best, selects: with `best`
+    and with `selection`.
     """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -88,6 +99,8 @@ def new_state(
         average=jax.tree.map(jnp.copy, params) if averages else None,
         iterates=None if iterates is None else iterates(),
         recent_norms=no_norms() if finds_spikes else None,
+        best=jax.tree.map(jnp.copy, params) if keeps_best else None,
+        selection=no_selection() if selects else None,
     )
 
 
@@ -272,6 +285,8 @@ def make_train_step(
             average=average,
             iterates=iterates,
             recent_norms=recent_norms,
+            best=state.best,
+            selection=state.selection,
         )
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~is_finite}
         metrics |= means | ({} if spike is None else {"spike": spike})
