@@ -3,14 +3,17 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or input, 75 stopped by a signal with everything saved.
 """
 
+import functools
 import logging
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
-from jaxlm.wording import with_flags
+from jaxlm.wording import with_arguments, with_flags
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
@@ -68,6 +71,21 @@ def name_as_flags(fields: Iterable[str]) -> None:
 def as_flags(text: str) -> str:
     """Return a text with the fields of the command that runs as its flags."""
     return with_flags(text, _fields)
+
+
+def names_arguments(function: _Function) -> _Function:
+    """Return a function of the Python API whose errors name its arguments, `top_p`, where a command has `--top-p`."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (InputError, RunError) as error:
+            if not _fields:
+                error.args = (with_arguments(str(error)),)
+            raise
+
+    return called  # type: ignore[return-value]
 
 
 def last_line(error: BaseException) -> str | None:

@@ -83,5 +83,19 @@ def with_flags(text: str, fields: Collection[str]) -> str:
     return text
 
 
+def with_arguments(text: str) -> str:
+    """Return an error message with flags as arguments of a function: `top_p` for `--top-p`.
+
+    What follows the name of a program, up to a semicolon, is a command line, which keeps its flags.
+    """
+    return ";".join(map(_without_flags, text.split(";")))
+
+
+def _without_flags(clause: str) -> str:
+    found = re.search(r"python -m |pip |launch/|gcloud |hf (?:auth|upload)", clause)
+    words, command = (clause[: found.start()], clause[found.start() :]) if found else (clause, "")
+    return re.sub(r"(?<![\w-])--([a-z][\w.-]*)", lambda flag: flag[1].replace("-", "_"), words) + command
+
+
 def _folded(name: str) -> str:
     return re.sub(r"[-_]", "", name).lower()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxlm.wording import byte_size, counted, did_you_mean, plain_number, with_flags
+from jaxlm.wording import byte_size, counted, did_you_mean, plain_number, with_arguments, with_flags
 
 FIELDS = {
     "num_steps",
@@ -60,3 +60,17 @@ def test_the_nearest_name_is_suggested(word, expected):
     """Fails when case, hyphens or a missing letter hide the name."""
     assert did_you_mean(word, ["cola", "sst2", "macro-f1", "perplexity"]) == f"did you mean {expected}?"
     assert did_you_mean("zzzz", ["cola", "sst2"], "choose one of them") == "choose one of them"
+
+
+def test_flags_become_arguments_but_in_command_lines():
+    """Fails when a message of a function names a flag, or a command line in it loses its flags."""
+    for text, wanted in (
+        ("--top-p must be above 0, got 3; give 1", "top_p must be above 0, got 3; give 1"),
+        ("choose another --run; with --custom.quoting csv", "choose another run; with custom.quoting csv"),
+        (
+            "no store; make one with python -m jaxlm.prepare --output DIR; or name --data.store",
+            "no store; make one with python -m jaxlm.prepare --output DIR; or name data.store",
+        ),
+        ("give hf:DIR -- or a-b--c", "give hf:DIR -- or a-b--c"),
+    ):
+        assert with_arguments(text) == wanted

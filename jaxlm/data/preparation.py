@@ -22,7 +22,7 @@ from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_s
 from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit, sampled
 from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
-from jaxlm.errors import InputError, RunError
+from jaxlm.errors import InputError, RunError, names_arguments
 from jaxlm.host import cpu_cores
 from jaxlm.progress import LOGGED, STANDARD, Output
 from jaxlm.text import (
@@ -103,6 +103,7 @@ class PrepareConfig:
     """Bytes of text per unit of work. A killed worker loses at most one unit."""
 
 
+@names_arguments
 def prepare_store(
     source: str | Sequence[str],
     *,

@@ -17,7 +17,7 @@ from jaxlm.compiler.memory import check_batch_memory
 from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
-from jaxlm.errors import Stopped, as_flags
+from jaxlm.errors import Stopped, as_flags, names_arguments
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.plan import Plan, plan
 from jaxlm.finetuning.results import clean_up, keep_best, read_results, refuse_failures, summarize, table, write_results
@@ -36,6 +36,7 @@ from jaxlm.wording import counted
 log = logging.getLogger(__name__)
 
 
+@names_arguments
 def run_finetuning(
     config: str | Path | FinetuneConfig,
     *,

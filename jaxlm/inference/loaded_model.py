@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxlm.config import of_call, with_fields
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, names_arguments
 from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
@@ -39,6 +39,7 @@ ROWS_AT_A_TIME = 1024  # rows that are sorted by length together, to reduce padd
 _GENERATORS = 8  # settings whose compiled programs a model keeps
 
 
+@names_arguments
 def load(
     source: str | Path,
     *,
@@ -119,6 +120,7 @@ class LoadedModel:
         """
         return [] if self.run.task is None else list(self.run.task.labels)
 
+    @names_arguments
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the ids of each text as the model was trained to read them.
 
@@ -136,6 +138,7 @@ class LoadedModel:
         """
         return [list(row.ids) for row in self._rows(texts, truncate)]
 
+    @names_arguments
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids.
 
@@ -143,8 +146,12 @@ class LoadedModel:
           >>> jaxlm.load("runs/bert").decode([5, 6])
           'ba be'
         """
-        return self.run.tokenizer.decode(list(ids))
+        size, given = self.run.tokenizer.size, np.asarray(ids)
+        if given.size and (given.ndim != 1 or given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= size):
+            raise InputError(f"ids must be a list of numbers from 0 to {size - 1}, got {str(ids):.80}; fix it")
+        return self.run.tokenizer.decode(given.tolist())
 
+    @names_arguments
     def logits(self, texts: Sequence[str] | Sequence[Sequence[int]], *, truncate: bool = False) -> list[np.ndarray]:
         """Return the scores over the vocabulary at each token of each text, float32 (tokens, vocabulary).
 
@@ -169,6 +176,7 @@ class LoadedModel:
             )
         return self._outputs(logits_step(model, run.mesh), texts, truncate, values=model.config.vocab_size)
 
+    @names_arguments
     def hidden_states(
         self, texts: Sequence[str] | Sequence[Sequence[int]], *, truncate: bool = False
     ) -> list[np.ndarray]:
@@ -186,6 +194,7 @@ class LoadedModel:
         found = self._outputs(step, texts, truncate, values=len(layers) * config.width)
         return [np.swapaxes(states, 0, 1) for states in found]
 
+    @names_arguments
     def embed(
         self,
         texts: Sequence[str] | Sequence[Sequence[int]],
@@ -214,6 +223,7 @@ class LoadedModel:
         vectors = [pooled(states[:, 0], kind) for states in found]
         return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
 
+    @names_arguments
     def score(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Return the log-probability of each text, in nats, and the number of tokens that it covers.
 
@@ -230,6 +240,7 @@ class LoadedModel:
         found = scorer.score(scorer.encode(text, "", " ") for text in texts)
         return [{"log_probability": one.score.log_probability, "tokens": one.score.tokens} for one in found]
 
+    @names_arguments
     def fill(self, text: str, *, top: int = 5) -> list[list[dict[str, Any]]]:
         """Return the best tokens for each [MASK] of a text, the most likely first, with an encoder.
 
@@ -245,6 +256,7 @@ class LoadedModel:
         (masked,) = masked_texts(self.run, [text])
         return fill_masks(self.run, masked, top=top, positions=self.length)
 
+    @names_arguments
     def generate(
         self,
         prompts: Sequence[str],
@@ -304,6 +316,7 @@ class LoadedModel:
         )
         return [sample.generated for samples in self._generator(settings)(prompts) for sample in samples]
 
+    @names_arguments
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the predictions for rows of a fine-tuned model's task. The same as `jaxlm.predict`.
 
@@ -333,6 +346,7 @@ class LoadedModel:
             log.warning("%d of %d rows were truncated to %d tokens", cut, len(found), predictor.limit)
         return found
 
+    @names_arguments
     def answer(self, question: str, context: str) -> dict[str, Any]:
         """Return the answer to a question in a text, as `predict` does, with a model fine-tuned on such questions.
 
@@ -344,6 +358,7 @@ class LoadedModel:
         columns = self._columns_of("span", "answer", "questions on texts")
         return self._single({columns[0]: context, columns[1]: question})
 
+    @names_arguments
     def tag(self, tokens: Sequence[str]) -> dict[str, Any]:
         """Return the tags of the tokens of a sentence, as `predict` does, with a model fine-tuned on tagged sentences.
 

@@ -21,7 +21,7 @@ from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.data.store import Store
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
-from jaxlm.errors import InputError, Stopped, as_flags
+from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
 from jaxlm.models.family import Model
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
@@ -142,6 +142,7 @@ class Trainee(NamedTuple):
     stream_length: int | None
 
 
+@names_arguments
 def run_pretraining(
     config: str | Path | PretrainConfig,
     *,

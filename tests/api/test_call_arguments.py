@@ -43,6 +43,19 @@ CALLS = [
         "learning_rates must be a list of numbers, got 0.001; give [0.001]",
     ),
     (
+        lambda: jaxlm.run_finetuning("finetune/gpt1", run="r", task="cola", changes={"select_by": "f2"}, start="no"),
+        "no: no such run directory; give one that jaxlm.pretrain or jaxlm.finetune made, or hf:no for a model of the "
+        "Hugging Face Hub",
+    ),
+    (
+        lambda: jaxlm.run_finetuning("finetune/gpt1", run="r", task="cola"),
+        "tokenizer must be given without start; give one of them",
+    ),
+    (
+        lambda: jaxlm.prepare_store("text:*.txt", tokenizer="bytes", output="o", minimum_count=0),
+        "minimum_count must be positive, got 0; 1 keeps every word",
+    ),
+    (
         lambda: jaxlm.run_pretraining("debug/gpt", run="r", start_with="moments"),
         'start_with must be one of parameters, state, got "moments"; choose one of them',
     ),

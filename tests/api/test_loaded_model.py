@@ -197,6 +197,8 @@ REFUSALS = [
     ("tuned", "predict", (["a"],), "rows: row 1 must be a dictionary"),
     ("answers", "predict", ([{"question": "a"}],), "rows: row 1 has no field 'context'"),
     ("gpt", "score", ("a",), "texts must be a list of strings"),
+    ("gpt", "decode", ([99999],), "ids must be a list of numbers from 0 to "),
+    ("gpt", "decode", ("abc",), "ids must be a list of numbers from 0 to "),
     ("gpt", "generate", ("a",), "prompts must be a list of strings"),
 ]
 

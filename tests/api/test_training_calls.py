@@ -134,7 +134,7 @@ def test_a_store_of_the_function_is_that_of_the_command(tmp_path, capsys, caplog
     assert own["fingerprint"] == described["fingerprint"]
     assert made["store"] == str(tmp_path / "called") and made["vocabulary"] == 300 and made["documents"] == 1
     assert made["bytes"] == (tmp_path / "a.txt").stat().st_size
-    with pytest.raises(jaxlm.InputError, match="--tokenizer train-sentencepiece:300"):
+    with pytest.raises(jaxlm.InputError, match="made with tokenizer train-sentencepiece:300"):
         jaxlm.prepare_store(source, tokenizer="train-sentencepiece:310", output=tmp_path / "called")
 
 
