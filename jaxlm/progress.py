@@ -166,7 +166,8 @@ STANDARD = Output(standard=True)
 class Progress:
     """Progress of work with a known or unknown total: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`.
 
-    done: work that an earlier start did, which does not count for the speed.
+    done: work that an earlier start did, which does not count for the speed. compiles: whether a program is compiled
+    before the first update; the speed, and with it the time left, is then that of the work since.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class Progress:
         stream: TextIO | None = None,
         active: bool = True,
         done: float = 0.0,
+        compiles: bool = False,
         seconds: float = _PLAIN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -185,13 +187,16 @@ class Progress:
         self._line = _Line(stream, active)
         self._clock = clock
         self._seconds = _REDRAW_SECONDS if self._line.on_terminal else seconds
-        self._began = self._shown = clock()
-        self._done = self._before = done
+        self._began = self._shown = self._timed_from = clock()
+        self._done = self._first = self._before = done
+        self._compiles = compiles
 
     def update(self, done: float, note: str = "") -> None:
         """Report that `done` of `total` is done; shown at most every 0.1 s, or every 10 s if not on a terminal."""
         self._done = done
         now = self._clock()
+        if self._compiles:
+            self._compiles, self._timed_from, self._before = False, now, done
         if now - self._shown >= self._seconds:
             self._shown = now
             self._show(now, note)
@@ -211,10 +216,11 @@ class Progress:
         self.close()
 
     def _show(self, now: float, note: str, *, is_end: bool = False) -> None:
-        seconds = now - self._began
-        speed = (self._done - self._before) / seconds if seconds > 0 else 0.0
+        began, before = (self._began, self._first) if is_end else (self._timed_from, self._before)
+        seconds = now - began
+        speed = (self._done - before) / seconds if seconds > 0 else None
         fraction = f"/{self._total:,.0f} ({self._done / self._total:.0%})" if self._total else ""
-        left = (self._total - self._done) / speed if self._total and speed > 0 else None
+        left = (self._total - self._done) / speed if self._total and speed else None
         end = f"in {duration(seconds)}" if is_end else f"ETA {duration(left)}"
         text = "  ".join(
             part for part in (self._name, f"{self._done:,.0f}{fraction}", f"{_rate(speed)}/s", end, note) if part

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
+from jaxlm.inference.padded_sizes import PaddedSizes
 from jaxlm.inference.scoring import BATCHES_SORTED, Score, TokenScores, batch_length
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
@@ -122,15 +123,15 @@ def masked_lm_scores(
     step = _step(model, min(top, int(allowed_V.sum())), mesh)
     source, rows = iter(texts), host_rows(batch_size, mesh)
     longest = positions or model.max_length
-    continues = tokenizer.continues if within_word else None
+    continues, sizes = tokenizer.continues if within_word else None, PaddedSizes(batch_size)
     while block := list(itertools.islice(source, max(1, BATCHES_SORTED))):
         places = [(text, index) for text in block for index in text.where]
         order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))
         found: list[Any] = [None] * len(places)
-        for start in range(0, len(order), batch_size):
-            some = order[start : start + batch_size]
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        least = [(batch_length(min(len(places[some[0]][0].ids) + 2, longest), longest),) for some in batches]
+        for some, (bucket,) in zip(batches, sizes(least), strict=True):
             masked = [_masked(*places[k], tokenizer, longest, continues) for k in some]
-            bucket = batch_length(len(masked[0][0]), longest)
             batch = _padded(masked, batch_size, bucket)
             with use_mesh(mesh):
                 batch = to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)

@@ -5,7 +5,7 @@ Log-probabilities of tokens are float32, from the devices; their sums are float6
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
+from jaxlm.inference.padded_sizes import PaddedSizes
 from jaxlm.models.family import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
@@ -116,12 +117,16 @@ class Scorer:
         self._model, self._step = model, _step(model, mesh, tuple(not_greedy))
         self._rows = host_rows(batch_size, mesh)
 
-    def tokens(self, params: Any, sequences: Iterable[Scored]) -> Iterator[TokenScores]:
+    def tokens(
+        self, params: Any, sequences: Iterable[Scored], report: Callable[[int], None] | None = None
+    ) -> Iterator[TokenScores]:
         """Yield the scores of each sequence's tokens, in order, for any number of sequences, a block at a time.
 
-        Every process must call this with the same sequences.
+        report: called with the number of sequences that are done, after each batch. Every process must call this with
+        the same sequences.
         """
         source, params = iter(sequences), self._model.by_layer(params)
+        sizes, before = PaddedSizes(self.batch_size), 0
         while block := list(itertools.islice(source, BATCHES_SORTED * self.batch_size)):
             chunks = [
                 _Chunk(sequence, part, *chunk)
@@ -132,14 +137,18 @@ class Scorer:
             batches = [chunks[start : start + self.batch_size] for start in range(0, len(chunks), self.batch_size)]
             found: dict[tuple[int, int], TokenScores] = {}
             late: tuple[list[_Chunk], _Rows, Any] | None = None  # a batch is fetched while the next one runs
-            for batch in batches:
-                rows = _padded(batch, self.batch_size, self.positions)
-                running = batch, rows, self._run(params, rows)
+            padded = sizes([_least_sizes(batch, self.positions) for batch in batches])
+            for batch, size in [*zip(batches, padded, strict=True), ([], ())]:
+                running = None
+                if batch:
+                    rows = _padded(batch, self.batch_size, *size)
+                    running = batch, rows, self._run(params, rows)
                 if late is not None:
                     found.update(_scores_by_chunk(*late))
+                    if report is not None:
+                        report(before + len(block) * len(found) // len(chunks))
                 late = running
-            if late is not None:
-                found.update(_scores_by_chunk(*late))
+            before += len(block)
             yield from (_joined(found, sequence) for sequence in range(len(block)))
 
     def __call__(self, params: Any, sequences: Iterable[Scored]) -> Iterator[Score]:
@@ -169,8 +178,8 @@ def batch_length(length: int, longest: int) -> int:
     """Return the length that a batch is padded to: that of its longest row up to 16, then the smallest of 20, 24, 28,
     32, 40, 48, 56, 64, 80, … and `longest` that is at least as long.
 
-    Each length is a compiled program. Batches are sorted by length, so there are never more programs than batches, and
-    short sentences, as those of BLiMP, are hardly padded.
+    Batches are sorted by length, so short sentences, as those of BLiMP, are hardly padded. `PaddedSizes` chooses the
+    lengths that are worth a program.
     """
     step = 1 if length <= 16 else 4
     while length > 8 * step and step > 1:
@@ -229,11 +238,15 @@ def _chunks(scored: Scored, longest: int) -> Iterator[tuple[Sequence[int], int]]
         first = end
 
 
-def _padded(chunks: Sequence[_Chunk], batch_size: int, longest: int) -> _Rows:
-    """Return a batch of chunks, the longest first, padded to a bucket of lengths and one of scored positions."""
+def _least_sizes(chunks: Sequence[_Chunk], longest: int) -> tuple[int, int]:
+    """Return the bucket of lengths and that of scored positions for a batch of chunks, the longest first."""
     length = batch_length(len(chunks[0].ids) - 1, longest)
     most = max(len(chunk.ids) - chunk.first for chunk in chunks)
-    scored = next((size for size in SCORED if most <= size < length), length)
+    return length, next((size for size in SCORED if most <= size < length), length)
+
+
+def _padded(chunks: Sequence[_Chunk], batch_size: int, length: int, scored: int) -> _Rows:
+    """Return a batch of chunks padded to a length and a number of scored positions."""
     ids, targets = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, scored), np.int32)
     first = np.zeros(batch_size, np.int32)
     for row, chunk in enumerate(chunks):

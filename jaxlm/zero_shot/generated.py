@@ -63,7 +63,7 @@ class Continuer:
         fitted = [self._fitted(query, ids) for query, ids in zip(queries, encoded, strict=True)]
         order = sorted(range(len(queries)), key=lambda index: -len(fitted[index][0]))
         found: dict[int, Continuation] = {}
-        with Progress("prompts", len(queries), active=model.show_progress) as progress:
+        with Progress("prompts", len(queries), active=model.show_progress, compiles=True) as progress:
             for start in range(0, len(order), model.batch_size):
                 batch = order[start : start + model.batch_size]
                 prompts = [Prompt(fitted[index][0], self.length, index) for index in batch]

@@ -147,18 +147,20 @@ class HarnessRequests:
         same_everywhere(sequences)
         order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index].ids))
         found: list[Any] = [None] * len(sequences)
-        running = self._scorer.tokens(self.run.params, (sequences[index] for index in order))
         with self.progress(kind, len(sequences)) as progress:
-            for done, (index, tokens) in enumerate(zip(order, running, strict=True), 1):
+            longest_first = (sequences[index] for index in order)
+            running = self._scorer.tokens(self.run.params, longest_first, progress.update)
+            for index, tokens in zip(order, running, strict=True):
                 found[index] = tokens.score.log_probability, bool(tokens.greedy.all())
                 if answered is not None:
                     answered(index, found[index])
-                progress.update(done)
         return found
 
     def progress(self, kind: str, total: int) -> Progress:
         """Return the progress of requests, shown on process 0."""
-        return Progress(f"{kind} requests", total, active=self._show_progress and jax.process_index() == 0)
+        return Progress(
+            f"{kind} requests", total, active=self._show_progress and jax.process_index() == 0, compiles=True
+        )
 
     @property
     def more_length(self) -> str:

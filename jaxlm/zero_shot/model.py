@@ -1,14 +1,14 @@
 """A language model that scores the texts of zero-shot tasks, and its text encoded with part boundaries."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.masked_lm_scoring import MaskedText, masked_lm_scores
+from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.inference.stream_scoring import StreamScorer
 from jaxlm.models.family import Model
@@ -77,24 +77,25 @@ class ZeroShotModel:
         left = self.begin if self.begin_all else []
         encoded = encode_parts(self.tokenizer, texts)
         found = []
-        progress = Progress("texts", len(texts), active=self.show_progress)
+        progress = Progress("texts", len(texts), active=self.show_progress, compiles=True)
         room = self.positions + 1 - len(left) if self.model.is_causal else self.positions - 2  # without CLS and SEP
-        for text, (ids, ends), scores in zip(texts, encoded, self._scores(texts, encoded, left), strict=True):
+        running = self._scores(texts, encoded, left, progress.update)
+        for text, (ids, ends), scores in zip(texts, encoded, running, strict=True):
             lost = ends[-1] - (ends[text.first - 1] if text.first else 0) - len(scores.log_probs)
             found.append(ScoredText(_parts(scores, [0, *ends], text.first, lost), len(ids) > room))
-            progress.update(len(found))
+        progress.update(len(found))
         progress.close()
         return found
 
-    def _scores(self, texts, encoded, left: list[int]) -> Iterator[TokenScores]:
-        """Yield the scores of the scored tokens of each text."""
+    def _scores(self, texts, encoded, left: list[int], report: Callable[[int], None]) -> Iterator[TokenScores]:
+        """Yield the scores of the scored tokens of each text, and report the number of those that are done."""
         starts = [ends[text.first - 1] if text.first else 0 for text, (_, ends) in zip(texts, encoded, strict=True)]
         if self.scorer is not None:
             sequences = (
                 Scored([*left, *ids], max(len(left) + start, 1))
                 for start, (ids, _) in zip(starts, encoded, strict=True)
             )
-            return self.scorer.tokens(self.params, sequences)
+            return self.scorer.tokens(self.params, sequences, report)
         masked = (MaskedText(ids, range(start, len(ids))) for start, (ids, _) in zip(starts, encoded, strict=True))
         found = masked_lm_scores(
             self.model,
@@ -106,7 +107,13 @@ class ZeroShotModel:
             positions=self.positions,
             within_word=self.within_word,
         )
-        return (one.tokens for one in found)
+        return _reported(found, report)
+
+
+def _reported(scores: Iterable[MaskedLMScore], report: Callable[[int], None]) -> Iterator[TokenScores]:
+    for done, score in enumerate(scores, 1):
+        report(done)
+        yield score.tokens
 
 
 def encode_parts(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[tuple[list[int], list[int]]]:

@@ -11,6 +11,7 @@ import toy
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
+from jaxlm.inference.padded_sizes import WORTH, PaddedSizes
 from jaxlm.inference.scoring import Scored, _chunks, batch_length, sequence_log_probs, text_sequence
 from jaxlm.models import build
 from jaxlm.models.family import Inputs
@@ -224,3 +225,18 @@ def test_lengths_of_batches():
     assert {batch_length(length, 4096) for length in range(1, 33)} == {*range(1, 17), 20, 24, 28, 32}
     assert len({batch_length(length, 4096) for length in range(33, 257)}) == 12
     assert [batch_length(length, 50) for length in (49, 50)] == [50, 50]
+
+
+def test_sizes_of_batches_are_worth_their_programs():
+    """A few batches of 32 sentences share a program; many do not. Fails when a short evaluation compiles a
+    program per length, when a long one pads, when a batch does not fit, or when earlier blocks are forgotten.
+    """
+    wanted = [(length, 8) for length in range(16, 8, -1) for _ in range(2)]
+    assert set(PaddedSizes(32)([(20, 20), *wanted])) == {(20, 20)}
+    sizes = PaddedSizes(32)
+    blocks = [sizes(wanted * 4) for _ in range(60)]
+    for block in blocks:
+        assert all(a >= b and c >= d for (a, c), (b, d) in zip(block, wanted * 4, strict=True))
+    padding = [32 * (sum(map(sum, block)) - sum(map(sum, wanted * 4))) for block in blocks]
+    assert len(set(blocks[0])) < len(set(blocks[-1])) and padding[0] <= WORTH and padding[-1] < padding[0] / 3
+    assert PaddedSizes(32)([]) == []

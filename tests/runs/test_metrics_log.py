@@ -264,6 +264,21 @@ def test_progress_tells_rate_and_time_left():
     assert "  0/s" not in stream.getvalue()  # fails on 2968321: the first update did not count
 
 
+def test_the_time_left_does_not_count_a_compilation():
+    """Fails when the minute that compiled the program counts for the speed of the rest."""
+    clock, stream = Clock(), io.StringIO()
+    with Progress("texts", 900, stream=stream, seconds=10, clock=clock, compiles=True) as progress:
+        clock.now += 60
+        progress.update(30)
+        clock.now += 10
+        progress.update(330)
+    assert stream.getvalue().splitlines() == [
+        "texts  30/900 (3%)  -/s  ETA -",
+        "texts  330/900 (37%)  30/s  ETA 0:19",
+        "texts  330/900 (37%)  4.71/s  in 1:10",
+    ]
+
+
 def test_durations():
     seconds = (None, math.nan, 0.4, 65, 3601, 86_400 * 2 + 3 * 3600)
     assert [duration(each) for each in seconds] == ["-", "-", "0:00", "1:05", "1:00:01", "2d 03:00"]

@@ -1,0 +1,47 @@
+"""Sizes that batches of text are padded to, few enough that compiling their programs does not outweigh the padding."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+WORTH = 1 << 15  # padded tokens that cost about as much as another program, for a small model on a CPU
+
+Sizes = tuple[int, ...]
+
+
+class PaddedSizes:
+    """The sizes of the batches of an evaluation, a block of batches at a time. Each size is a compiled program.
+
+    Sizes are added while one more saves padding that is worth a program, by an estimate: as much as this block would
+    save in each block so far. So a short evaluation has one program, and a long one hardly pads. The choice depends on
+    the batches only, so all processes choose the same sizes. rows: of a batch.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._blocks = rows, 0
+        self._used: list[Sizes] = []
+
+    def __call__(self, wanted: Sequence[Sizes]) -> list[Sizes]:
+        """Return the sizes to pad each batch of a block to. wanted: the least sizes of each batch."""
+        self._blocks += 1
+        counts = Counter(wanted)
+        largest = tuple(map(max, zip(*counts, strict=True)))
+        if wanted and not any(_hold(used, largest) for used in self._used):
+            self._used.append(largest)
+        while counts:
+            costs = {one: sum(self._smallest(one)) for one in counts}
+            saved = {
+                more: sum(n * max(costs[one] - sum(more), 0) for one, n in counts.items() if _hold(more, one))
+                for more in counts
+            }
+            best = max(saved, key=lambda more: saved[more])
+            if self._rows * saved[best] * self._blocks <= WORTH:
+                break
+            self._used.append(best)
+        return [self._smallest(one) for one in wanted]
+
+    def _smallest(self, wanted: Sizes) -> Sizes:
+        return min((used for used in self._used if _hold(used, wanted)), key=sum)
+
+
+def _hold(sizes: Sizes, wanted: Sizes) -> bool:
+    return all(size >= least for size, least in zip(sizes, wanted, strict=True))
