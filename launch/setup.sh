@@ -84,6 +84,10 @@ if ! is_supported "$python" || [ "$("$python" -c 'import sys; print(sys.prefix)'
   had=$(version_of "$python")
   echo "making .venv with $(version_of "$found")${had:+ (it had $had)}"
   "$found" -m venv --clear .venv
+  # Noted before it is installed again, as this may be interrupted.
+  for name in ${installed[@]+"${installed[@]}"}; do
+    : >".venv/.jaxlm-$name"
+  done
 fi
 
 # Each installed kind or extra is recorded with a checksum of everything that decides it. When that changes, all recorded
