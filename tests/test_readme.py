@@ -9,7 +9,8 @@ import re
 from conftest import REPOSITORY
 from documents import blocks, commands, of_jaxlm, without_blocks
 
-from jaxlm.config import known_configs
+from jaxlm.config import known_configs, load_config
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 LONGEST = 120
@@ -60,3 +61,17 @@ def test_it_links_to_the_pages():
     """Fails when the entry pages of the documentation are not linked."""
     linked = set(re.findall(r"\]\(docs/(\w+)\.md\)", without_blocks(README)))
     assert {"quickstart", "pretrain", "tpu_pod", "fine_tuning", "own_files", "gpt1", "python", "adding"} <= linked
+
+
+def test_small_models_are_followed_by_recipes_of_their_size():
+    """Fails when README or the table of recipes leads a small model to a large one's, or a recipe is in neither."""
+    assert "finetune/gpt_small --run runs/mine --start runs/small" in README  # the run of pretrain/gpt_small
+    page = (REPOSITORY / "docs/fine_tuning.md").read_text(encoding="utf-8")
+    table = rows(page.split("\n## Which recipe\n", 1)[1].split("\n## ", 1)[0])
+    named = {name for _, recipe in table for name in re.findall(r"`((?:finetune|debug)/\w+)`", recipe)}
+    assert {name for name in known_configs() if name.startswith("finetune/")} <= named <= set(known_configs())
+    for models, recipe in table:
+        small = re.fullmatch(r"`(pretrain/\w+_small)`", models)
+        if small is not None:
+            same = load_config(small[1], PretrainConfig).model, load_config(recipe.strip("`"), FinetuneConfig).model
+            assert same[0] == same[1], models
