@@ -5,10 +5,13 @@ in a temporary directory. An exception in a cell fails the build.
 """
 
 import os
+import re
 import sys
 from functools import partialmethod
 from pathlib import Path
 
+from docutils.nodes import SkipNode, Text, literal_block
+from docutils.utils.math.latex2mathml import tex2mathml
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +38,7 @@ copyright = "the jaxlm authors, Apache-2.0"
 release = version = jaxlm.__version__
 
 # Without sphinx.ext.napoleon: the docstrings are prose, in which "text:GLOB" is not a name with a type.
-extensions = ["myst_nb", "sphinx.ext.autodoc"]  # myst_nb includes myst_parser
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]  # myst_nb includes myst_parser
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
@@ -51,7 +54,16 @@ default_role = "literal"  # of single backticks in docstrings
 
 html_theme = "sphinx_book_theme"
 html_title = "jaxlm"
-html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False}
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
+html_math_renderer = "mathml"
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "navbar_persistent": [],  # the sidebar has the search box
+}
+WIDTH = 76  # characters of a block of code that a page shows
 
 
 SECTIONS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Example:": "Example"}
@@ -73,8 +85,40 @@ def with_sections(lines: list[str]) -> list[str]:
     return found
 
 
+def write_mathml(writer, node):
+    """Write a formula as MathML, which browsers draw by themselves: no script, image or font is loaded."""
+    inline = node.tagname == "math"
+    formula = tex2mathml(node.astext(), as_block=not inline)
+    writer.body.append(formula if inline else f'<div class="formula">{formula}</div>')
+    raise SkipNode
+
+
+def with_broken_commands(app, doctree):
+    """Continue the commands that are wider than a page before one of their flags, on a line of its own."""
+    for node in doctree.findall(literal_block):
+        if node.get("language") == "bash":
+            text = "\n".join(part for line in node.astext().split("\n") for part in broken(line))
+            node.children, node.rawsource = [], text
+            node += Text(text)
+
+
+def broken(line: str) -> list[str]:
+    """Return a line of a shell as lines of at most WIDTH characters, as far as it has flags outside of quotes."""
+    found = []
+    while len(line) > WIDTH:
+        places = [match.start() for match in re.finditer(r" --?[a-z]", line[: WIDTH - 1])]
+        places = [at for at in places if line[:at].strip() and not line[:at].count("'") % 2]
+        if not places or line[: places[-1]].strip() in ("", "\\"):
+            break
+        found.append(f"{line[: places[-1]].rstrip()} \\")
+        line = "  " + line[places[-1] :].lstrip()
+    return [*found, line]
+
+
 def setup(app):
-    """Connect the reading of docstrings."""
+    """Connect the formulas, the commands and the reading of docstrings."""
+    app.connect("doctree-read", with_broken_commands)
+    app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
 
     def process(app, what, name, value, options, lines):
         lines[:] = with_sections(lines)

@@ -5,6 +5,7 @@ installed.
 """
 
 import ast
+import html
 import importlib
 import importlib.util
 import json
@@ -242,7 +243,7 @@ def test_marked_blocks_run(name, tmp_path, monkeypatch):
     """Fails when a command of a block marked `run` fails; those of a page run in order, in one directory.
 
     Commands of jaxlm run in this process, all others in a shell. Fails, too, when an exported and imported model
-    continues the tour's prompt with another text.
+    continues the tour's prompt with another text, or a page writes beside its one folder.
     """
     monkeypatch.chdir(tmp_path)
     generated = []
@@ -257,7 +258,12 @@ def test_marked_blocks_run(name, tmp_path, monkeypatch):
         assert ended.code == 0, f"{' '.join(step)}: {ended.errors[-2000:]}"
         if step[0] == "generate" and "--seed" in step:
             generated.append(ended.output)
-    assert name != "docs/tour.md" or (len(generated) == 2 and generated[0] == generated[1] != "")
+    if name == "docs/tour.md":  # it ends in text of its books and in right labels
+        assert len(generated) == 2 and generated[0] == generated[1] and "the cat sat on the mat" in generated[0]
+        labelled = (tmp_path / "toy/labelled.csv").read_text().splitlines()[1:]
+        assert [line.split(",")[2] for line in labelled] == ["cat", "dog"]
+    if name in ("docs/tour.md", "docs/own_files.md"):  # one folder, which git ignores
+        assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
 
 @pytest.mark.slow
@@ -299,7 +305,7 @@ def test_notebooks_run(path, tmp_path):
 @pytest.mark.slow
 def test_the_site_is_built(tmp_path):
     """Fails on a warning of Sphinx: a dead link within the site, a page in no list, an unknown name, a failing cell."""
-    for package in ("sphinx", "myst_nb", "sphinx_book_theme"):
+    for package in ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: launch/setup.sh cpu docs")
     source = tmp_path / "source"
@@ -322,7 +328,25 @@ def test_the_site_is_built(tmp_path):
     assert sorted(path.name for path in (source / "docs/notebooks").iterdir()) == [path.name for path in notebooks()]
     assert not re.search(r'<(script|link)[^>]*(src|href)="(https?:)?//', page), "a page loads nothing from elsewhere"
 
+    check_pages(tmp_path / "site")
+
     with (source / "docs/speed.md").open("a", encoding="utf-8") as file:
         file.write("\n[one](nowhere.md) [two](memory.md#no-such-heading)\n")
     refused = build()
     assert refused.returncode != 0 and "nowhere.md" in refused.stderr and "no-such-heading" in refused.stderr
+
+
+def check_pages(site: Path) -> None:
+    """Fails when a page has no search box or two, a command runs off its block, or a formula is not typeset."""
+    index = (site / "index.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'<button class="[^"]*search-button-field', index)) == 1
+    assert "copybutton.js" in index
+    table = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## Systems\n")[1].split("\n## ")[0]
+    systems = re.findall(r"\(docs/(\w+)\.md\) \|$", table, re.MULTILINE)
+    assert len(systems) == 8 and all(f'href="{name}.html"' in index.split("<article")[1] for name in systems)
+    for path in site.glob("*.html"):
+        for block in re.findall(r"highlight-bash.*?<pre>(.*?)</pre>", path.read_text(encoding="utf-8"), re.DOTALL):
+            lines = html.unescape(re.sub(r"<[^>]*>", "", block)).split("\n")
+            assert not [line for line in lines if len(line) > 76 and re.search(r" --[a-z].* --[a-z]", line)], path.name
+    for name in ("gpt1", "lstm", "transformer_xl", "ulmfit"):
+        assert "<math " in (site / f"{name}.html").read_text(encoding="utf-8")
