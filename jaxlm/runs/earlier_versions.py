@@ -31,6 +31,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "label_smoothing": 0.0,
     "custom.positive": "",
     "custom.label_separator": ",",
+    "custom.separator": "auto",
     "custom.threshold": 0.5,
     "custom.skip_bad_rows": False,
     "spike_factor": 0.0,

@@ -29,7 +29,7 @@ from jaxlm.tasks.datasets.ner import NER, read_sentences
 from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, read_questions
 from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors
-from jaxlm.tasks.reading.rows import RowReader, collect
+from jaxlm.tasks.reading.rows import RowReader, Separator, collect
 from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
 from jaxlm.wording import did_you_mean
 
@@ -80,6 +80,9 @@ class CustomConfig:
     """ordered: first text, delimiter, second text. symmetric: both orders are read and summed (GPT-1's similarity)."""
     quoting: Quoting = "none"
     """none: TSV fields are read verbatim. csv: fields may be enclosed in double quotes."""
+    separator: Separator = "auto"
+    """Text between the columns of a TSV or CSV. auto: a tab in a TSV, and in a CSV the comma, semicolon or | that its
+    first line has."""
     errors: Errors = "strict"
     """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
     metric: str = ""
@@ -118,6 +121,7 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
             task.columns,
             label="optional" if name == "test" else "required",
             quoting=task.quoting,
+            separator=custom.separator,
             errors=custom.errors,
             warn_quotes=task.quoting == "none",
             short_rows="drop" if custom.skip_bad_rows else "refuse",

@@ -1,5 +1,6 @@
 """The rules every reader keeps: lines, quoting, encoding, line numbers; each is one that common readers break."""
 
+import csv
 import io
 import json
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import Columns, Example, Task, read_labelled, read_rows, read_task
+from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.reading.rows import RowReader
 
 PAIR = Task(
@@ -258,3 +260,35 @@ def test_task_round_trip():
         Task.from_json(PAIR.to_json() | {"tags": []})
     with pytest.raises(InputError, match="missing fields"):
         Task.from_json({"name": "custom"})
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|"])
+def test_the_separator_of_a_csv_is_found(separator, tmp_path, caplog):
+    """Fails when the rows differ from those of Python's csv module, or another separator is not named.
+
+    Semicolons are what spreadsheets write where the comma is the decimal sign.
+    """
+    file = tmp_path / "a.csv"
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream, delimiter=separator, lineterminator="\n")
+        rows.writerows([["text", "label"], ['fine; and, "long" | so', "good"], ["two\nlines", "bad"]])
+    custom = CustomConfig(train=str(file), dev=str(file), text="text", label="label")
+    with caplog.at_level("INFO"):
+        task, splits = read_custom(custom)
+    with file.open(newline="", encoding="utf-8") as stream:
+        _, *expected = csv.reader(stream, delimiter=separator)
+    assert [[*example.texts, example.label] for example in splits["train"].examples] == expected
+    assert (f"its columns are separated by '{separator}'" in caplog.text) == (separator != ",")
+    new = tmp_path / "new.csv"
+    new.write_text(f"id{separator}text\n1{separator}fine\n")  # rows to label, read by the task alone
+    assert [example.texts for _, example in RowReader(new, task.columns, label="ignored")] == [("fine",)]
+
+
+def test_the_separator_of_a_table_can_be_given(tmp_path):
+    """Fails when a given separator is ignored, or a missing column of such a file is not listed apart."""
+    (tmp_path / "a.tsv").write_text("text;label\na, b;good\nc;bad\n")
+    custom = CustomConfig(train=str(tmp_path / "a.tsv"), text="text", label="label", separator=";")
+    assert [example.texts for example in read_custom(custom)[1]["train"].examples] == [("a, b",), ("c",)]
+    (tmp_path / "b.csv").write_text("satz;klasse\na;good\n")
+    with pytest.raises(InputError, match="has no column 'text'; its columns are satz, klasse;"):
+        read_custom(CustomConfig(train=str(tmp_path / "b.csv"), text="text", label="label"))

@@ -6,6 +6,7 @@ are ignored; a text is stripped of blanks at its ends (SST-2's texts all end in 
 """
 
 import itertools
+import logging
 import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ from jaxlm.tasks.task import Columns, Quoting, Task
 from jaxlm.wording import did_you_mean
 
 LabelRule = Literal["required", "optional", "ignored"]
+Separator = Literal["auto", ",", ";", "|", "tab"]
+FOUND = (",", ";", "|")  # separators of the columns of a CSV that are found by its first line; spreadsheets write two
+
+log = logging.getLogger(__name__)
 
 
 class RowReader:
@@ -29,6 +34,8 @@ class RowReader:
       columns: the names to look for.
       label: `required` raises for a file or row without one, `optional` gives None there, `ignored` never looks.
       quoting: quoting of a TSV, `none` or `csv`. A CSV is always read with quoting.
+      separator: the text between the columns of a TSV or CSV. auto: a tab in a TSV, in a CSV the one of FOUND with
+        which its first line has the required columns.
       headerless: names of the columns, for files that may come without a header.
       blank_lines: `drop` counts blank lines between rows as dropped, `refuse` raises InputError. Those at the end of
         the file are ignored.
@@ -54,6 +61,7 @@ class RowReader:
         *,
         label: LabelRule = "required",
         quoting: Quoting = "none",
+        separator: Separator = "auto",
         headerless: tuple[str, ...] = (),
         errors: Errors = "strict",
         blank_lines: Literal["drop", "refuse"] = "drop",
@@ -65,6 +73,7 @@ class RowReader:
         unit: str | None = None,
     ) -> None:
         self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
+        self.separator = separator
         self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
         self.short_rows, self.form, self.keep = short_rows, form, keep
         self.name = "standard input" if str(path) == "-" else str(path)
@@ -131,7 +140,7 @@ class RowReader:
 
     def _from_table(self, lines: Iterator[tuple[int, str]], form: Format) -> Iterator[tuple[int, Example]]:
         quoting = "csv" if form == "csv" else self.quoting
-        delimiter = "," if form == "csv" else "\t"
+        lines, delimiter = self._delimited(lines, form)
         rows = table_rows(lines, self.name, quoting=quoting, delimiter=delimiter)
         first = next(((number, fields) for number, fields in rows if fields is not None), None)
         if first is None:
@@ -179,6 +188,29 @@ class RowReader:
             texts = self._joined(tuple(fields[at].strip() for at in text_at))
             row = dict(zip(header, fields, strict=False)) if self.keep else None
             yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label, row=row)
+
+    def _delimited(self, lines: Iterator[tuple[int, str]], form: Format) -> tuple[Iterator[tuple[int, str]], str]:
+        """Return the lines, and the text between their columns, which a CSV's first line may have to tell."""
+        if self.separator != "auto":
+            return lines, "\t" if self.separator == "tab" else self.separator
+        if form != "csv" or self.headerless:
+            return lines, "," if form == "csv" else "\t"
+        read = []
+        for line in lines:
+            read.append(line)
+            if line[1].strip(" "):
+                break
+        first = read[-1][1] if read else ""
+        delimiter = max(FOUND, key=lambda one: (self._has_columns(first, one), first.count(one)))
+        if delimiter != ",":
+            log.info("%s: its columns are separated by %r", self.name, delimiter)
+        return itertools.chain(read, lines), delimiter
+
+    def _has_columns(self, first: str, delimiter: str) -> bool:
+        """Return whether a first line names all required columns with this text between them."""
+        header = [field.strip().strip('"') for field in first.split(delimiter)]
+        wanted = (*self.columns.texts, *self.columns.choices)
+        return bool(wanted) and all(any(name in header for name in names) for names in wanted)
 
     def from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
         """Yield (number, example) of numbered objects instead of the file's rows."""
