@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxlm.config import from_json
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
@@ -17,10 +18,11 @@ from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import ModelConfig, build, dropout_rates, family_of
-from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.checkpoints import Checkpoints, Metadata, Restored
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.earlier_versions import completed
 from jaxlm.runs.merge import merge_parameters
+from jaxlm.runs.trees import named_leaves
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.averaging import Iterates, first_average
 from jaxlm.training.config import MAY_DIFFER
@@ -344,9 +346,40 @@ def fresh_pooler(source: Source, state: TrainState) -> tuple[str, ...]:
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
     """Return the state of the newest valid checkpoint; newer and damaged ones are moved aside."""
-    restored = checkpoints.restore(saved_part(abstract))
+    restored = _restored(checkpoints, saved_part(abstract))
     notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
     return from_saved(restored.state, abstract, seed), notes
+
+
+def _restored(checkpoints: Checkpoints, wanted: dict[str, Any], **more: Any) -> Restored:
+    """Restore a state as `Checkpoints.restore` does, and convert a carry that was saved in another floating dtype.
+
+    A carry has the compute dtype of the run, which depends on the kind of device; all else has one dtype everywhere.
+    """
+    if "carry" not in wanted:
+        return checkpoints.restore(wanted, **more)
+
+    def as_saved(description: Metadata) -> dict[str, Any]:
+        saved = named_leaves(description.tree.get("carry", {}))
+
+        def with_saved_dtype(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+            found = saved.get(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+            floats = all(jnp.issubdtype(one.dtype, jnp.floating) for one in (found, leaf))
+            return jax.ShapeDtypeStruct(leaf.shape, (found if floats else leaf).dtype, sharding=leaf.sharding)
+
+        return wanted | {"carry": jax.tree_util.tree_map_with_path(with_saved_dtype, wanted["carry"])}
+
+    restored = checkpoints.restore(as_saved, **more)
+    carry = restored.state["carry"]
+    pairs = zip(jax.tree.leaves(carry), jax.tree.leaves(wanted["carry"]), strict=True)
+    others = sorted({f"{leaf.dtype} to {like.dtype}" for leaf, like in pairs if leaf.dtype != like.dtype})
+    notes = [
+        f"the carried state of step {restored.step} is converted from {other}, the compute dtype here: from here on "
+        "the losses differ by rounding from those of a run on one kind of device"
+        for other in others
+    ]
+    carry = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), carry, wanted["carry"])
+    return replace(restored, state=restored.state | {"carry": carry}, notes=(*restored.notes, *notes))
 
 
 def continue_state(
@@ -365,7 +398,9 @@ def continue_state(
         for some, others in ((wanted, saved), (saved, wanted))
     )
     known = {name: part for name, part in wanted.items() if name not in (*fresh, *OWN)}
-    restored = checkpoints.restore(known, step=step, without=(*unused, *OWN))
+    if "carry" in known:
+        _check_streams(source, known["carry"], saved["carry"])
+    restored = _restored(checkpoints, known, step=step, without=(*unused, *OWN))
     state = from_saved(restored.state, abstract, seed)
     notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
     if "average" in fresh:
@@ -383,6 +418,19 @@ def continue_state(
     if abstract.best is not None:
         state = replace(state, best=first_average(state.weights))
     return state, notes
+
+
+def _check_streams(source: Source, wanted: Any, saved: Any) -> None:
+    """Raise InputError if the state of `source` is carried for another number of rows."""
+    here, there = (named_leaves(carry) for carry in (wanted, saved))
+    if here.keys() != there.keys():
+        return  # another model, which restoring names
+    rows, others = ({leaf.shape[1] for leaf in leaves.values()} for leaves in (here, there))
+    if rows != others:
+        raise InputError(
+            f"batch_size must be {min(others)}, the streams that the state of {source.name} has read, got {min(rows)}; "
+            "give that one, or --start-with parameters"
+        )
 
 
 OTHER_STORE = "store:DIR of a store with the right tokenizer"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from toy_runs import Process, checksums, make_stores, metrics, newest_step, run_here
+from toy_runs import Process, assert_one_line, checksums, copy_at, make_stores, metrics, newest_step, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
@@ -258,6 +258,23 @@ def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
     assert ended.code == 0, ended.errors
     assert metrics(run) == metrics(base) and metrics(run, "validation_loss") == metrics(base, "validation_loss")
     assert checksums(run) == checksums(base)
+
+
+def test_a_run_goes_on_in_another_dtype(base, stores, tmp_path):
+    """Fails when a run cannot go on where the default dtype is another one, or its memory is lost there."""
+    run = copy_at(base, 4, tmp_path / "run")
+    ended = run_here("pretrain", *arguments(run, stores, "--execution.dtype", "bfloat16"))
+    assert ended.code == 0, ended.errors
+    assert "the carried state of step 4 is converted from float32 to bfloat16" in ended.errors
+    assert metrics(run)[5] == pytest.approx(metrics(base)[5], rel=1e-2)
+
+
+def test_a_state_is_continued_with_as_many_streams(base, stores, tmp_path):
+    """Fails when the batch size, which decides, is not named."""
+    words = ("debug/transformer_xl", "--run", tmp_path / "run", "--data.store", stores[0], "--length", 12)
+    more = ("--num-steps", 8, "--start", base, "--start-with", "state", "--batch-size", 16)
+    ended = run_here("pretrain", *words, *more)
+    assert_one_line(ended, 2, f"--batch-size must be 8, the streams that the state of {base}@6 has read, got 16; give")
 
 
 def test_another_mesh_and_micro_batches_give_the_same_losses(base, stores, tmp_path):

@@ -15,6 +15,8 @@ from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, assert_trees_same, 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.objectives.language_model import reset_carry
 from jaxlm.objectives.objective import Objective
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.training.initialization import resume
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.perplexity import totals
 from jaxlm.training.step import (
@@ -150,6 +152,22 @@ def test_a_checkpoint_has_the_carry_where_there_is_one(whole):
     without = state.replace(carry=None)
     assert set(saved_part(without)) == {"step", "params", "opt_state"}
     assert from_saved(saved_part(without), without, 0).carry is None
+
+
+def test_a_carry_of_another_dtype_is_converted(whole, tmp_path):
+    """Fails when a run cannot go on with another compute dtype, or the carry changes in more than its rounding."""
+    state = whole[1][-1]
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(STEPS, saved_part(state), config={})
+        checkpoints.wait()
+        other = state.carry._replace(columns=state.carry.columns.astype(jnp.bfloat16))
+        abstract = jax.eval_shape(lambda: state.replace(carry=other))
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract)
+        found, notes = resume(checkpoints, abstract, 0)
+    assert_trees_same(found.replace(carry=None), state.replace(carry=None))
+    assert_trees_same(found.carry, other)
+    assert len(notes) == 1 and "converted from float32 to bfloat16" in notes[0]
 
 
 @pytest.mark.parametrize("axis", [0, 1])
