@@ -28,7 +28,7 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.inference.prediction import default_batch_size, in_chunks
     from jaxlm.inference.predictor import Predictor
     from jaxlm.progress import Progress
-    from jaxlm.tasks.prediction_lines import LineWriter, check_top_k, format_of_output
+    from jaxlm.tasks.prediction_lines import LineWriter, Summary, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows
 
     if arguments.batch_size < 1:
@@ -47,7 +47,7 @@ def predict(arguments: PredictArguments) -> int:
         form=arguments.input_format,
         keep=arguments.with_inputs,
     )
-    done, cut = 0, 0
+    done, cut, summary = 0, 0, Summary(predictor.task.kind)
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
@@ -57,11 +57,13 @@ def predict(arguments: PredictArguments) -> int:
                 examples, first=done, inputs=arguments.with_inputs, top_k=arguments.top_k
             )
             writer.write(lines)
+            summary.add(lines)
             out.flush()
             done, cut = done + len(examples), cut + truncated
             progress.update(done)
     if arguments.output is not None:
         progress.close()
+        print(summary.text(str(arguments.output)))
     if cut:
         log.warning("%d of %d rows were truncated to %d tokens", cut, done, predictor.limit)
     return done

@@ -8,6 +8,7 @@ the row under its own name, or `input_NAME` where the line has another value of 
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.reading.formats import SPREADSHEETS, TextFormat
 from jaxlm.tasks.task import Task
+from jaxlm.wording import counted
 
 RANKED = ("classification", "multilabel", "choice", "span")  # kinds of tasks whose predictions are one of several
 TABLES: dict[str, TextFormat] = {".csv": "csv", ".tsv": "tsv"}
@@ -165,6 +167,37 @@ class LineWriter:
         row = io.StringIO(newline="")
         csv.writer(row, DIALECTS[self._form], lineterminator="\r\n").writerow(cells)
         return row.getvalue().removesuffix("\r\n") + "\n"
+
+
+class Summary:
+    """Counts of written predictions, for one line at the end. kind: of the task. most: labels that the line names."""
+
+    def __init__(self, kind: str, most: int = 10) -> None:
+        self._kind, self._most = kind, most
+        self._rows = 0
+        self._labels: Counter[str] = Counter()
+        self._values: list[float] = []
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Count lines."""
+        self._rows += len(lines)
+        predictions = [line["prediction"] for line in lines]
+        if self._kind == "classification":
+            self._labels.update(map(str, predictions))
+        elif self._kind == "multilabel":
+            self._labels.update(str(label) for labels in predictions for label in labels)
+        elif self._kind == "regression":
+            self._values += map(float, predictions)
+
+    def text(self, name: str) -> str:
+        """Return the line: `labelled.csv: 5 rows; good 3, bad 2`."""
+        parts = [f"{label} {count:,}" for label, count in self._labels.most_common(self._most)]
+        if (more := len(self._labels) - len(parts)) > 0:
+            parts.append(f"{counted(more, 'more label')}")
+        if self._values:
+            mean = sum(self._values) / len(self._values)
+            parts = [f"mean {mean:.4g}", f"from {min(self._values):.4g} to {max(self._values):.4g}"]
+        return f"{name}: {counted(self._rows, 'row')}" + (f"; {', '.join(parts)}" if parts else "")
 
 
 def _cell(value: Any) -> str:

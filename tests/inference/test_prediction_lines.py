@@ -24,7 +24,7 @@ from jaxlm.inference.predictor import Predictor
 from jaxlm.models.heads import LSTMHead, PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
 from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Task, read_rows
-from jaxlm.tasks.prediction_lines import LineWriter, format_of_output, given_label, scores_of, with_inputs
+from jaxlm.tasks.prediction_lines import LineWriter, Summary, format_of_output, given_label, scores_of, with_inputs
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -119,6 +119,33 @@ def test_lines_without_flags_are_those_of_earlier_versions(runs, plain, kind):
         line = {"index": index, "prediction": prediction, "scores": scores}
         expected += json.dumps(line | ({"tokens": list(row.tokens)} if kind == "tagging" else {})) + "\n"
     assert plain(kind) == expected
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "span"])
+def test_a_file_ends_with_a_summary(runs, plain, kind, tmp_path):
+    """Fails if a row or a label is not counted: NumPy and Python count those of the file."""
+    run, files = runs[kind]
+    output = tmp_path / "labelled.jsonl"
+    said = predicted(run, files / "test.jsonl", "--output", output)
+    found = [line["prediction"] for line in parsed(output.read_text())]
+    assert output.read_text() == plain(kind)
+    rows, _, rest = said.removesuffix("\n").partition("; ")
+    assert rows == f"{output}: {len(found)} rows"
+    if kind == "regression":
+        assert rest == f"mean {np.mean(found):.4g}, from {min(found):.4g} to {max(found):.4g}"
+    elif kind == "span":
+        assert not rest
+    else:
+        counts = {label: found.count(label) for label in found}
+        assert rest.split(", ") == [f"{label} {counts[label]}" for label in sorted(counts, key=lambda x: -counts[x])]
+
+
+def test_a_summary_names_the_ten_most_frequent_labels():
+    """Fails if a label of several per row is not counted, or all of many are listed."""
+    summary = Summary("multilabel")
+    summary.add([{"prediction": list("abcdefghijklm")}, {"prediction": []}])
+    summary.add([{"prediction": ["m"]}])
+    assert summary.text("x.csv") == "x.csv: 3 rows; m 2, a 1, b 1, c 1, d 1, e 1, f 1, g 1, h 1, i 1, 3 more labels"
 
 
 @pytest.mark.parametrize("kind", KINDS)
