@@ -63,8 +63,8 @@ mkdir -p "$out"
 printf '\nThe commands below run in %s after: . .venv/bin/activate; export JAX_PLATFORMS=cpu\n' "$PWD"
 
 # Seconds of each step on the author's two cores.
-names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long table report)
-guesses=(25 1 3 6 1 255 3 6 60 50 70 3 4)
+names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long report table)
+guesses=(25 1 3 6 1 255 3 6 60 50 70 4 3)
 . launch/steps.bash
 
 # --- text → tokenizer → language model ----------------------------------------------------------------------------------
@@ -98,6 +98,6 @@ run scratch-long python -m jaxlm.finetune configs/finetune/quickstart.py --run "
 
 # --- results ------------------------------------------------------------------------------------------------------------
 
-run table python launch/quickstart/table.py --directory "$out"
 run report python -m jaxlm.report "$out/pretrained" "$out/finetuned" "$out/scratch" "$out/scratch-long" \
   --output "$out/report.html"
+run table python launch/quickstart/table.py --directory "$out"

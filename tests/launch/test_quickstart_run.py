@@ -94,6 +94,13 @@ def test_the_table_and_the_summary_say_what_the_runs_wrote(tmp_path):
         assert expected in done.stdout, expected
     assert "10,200 tokens per second" in done.stdout
     assert "The function returns the sample." in done.stdout
+    assert "higher probability in\n62.5 % of the test pairs" in done.stdout  # apart from the rows with labels
+    files = done.stdout.split("Files:\n")[1].split("\n\n")[0].split("\n")
+    written = {path.name for path in directory.iterdir()} | {"corpus", "stores", "report.html"}
+    assert {line.split()[0].removeprefix(f"{directory}/") for line in files} == written - {"scratch-long"}
+    following = [line for line in done.stdout.split("\nNext")[1].splitlines() if line.startswith("  python -m jaxlm.")]
+    assert [line.split()[2] for line in following] == ["jaxlm.finetune", "jaxlm.predict"]
+    assert f"--start {directory / 'pretrained'}" in following[0]
     assert "Limitations" in done.stdout and str(directory / "summary.json") in done.stdout
     assert (directory / "table.txt").read_text() in done.stdout
     picture = (directory / "curves.png").read_bytes()
@@ -130,9 +137,9 @@ def test_the_script_prints_each_command_before_it_runs_and_stops_where_one_fails
     calls = (stage / "calls").read_text().splitlines()
     printed = [line[len("$ python ") :] for line in done.stdout.splitlines() if line.startswith("$ python ")]
     assert [line.split(" > ")[0].replace("'", "") for line in printed] == calls
-    assert f"[{len(calls)}/{len(calls)}] report" in done.stdout
+    assert f"[{len(calls)}/{len(calls)}] table" in done.stdout  # last, as it lists the files
     trained = [words[words.index("--run") + 1] for words in map(str.split, calls) if "configs/" in words[2]]
-    assert calls[-1].split()[2:] == [*trained, "--output", "runs/quickstart/report.html"]
+    assert calls[-2].split()[2:] == [*trained, "--output", "runs/quickstart/report.html"]
     assert "ready: cpu" in done.stdout
     steps = [json.loads(line) for line in (stage / "runs" / "quickstart" / "steps.jsonl").read_text().splitlines()]
     assert len(steps) == len(calls) and all(step["code"] == 0 for step in steps)
