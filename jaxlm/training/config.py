@@ -87,7 +87,8 @@ class PretrainConfig:
     """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
     0: off."""
     on_spike: Literal["report", "skip"] = "report"
-    """report: apply such an update. skip: leave it out; its step counts."""
+    """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
+    gradient is not finite, at most two in a row."""
     select: Literal["best", "last"] = "last"
     """Parameters for other commands. best: those with the lowest validation loss so far. last: the last ones."""
     patience: int | None = None
@@ -218,7 +219,8 @@ class FinetuneConfig:
     """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
     0: off."""
     on_spike: Literal["report", "skip"] = "report"
-    """report: apply such an update. skip: leave it out; its step counts."""
+    """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
+    gradient is not finite, at most two in a row."""
     seed: int = 0
     """Seed of all random numbers of the first run."""
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -183,8 +183,8 @@ def _diverged(error: NotFinite, session: Session, state: TrainState, first: int,
     if finite > saved:
         session.run_save(finite, state)
     remedy = (
-        f"the state before it, of step {finite}, is saved: start a new run from it with another learning rate, or look "
-        "at these rows"
+        f"the state before it, of step {finite}, is saved: start a new run from it with --spike-factor 5 --on-spike "
+        "skip or another learning rate, or look at these rows"
     )
     if finite == first and session.began is not None:
         remedy = (

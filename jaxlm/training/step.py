@@ -27,8 +27,8 @@ from jaxlm.training.unfreezing import stage_of
 class TrainState:
     """The state between two steps. step: int32, the number of updates.
 
-    halted: bool, set for good by the first loss or gradient that is not finite. seed: uint32, the run's; all keys are
-    derived from it and the step. A checkpoint holds neither of the two.
+    halted: bool, set for good by a loss or gradient that is not finite and not skipped. seed: uint32, the run's; all
+    keys are derived from it and the step. A checkpoint holds neither of the two.
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
     models without one. average: the average of the parameters (`jaxlm.training.averaging`), or None. iterates: if it is
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
@@ -232,8 +232,9 @@ def make_train_step(
     Dropout keys are derived from (state.seed, state.step, micro-batch). The weights of all loss terms are computed on
     the whole batch before it is split, so the gradient does not depend on the split. The rows of the carry are split
     alike. A loss or gradient norm that is not finite leaves the state unchanged except for `halted`, and turns all
-    later steps into no-ops. A spike that is skipped changes the step, the carry and the recent norms only. The first
-    step of a stage of gradual unfreezing begins with the optimizer's state before the first update.
+    later steps into no-ops, unless it is skipped as a spike. A skipped spike changes the step, the recent norms and, if
+    it is finite, the carry only. The first step of a stage of gradual unfreezing begins with the optimizer's state
+    before the first update.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
     GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms.
@@ -248,17 +249,20 @@ def make_train_step(
         gradient = optimizer.begun(gradient, stage)
         norm = optax.tree.norm(optimizer.trained(gradient))
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
-        rate, applied, recent_norms, spike = optimizer.rate(state.step, settings.schedule), is_finite, None, None
+        counts = applied = is_finite
+        rate, recent_norms, spike = optimizer.rate(state.step, settings.schedule), None, None
         if objective.rate_factor is not None:
             rate = rate * objective.rate_factor(prepared)
         if state.recent_norms is not None:
-            spike = find_spike(state.recent_norms, norm, settings.spike_factor, settings.skips_spikes)
+            norm_kept = jnp.where(is_finite, norm, jnp.inf)
+            spike = find_spike(state.recent_norms, norm_kept, state.step, settings.spike_factor, settings.skips_spikes)
             applied = is_finite & ~spike["skipped"]
-            recent_norms = with_norm(state.recent_norms, norm, state.step, is_finite)
+            counts = is_finite | (spike["skipped"] & ~state.halted)
+            recent_norms = with_norm(state.recent_norms, norm_kept, state.step, counts)
         opt_state = state.opt_state
         if optimizer.last_stage:
             initial = optimizer.transformation.init(state.params)
-            opt_state = jax.tree.map(partial(jnp.where, stage.is_new & is_finite), initial, opt_state)
+            opt_state = jax.tree.map(partial(jnp.where, stage.is_new & counts), initial, opt_state)
         updates, opt_state = optimizer.transformation.update(
             gradient, opt_state, state.params, learning_rate=rate, applied=applied
         )
@@ -276,11 +280,11 @@ def make_train_step(
                 iterates = iterates._replace(averaged=iterates.averaged + counted.astype(jnp.int32))
             average = jax.tree.map(partial(jnp.where, applied), moved, average)
         new = TrainState(
-            step=state.step + is_finite.astype(jnp.int32),
+            step=state.step + counts.astype(jnp.int32),
             params=params,
             opt_state=opt_state,
             seed=state.seed,
-            halted=~is_finite,
+            halted=~counts,
             carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
             average=average,
             iterates=iterates,
@@ -288,13 +292,13 @@ def make_train_step(
             best=state.best,
             selection=state.selection,
         )
-        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~is_finite}
+        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts}
         metrics |= means | ({} if spike is None else {"spike": spike})
 
         def norms(opt_state: Any) -> Metrics:
-            size = rate if spike is None else rate * applied
             direction = optimizer.direction(gradient, opt_state, state.params)
-            return layer_norms(optimizer.begun(direction, stage), size)
+            found = layer_norms(optimizer.begun(direction, stage), rate)
+            return found if spike is None else jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
         with jax.named_scope(RARELY):

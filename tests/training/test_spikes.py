@@ -84,6 +84,40 @@ def test_a_level_that_lasts_is_no_spike_for_ever():
     assert skipped[0] == 100 and abs(len(skipped) - WINDOW / 2) < 16 and skipped[-1] < STEPS - 20
 
 
+def test_updates_that_are_not_finite_are_skipped_until_the_third_in_a_row():
+    """Fails if a batch with NaN halts a run that skips, moves a parameter or a median, does not count as a step, or is
+    skipped a third time in a row; if a run that reports goes on; or if a state from a checkpoint forgets the count.
+    """
+    step, optimizer = toy_linear.regression()
+    settings = settings_of(toy_linear.RUN, STEPS, ema=0.9, spike_factor=FACTOR, on_spike="skip")
+    state = toy_linear.start(optimizer, averages=True, finds_spikes=True)
+    spoilt, norms, w = {2, 40, 42, 43, 60, 61, 62}, [], toy_linear.START["backbone"]["w"].astype(np.float64)
+    for number, batch in enumerate(toy_linear.rows(62)):
+        before = jax.device_get(state)
+        batch[0, 1] = {2: np.inf, 40: 1e30}.get(number, np.nan) if number in spoilt else batch[0, 1]  # 1e30: norm only
+        state, metrics = step(state, batch, settings)
+        skipped = bool(metrics["spike"]["skipped"])
+        assert int(state.step) == number + 1 and not bool(state.halted) and skipped == (number in spoilt)
+        np.testing.assert_allclose(
+            metrics["spike"]["median"], np.median(norms[-WINDOW:]) if norms else np.nan, rtol=1e-4
+        )
+        if skipped:
+            assert_trees_same((state.params, state.average), (before.params, before.average))
+            assert not any(np.any(size) for size in metrics["update_norm"].values())
+        else:
+            gradient = toy_linear.gradient(w, batch)
+            norms.append(np.linalg.norm(gradient))
+            w = w - toy_linear.RATE * gradient
+        np.testing.assert_allclose(state.params["backbone"]["w"], w, rtol=1e-3, atol=1e-4)
+    restored = toy_linear.start(optimizer, averages=True, finds_spikes=True).replace(**saved_part(state))
+    halted, metrics = step(restored, batch, settings)
+    assert bool(halted.halted) and bool(metrics["halted"]) and not bool(metrics["spike"]["skipped"])
+    assert_trees_same(saved_part(halted), saved_part(state))
+    first = toy_linear.start(optimizer, averages=True, finds_spikes=True)
+    reports, metrics = step(first, batch, settings._replace(skips_spikes=np.bool_(False)))
+    assert bool(reports.halted) and int(reports.step) == 0 and not bool(metrics["spike"]["found"])
+
+
 def test_a_state_without_recent_norms_has_none():
     """Fails when a run without --spike-factor gets another checkpoint or other metrics than before."""
     step, optimizer = toy_linear.regression()

@@ -128,9 +128,10 @@ def test_a_stage_whose_first_step_is_not_finite_or_skipped():
     state = state.replace(recent_norms=jnp.full_like(state.recent_norms, 1e-6))
     assert int(state.opt_state.count) == EPOCH
     batch = gradients(1)[0]
-    halted, _ = step(state, jax.tree.map(lambda x: x * np.nan, batch), settings)
+    halted, _ = step(state, jax.tree.map(lambda x: x * np.nan, batch), opened)
     assert_trees_same(halted.replace(halted=state.halted), state)
-    skipped, metrics = step(state, batch, settings)
-    assert bool(metrics["spike"]["skipped"]) and int(skipped.step) == EPOCH + 1
-    assert int(skipped.opt_state.count) == 0 and not any(leaf.any() for leaf in jax.tree.leaves(skipped.opt_state))
-    assert_trees_same(skipped.params, state.params)
+    for factor in (1.0, np.nan):
+        skipped, metrics = step(state, jax.tree.map(lambda x, factor=factor: x * factor, batch), settings)
+        assert bool(metrics["spike"]["skipped"]) and int(skipped.step) == EPOCH + 1
+        assert int(skipped.opt_state.count) == 0 and not any(leaf.any() for leaf in jax.tree.leaves(skipped.opt_state))
+        assert_trees_same(skipped.params, state.params)
