@@ -236,6 +236,9 @@ class ZeroShotOptions:
     """File of the rows in the prompt, as the task's. Default: the first rows of the task's file, not scored."""
     seed: int = 0
     """Seed of the sampling of summaries."""
+    sample: int | None = None
+    """Number of random rows of each task, for a first look; of blimp, of each paradigm; of cola, of train and dev. They
+    are the same for every model. Default: all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +250,8 @@ class ZeroShot(Evaluation):
     checkpoints: tuple[str, ...] = ()
     """Steps to evaluate, or all, for every checkpoint that was kept."""
     options: tyro.conf.OmitArgPrefixes[ZeroShotOptions] = field(default_factory=ZeroShotOptions)
+    items: Path | None = None
+    """A JSONL file with a line per row: the texts or the prompt, the scores or the answer, and its value."""
     beyond_length: bool = False
     """Use untrained position embeddings for texts longer than the trained length."""
 

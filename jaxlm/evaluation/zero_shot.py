@@ -4,11 +4,12 @@ import dataclasses
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.atomic_write import atomic_output, check_output
@@ -16,7 +17,7 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
-from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, say
+from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, output_file, say
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
@@ -31,7 +32,7 @@ from jaxlm.training.step import TrainState
 from jaxlm.wording import flag
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS, parse_tasks
-from jaxlm.zero_shot.task import PAPER, ZeroShotTask
+from jaxlm.zero_shot.task import PAPER, Measured, ZeroShotTask
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,11 @@ def evaluate_zero_shot(arguments: ZeroShot) -> None:
     if arguments.checkpoints and output is None:
         output = Path(split_start(arguments.run)[0]) / RESULTS
     results = Results(output, keep=bool(arguments.checkpoints))
+    if arguments.items is not None:
+        if arguments.checkpoints:
+            raise InputError(f"--items must be given without --checkpoints, got {arguments.items}; give RUN@STEP")
+        check_output(arguments.items)
+    items: list[dict[str, Any]] = []
     mesh = make_mesh(arguments.mesh)
     model: ZeroShotModel | None = None
     for spec in specs:
@@ -63,20 +69,41 @@ def evaluate_zero_shot(arguments: ZeroShot) -> None:
         model = model or zero_shot_model(run, arguments, mesh, [task for task, _ in tasks])
         model.params = run.params
         for task, path in missing:
-            lines = list(measured_lines(model, (str(run.path), run.step), task, path, arguments.options))
+            values = list(task.measure(model, Path(path), arguments.options))
+            lines = list(measured_lines(model, (str(run.path), run.step), task, path, arguments.options, values))
             results.add(lines)
             show(lines)
+            if arguments.items is not None:
+                items += item_lines(task, values)
+    if arguments.items is not None:
+        with output_file(arguments.items) as file:
+            file.writelines(figures_json(item) + "\n" for item in items)
+
+
+def item_lines(task: ZeroShotTask, values: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return a JSON object per row of a task, with its values by metric; none for a running text."""
+    counted = [value for value in values if value.rows]
+    lines = [{"task": task.name} | row.item() for row in counted[0].rows] if counted else []
+    for value in counted:
+        for line, of_row in zip(lines, np.asarray(value.of_rows).tolist(), strict=False):
+            line[value.metric] = of_row
+    return lines
 
 
 def measured_lines(
-    model: ZeroShotModel, source: tuple[str, int | None], task: ZeroShotTask, path: str, options: ZeroShotOptions
+    model: ZeroShotModel,
+    source: tuple[str, int | None],
+    task: ZeroShotTask,
+    path: str,
+    options: ZeroShotOptions,
+    values: Iterable[Measured],
 ) -> Iterator[dict[str, Any]]:
     """Yield a JSON object per value of a task. source: the run and the step, None for published weights."""
     run, step = source
     of_value = {"run": run, "step": step, "task": task.name, "path": path, "protocol": PAPER}
     changed = changed_options(options, task)
-    for measured in task.measure(model, Path(path), options):
-        value = {key: found for key, found in measured._asdict().items() if key != "how"}
+    for measured in values:
+        value = {key: found for key, found in measured._asdict().items() if key not in ("how", "rows", "of_rows")}
         length = {} if model.positions == UNLIMITED else {"context_length": model.positions}
         how = {"left_context": model.begins(), **length} | dict(measured.how)
         yield of_value | value | how | ({"options": changed} if changed else {})
@@ -109,7 +136,8 @@ def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Train
             model.params = state.weights
             for task, path in tasks:
                 if not results.hold(step, task, path, options):
-                    lines = list(measured_lines(model, (trainee.run.name, step), task, path, options))
+                    values = task.measure(model, Path(path), options)
+                    lines = list(measured_lines(model, (trainee.run.name, step), task, path, options, values))
                     results.add(lines)
                     show(lines)
                     trainee.log.to_tensorboard(step, _scalars(lines))
@@ -199,7 +227,9 @@ def _of_task(options: Mapping[str, Any], task: ZeroShotTask) -> dict[str, Any]:
 
 
 def check_options(tasks: Sequence[ZeroShotTask], options: ZeroShotOptions) -> None:
-    """Raise InputError for an option that none of the tasks depends on."""
+    """Raise InputError for an option that none of the tasks depends on, and for a sample without rows."""
+    if options.sample is not None and options.sample < 1:
+        raise InputError(f"--sample must be positive, got {options.sample}; give at least 1")
     for name, value in _changed(options).items():
         if name != "protocol" and not any(task.depends_on(name) for task in tasks):
             others = ", ".join(task.name for task in ZERO_SHOT_TASKS.values() if task.depends_on(name))

@@ -22,7 +22,7 @@ from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
-from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, scored_rows, shortened
+from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, sampled, scored_rows, shortened
 
 WORDS = {"0": "negative", "1": "positive"}
 
@@ -45,53 +45,51 @@ def labelled(name: str, path: Path) -> tuple[tuple[Example, ...], dict[str, str]
 
 def measure_choices(model, path: Path, options, *, name: str) -> Iterator[Measured]:
     """Yield the accuracy of the choice with the highest mean log-probability per token."""
-    del options
     (examples, split), labels = labelled(name, path), TASKS[name].labels
-    rows = [
+    chosen = sampled(enumerate(examples, 1), options.sample)
+    texts = [
         [Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}") for choice in example.choices]
-        for number, example in enumerate(examples, 1)
+        for number, example in chosen
     ]
-    scores = scored_rows(model, rows)
+    rows = scored_rows(model, texts)
     right = [
-        best([one.mean for one in texts]) == labels.index(str(example.label))
-        for texts, example in zip(scores, examples, strict=True)
+        best([one.mean for one in row.scores]) == labels.index(str(example.label))
+        for row, (_, example) in zip(rows, chosen, strict=True)
     ]
-    how = {"unit": "mean over the tokens of a choice", **split, **shortened(scores)}
-    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
+    how = {"unit": "mean over the tokens of a choice", **split, **shortened(rows)}
+    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how, rows, right)
 
 
 def measure_sentiment(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the likelier one of `positive` and `negative` after `very`."""
-    del options
     examples, split = labelled("sst2", path)
-    rows = [
+    chosen = sampled(enumerate(examples, 1), options.sample)
+    texts = [
         [Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}") for word in WORDS.values()]
-        for number, example in enumerate(examples, 1)
+        for number, example in chosen
     ]
-    scores, names = scored_rows(model, rows), list(WORDS)
+    rows, names = scored_rows(model, texts), list(WORDS)
     right = [
-        best([one.sum for one in texts]) == names.index(str(example.label))
-        for texts, example in zip(scores, examples, strict=True)
+        best([one.sum for one in row.scores]) == names.index(str(example.label))
+        for row, (_, example) in zip(rows, chosen, strict=True)
     ]
-    how = {"unit": "sum over the tokens of positive or negative after very", **split, **shortened(scores)}
-    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how)
+    how = {"unit": "sum over the tokens of positive or negative after very", **split, **shortened(rows)}
+    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how, rows, right)
 
 
 def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
     """Yield Matthews correlation and accuracy on dev, with the threshold that is the best one on train."""
     from sklearn.metrics import matthews_corrcoef  # here: its second is not for every start of a pretraining
 
-    del options
     if not path.is_dir():
         raise InputError(f"{path} must be a directory with train.tsv and dev.tsv, got a file; give glue/CoLA")
     means, labels = {}, {}
     for split in ("train", "dev"):
         _, data = read_split("cola", path, (split,))
-        examples = data.examples
-        texts = [Text((one.texts[0],), 0, f"{split} row {number}") for number, one in enumerate(examples, 1)]
-        scores = model.scores(texts)
-        means[split] = np.array([one.mean for one in scores])
-        labels[split] = np.array([one.label == "1" for one in examples])
+        chosen = sampled(enumerate(data.examples, 1), options.sample)
+        rows = scored_rows(model, [[Text((one.texts[0],), 0, f"{split} row {number}")] for number, one in chosen])
+        means[split] = np.array([row.scores[0].mean for row in rows])
+        labels[split] = np.array([one.label == "1" for _, one in chosen])
     threshold = best_threshold(means["train"], labels["train"])
     predictions, right = means["dev"] > threshold, labels["dev"]
     random = np.random.Generator(np.random.Philox(SEED))
@@ -102,11 +100,11 @@ def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
         "split": "dev",
         "threshold": threshold,
         "filters": f"threshold with the best Matthews correlation on the {len(labels['train']):,} training rows",
-        **shortened([[one] for one in scores]),
+        **shortened(rows),
     }
-    count = len(right)
-    yield Measured("matthews", float(matthews_corrcoef(right, predictions)), error, count, count, how)
-    yield Measured("accuracy", *accuracy(right == predictions), count, count, how)
+    counts = len(data.examples), len(rows)
+    yield Measured("matthews", float(matthews_corrcoef(right, predictions)), error, *counts, how)
+    yield Measured("accuracy", *accuracy(right == predictions), *counts, how, rows, right == predictions)
 
 
 def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -133,16 +131,16 @@ def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def measure_cloze(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the candidate with the highest probability of itself and the rest of its sentence."""
-    del options
     questions = list(cloze_questions(path))
-    scores = scored_rows(model, [texts for texts, _ in questions])
-    right = [best([one.sum for one in texts]) == answer for texts, (_, answer) in zip(scores, questions, strict=True)]
+    chosen = sampled(questions, options.sample)
+    rows = scored_rows(model, [texts for texts, _ in chosen])
+    right = [best([one.sum for one in row.scores]) == answer for row, (_, answer) in zip(rows, chosen, strict=True)]
     how = {
         "unit": "sum over the tokens of a candidate and the rest of its sentence",
         "detokenizer": "ptb",
-        **shortened(scores),
+        **shortened(rows),
     }
-    yield Measured("accuracy", *accuracy(right), len(questions), len(right), how)
+    yield Measured("accuracy", *accuracy(right), len(questions), len(right), how, rows, right)
 
 
 def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:

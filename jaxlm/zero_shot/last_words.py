@@ -8,6 +8,8 @@ last word, which starts at the last blank.
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from jaxlm.errors import InputError
 from jaxlm.zero_shot.task import (
     Measured,
@@ -16,6 +18,7 @@ from jaxlm.zero_shot.task import (
     accuracy,
     json_objects,
     perplexity,
+    sampled,
     scored_rows,
     shortened,
 )
@@ -24,14 +27,14 @@ from jaxlm.zero_shot.task import (
 def measure(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy and the perplexity of the last token."""
     texts = [passage(where, row["text"]) for where, row in json_objects(path, ["text"])]
-    scores = scored_rows(model, [[text] for text in texts])
-    words = [word for (text,) in scores for word in text.parts]
+    rows = scored_rows(model, [[text] for text in sampled(texts, options.sample)])
+    words = [word for row in rows for word in row.scores[0].parts]
     filters = {"filters": f"predictions without the stop words of {options.stop_words}"} if options.stop_words else {}
     right = [bool(word.greedy[-1]) for word in words]
     losses = [-float(word.log_probs[-1]) for word in words]
-    how = {"unit": "last token", **filters, **shortened(scores)}
-    for metric, (value, stderr) in (("accuracy", accuracy(right)), ("perplexity", perplexity(losses))):
-        yield Measured(metric, value, stderr, len(texts), len(words), how)
+    how = {"unit": "last token", **filters, **shortened(rows)}
+    yield Measured("accuracy", *accuracy(right), len(texts), len(rows), how, rows, right)
+    yield Measured("perplexity", *perplexity(losses), len(texts), len(rows), how, rows, np.exp(losses))
 
 
 def passage(where: str, text: str) -> Text:
@@ -46,6 +49,6 @@ LAMBADA = ZeroShotTask(
     "lambada",
     "the last word of a passage (JSONL with `text`)",
     measure,
-    options=("stop_words",),
+    options=("sample", "stop_words"),
     harness="lambada_openai",
 )

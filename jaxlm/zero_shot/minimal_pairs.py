@@ -19,6 +19,7 @@ from jaxlm.zero_shot.task import (
     accuracy,
     files_of,
     json_objects,
+    sampled,
     scored_rows,
     shortened,
 )
@@ -32,32 +33,33 @@ BY: dict[str, Callable[[ScoredText], float]] = {
 
 def measure(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracies of each paradigm, of each field, and over all paradigms, which count equally."""
-    del options
     pairs, field_of = defaultdict(list), {}
     for file in files_of(path, ".jsonl"):
         for where, row in json_objects(file, FIELDS):
             paradigm = row.get("UID", file.stem)
             pairs[paradigm].append(tuple(Text((row[name],), 0, where) for name in FIELDS))
             field_of[paradigm] = row.get("field", "")
-    found = iter(scored_rows(model, [pair for rows in pairs.values() for pair in rows]))
-    scores = {paradigm: [next(found) for _ in rows] for paradigm, rows in pairs.items()}
+    chosen = {paradigm: sampled(rows, options.sample) for paradigm, rows in pairs.items()}
+    found = iter(scored_rows(model, [pair for rows in chosen.values() for pair in rows]))
+    scored = {paradigm: [next(found) for _ in rows] for paradigm, rows in chosen.items()}
     for metric, score in BY.items():
-        figures = {}
-        for paradigm, rows in scores.items():
-            figures[paradigm] = (*accuracy([score(good) > score(bad) for good, bad in rows]), len(rows))
+        right = {name: [score(good) > score(bad) for _, (good, bad) in rows] for name, rows in scored.items()}
+        for paradigm, rows in scored.items():
             how = {"paradigm": paradigm, "field": field_of[paradigm], **shortened(rows)}
-            yield Measured(metric, *figures[paradigm], len(rows), how)
+            yield Measured(metric, *accuracy(right[paradigm]), len(pairs[paradigm]), len(rows), how)
         for name in [*sorted(set(field_of.values()) - {""}), ""]:
-            inside = [paradigm for paradigm in figures if name in ("", field_of[paradigm])]
-            how = ({"field": name} if name else {}) | shortened([row for one in inside for row in scores[one]])
-            yield Measured(metric, *_mean_of([figures[one] for one in inside]), how=how)
+            inside = [paradigm for paradigm in scored if name in ("", field_of[paradigm])]
+            rows = [row for one in inside for row in scored[one]]
+            value, error = _mean_of([accuracy(right[one]) for one in inside])
+            how = ({"field": name} if name else {}) | shortened(rows)
+            kept = () if name else (rows, [one for paradigm in inside for one in right[paradigm]])
+            yield Measured(metric, value, error, sum(len(pairs[one]) for one in inside), len(rows), how, *kept)
 
 
-def _mean_of(figures: Sequence[tuple[float, float, int]]) -> tuple[float, float, int, int]:
-    """Return the mean of independent accuracies, its standard error, and the number of rows, twice."""
-    values, errors, counts = (np.array(column) for column in zip(*figures, strict=True))
-    rows = int(counts.sum())
-    return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(values)), rows, rows
+def _mean_of(figures: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean of independent accuracies and its standard error."""
+    values, errors = (np.array(column) for column in zip(*figures, strict=True))
+    return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(values))
 
 
 BLIMP = ZeroShotTask(

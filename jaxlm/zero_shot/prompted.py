@@ -28,18 +28,39 @@ from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer
 from jaxlm.zero_shot.generation_scores import bleu, conversation_scores, rouge
 from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
 from jaxlm.zero_shot.prompts import Query, Template, read_template
-from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr
+from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr, sampled
 
 DECILES = 10
 
 
+class Answered(NamedTuple):
+    """A row, its prompt, how it was continued, and the answer taken from that."""
+
+    row: Row
+    query: Query
+    continuation: Continuation
+    answer: str
+
+    def item(self) -> dict[str, Any]:
+        """Return the row as JSON has it."""
+        return {
+            "row": self.row.where,
+            "prompt": self.query.text,
+            "generated": self.continuation.text,
+            "answer": self.answer,
+            "references": list(self.row.answers),
+            "shortened": self.continuation.shortened,
+        }
+
+
 class Values(NamedTuple):
-    """A metric of a task: its value, standard error, and more about it in words."""
+    """A metric of a task: its value, standard error, more about it in words, and the value of each row, if any."""
 
     metric: str
     value: float
     stderr: float
     how: dict[str, Any]
+    of_rows: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -72,15 +93,18 @@ class PromptedTask:
         rows, without = self.read(path)
         examples, scored, named = self._examples(path, rows, options)
         continuer = Continuer(model, length=self.length, stop=self.stop, sampling=self.sampling, seed=options.seed)
-        continuations = continuer([self._query(template, examples, row) for row in scored])
+        found, scored = len(rows) + without, sampled(scored, options.sample)
+        queries = [self._query(template, examples, row) for row in scored]
+        continuations = continuer(queries)
         answers = [self.answer(path, one.text) for one in continuations]
         how = {"prompt": template.name, **named, "filters": self.filters, "max_new_tokens": self.length}
         how |= {
             "sampling": "greedy" if self.sampling == GREEDY else f"top-k {self.sampling.top_k}, seed {options.seed}"
         }
         how |= {"shortened": sum(one.shortened for one in continuations)}
-        for metric, value, stderr, more in self.score(continuer, continuations, answers, scored):
-            yield Measured(metric, value, stderr, len(rows) + without, len(scored), how | more)
+        answered = [Answered(*one) for one in zip(scored, queries, continuations, answers, strict=True)]
+        for metric, value, stderr, more, of_rows in self.score(continuer, continuations, answers, scored):
+            yield Measured(metric, value, stderr, found, len(scored), how | more, answered, of_rows)
 
     def _examples(self, path: Path, rows: list[Row], options) -> tuple[list[Row], list[Row], dict[str, Any]]:
         """Return the rows in the prompt, those to answer, and which ones they are in words."""
@@ -115,8 +139,8 @@ class PromptedTask:
 
 def _matches(scores: Sequence[tuple[float, float]]) -> Iterator[Values]:
     exact, f1 = zip(*scores, strict=True)
-    yield Values("f1", *mean_and_stderr(f1), {"unit": "question, the best F1 over its answers"})
-    yield Values("exact_match", *mean_and_stderr(exact), {"unit": "question"})
+    yield Values("f1", *mean_and_stderr(f1), {"unit": "question, the best F1 over its answers"}, f1)
+    yield Values("exact_match", *mean_and_stderr(exact), {"unit": "question"}, exact)
 
 
 def reading_scores(continuer, continuations, answers: Sequence[str], rows: Sequence[Row]) -> Iterator[Values]:
@@ -149,7 +173,7 @@ def open_scores(
         for some in np.array_split(order, min(DECILES, len(order)))
     ]
     how = {"unit": "question", "calibration": curve, "confidence": "probability of the generated tokens"}
-    yield Values("exact_match", *mean_and_stderr(right), how)
+    yield Values("exact_match", *mean_and_stderr(right), how, right)
     surest = order[-math.ceil(len(order) / 100) :]
     how = {"unit": f"question, of the {len(surest)} with the most confident answers"}
     yield Values("exact_match_most_confident_1_percent", *mean_and_stderr(right[surest]), how)
@@ -168,7 +192,7 @@ def summary_scores(continuer, continuations, answers: Sequence[str], rows: Seque
     found = rouge(answers, [row.answers[0] for row in rows])
     found["rouge_average"] = np.mean(list(found.values()), axis=0)
     for metric, values in found.items():
-        yield Values(metric, *mean_and_stderr(values), {"unit": "summary, F1 from 0 to 1, stemmed"})
+        yield Values(metric, *mean_and_stderr(values), {"unit": "summary, F1 from 0 to 1, stemmed"}, values)
 
 
 def first_sentence(path: Path, text: str) -> str:
@@ -237,7 +261,7 @@ _PROMPTED = (
         filters="the first 3 sentences",
     ),
 )
-_OPTIONS = ("prompt", "prompt_examples", "prompt_rows")
+_OPTIONS = ("sample", "prompt", "prompt_examples", "prompt_rows")
 PROMPTED = tuple(
     ZeroShotTask(
         task.name,

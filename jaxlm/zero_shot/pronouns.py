@@ -18,7 +18,17 @@ from typing import NamedTuple
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.zero_shot.task import Measured, ScoredText, Text, ZeroShotTask, accuracy, best, scored_rows, shortened
+from jaxlm.zero_shot.task import (
+    Measured,
+    ScoredText,
+    Text,
+    ZeroShotTask,
+    accuracy,
+    best,
+    sampled,
+    scored_rows,
+    shortened,
+)
 
 MASK = "[MASK]"
 # As lm_eval/tasks/wsc273/utils.py does: `his` is replaced by `Bob's`, and `The` becomes `the` inside a sentence.
@@ -55,17 +65,17 @@ class Schema(NamedTuple):
 
 def measure(model, path: Path, options, *, by: Callable[[ScoredText], float], unit: str) -> Iterator[Measured]:
     """Yield the accuracies of full and of partial scoring."""
-    del options
-    schemas = list(read_schemas(path))
-    scores = scored_rows(model, [schema.texts() for schema in schemas])
+    found = list(read_schemas(path))
+    schemas = sampled(found, options.sample)
+    rows = scored_rows(model, [schema.texts() for schema in schemas])
     several = sum(schema.recurs for schema in schemas)
-    how = {"unit": unit, **shortened(scores)} | ({"pronoun_recurs": several} if several else {})
+    how = {"unit": unit, **shortened(rows)} | ({"pronoun_recurs": several} if several else {})
     for name, first in {"full": 0, "partial": 2}.items():
         right = [
-            best([by(one.since(first)) for one in texts]) == schema.right
-            for texts, schema in zip(scores, schemas, strict=True)
+            best([by(one.since(first)) for one in row.scores]) == schema.right
+            for row, schema in zip(rows, schemas, strict=True)
         ]
-        yield Measured(f"accuracy_{name}", *accuracy(right), len(schemas), len(schemas), how)
+        yield Measured(f"accuracy_{name}", *accuracy(right), len(found), len(rows), how, rows, right)
 
 
 def read_schemas(path: Path) -> Iterator[Schema]:

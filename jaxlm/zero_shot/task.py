@@ -5,10 +5,10 @@ lm-evaluation-harness are not comparable with these; the harness itself computes
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from jaxlm.inference.scoring import TokenScores
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
 from jaxlm.training.perplexity import divide
 
+Row = TypeVar("Row")
 PAPER = "paper"  # the protocol of all values
 
 
@@ -56,7 +57,8 @@ class Measured(NamedTuple):
     """A measured value.
 
     stderr: the standard error over examples, nan if unknown. examples: the number of rows in the file. scored: the
-    number of those that count. how: the measurement in words, for example the unit of a perplexity.
+    number of those that count. how: the measurement in words, for example the unit of a perplexity. rows: those that
+    count, for `--items`; their `item()` is a JSON object. of_rows: the value of each.
     """
 
     metric: str
@@ -65,6 +67,30 @@ class Measured(NamedTuple):
     examples: int
     scored: int
     how: Mapping[str, Any] = {}
+    rows: Sequence[Any] = ()
+    of_rows: Sequence[Any] = ()
+
+
+class ScoredRow(NamedTuple):
+    """The texts of a row, for example its choices, and their scores."""
+
+    texts: Sequence[Text]
+    scores: Sequence[ScoredText]
+
+    @property
+    def shortened(self) -> bool:
+        """Whether one of the texts is."""
+        return any(score.shortened for score in self.scores)
+
+    def item(self) -> dict[str, Any]:
+        """Return the row as JSON has it: its file and line, and of each text the parts, nats and number of tokens."""
+        return {
+            "row": self.texts[0].where,
+            "texts": [text.parts for text in self.texts],
+            "log_probabilities": [score.sum for score in self.scores],
+            "tokens": [sum(len(part.log_probs) for part in score.parts) for score in self.scores],
+            "shortened": self.shortened,
+        }
 
 
 class TextScorer(Protocol):
@@ -87,7 +113,7 @@ class ZeroShotTask:
     title: str
     measure: Callable[[Any, Path, Any], Iterator[Measured]]
     needs: Literal["causal", "any"] = "causal"
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("sample",)
     harness: str = ""
 
     def depends_on(self, option: str) -> bool:
@@ -115,15 +141,27 @@ def perplexity(losses: Any) -> tuple[float, float]:
     return value, value * error
 
 
-def scored_rows(model: TextScorer, rows: Sequence[Sequence[Text]]) -> list[list[ScoredText]]:
-    """Return the scores of the texts of each row."""
+def scored_rows(model: TextScorer, rows: Sequence[Sequence[Text]]) -> list[ScoredRow]:
+    """Return the rows with the scores of their texts."""
     scores = iter(model.scores([text for texts in rows for text in texts]))
-    return [[next(scores) for _ in texts] for texts in rows]
+    return [ScoredRow(texts, [next(scores) for _ in texts]) for texts in rows]
 
 
-def shortened(rows: Sequence[Sequence[ScoredText]]) -> dict[str, int]:
+def shortened(rows: Sequence[ScoredRow]) -> dict[str, int]:
     """Return the number of rows with a shortened text, for `how`."""
-    return {"shortened": sum(any(text.shortened for text in texts) for texts in rows)}
+    return {"shortened": sum(row.shortened for row in rows)}
+
+
+def sampled(rows: Iterable[Row], count: int | None) -> list[Row]:
+    """Return `count` random rows in their order; all of them for None or if there are no more.
+
+    The same rows for each model; a larger sample contains a smaller one.
+    """
+    found = list(rows)
+    if count is None or count >= len(found):
+        return found
+    random = np.random.Generator(np.random.Philox(0))
+    return [found[row] for row in sorted(random.permutation(len(found))[:count].tolist())]
 
 
 def best(scores: Sequence[float]) -> int | None:

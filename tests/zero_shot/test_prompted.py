@@ -97,7 +97,9 @@ def probs_after(model):
 
 
 def options(**given):
-    return SimpleNamespace(**({"prompt": None, "prompt_examples": None, "prompt_rows": None, "seed": 0} | given))
+    return SimpleNamespace(
+        **({"prompt": None, "prompt_examples": None, "prompt_rows": None, "seed": 0, "sample": None} | given)
+    )
 
 
 def write(path, rows):
@@ -270,7 +272,14 @@ def test_every_task_gives_values_that_say_how(model, tmp_path):
         for one in found:
             assert (one.examples, one.scored) == (examples, scored) and 0 <= one.value <= 100
             assert one.how["prompt"] == f"prompts/{task.name}.txt" and one.how["examples_in_prompt"] == (shots or 0)
+        item = found[0].rows[-1].item()
+        assert item["generated"].startswith(item["answer"][:1]) and item["references"] and "prompt" in item
+        assert task.name == "translation" or np.mean(found[0].of_rows) == pytest.approx(found[0].value)
     assert found[0].how["sampling"] == "top-k 2, seed 0"
+    (one, *_) = PROMPTED[0].measure(
+        model, files["coqa" if PROMPTED[0].name == "coqa" else "squad"][0], options(sample=1)
+    )
+    assert one.scored == 1
 
 
 @pytest.mark.parametrize(

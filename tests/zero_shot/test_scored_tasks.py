@@ -25,6 +25,7 @@ from jaxlm.models.family import Inputs
 from jaxlm.zero_shot.continuations import best_threshold, cloze_questions
 from jaxlm.zero_shot.pronouns import read_schemas
 from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS
+from jaxlm.zero_shot.task import sampled
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -206,6 +207,35 @@ def test_shortened_contexts_are_counted(run, files, reference):
     assert values(evaluate(f"{run}@7", tasks[0]), metric="accuracy")["shortened"] == 0  # --beyond-length
 
 
+def test_a_sample_and_the_lines_of_its_rows(run, files, reference, tmp_path):
+    """Fails when a sample counts rows that it left out, when a smaller one has others, or when a line of --items has
+    another text, log-probability or value than the row.
+    """
+    tasks, items = (f"lambada:{files}/lambada.jsonl", f"blimp:{files}/blimp"), tmp_path / "items.jsonl"
+    lines = evaluate(f"{run}@7", *tasks, more=("--sample", 2, "--items", items))
+    counts = {line["task"]: (line["scored"], line["examples"]) for line in lines if "field" not in line}
+    assert counts == {"lambada": (2, 3), "blimp": (4, 5)}
+    assert {json.dumps(line["options"]) for line in lines} == {'{"sample": 2}'}
+    found = [json.loads(line) for line in items.read_text().splitlines()]
+    assert [item["task"] for item in found] == ["lambada"] * 2 + ["blimp"] * 4
+    for item in found:
+        texts = ["".join(parts) for parts in item["texts"]]
+        scores = [reference(text)[0] for text in texts]
+        if item["task"] == "lambada":
+            tokens = len(reference.tokenizer.encode(item["texts"][0][0]))
+            assert texts[0] in PASSAGES and item["log_probabilities"][0] == pytest.approx(
+                scores[0][tokens - 1 :].sum(), rel=1e-4
+            )
+            assert item["perplexity"] == pytest.approx(math.exp(-scores[0][-1]), rel=1e-4)
+        else:
+            assert tuple(texts) in PAIRS and item["accuracy_sum"] == bool(scores[0].sum() > scores[1].sum())
+            assert item["log_probabilities"] == pytest.approx([one.sum() for one in scores], rel=1e-4)
+    right = [item["accuracy"] for item in found[:2]]
+    assert values(lines, task="lambada", metric="accuracy")["value"] == np.mean(right)
+    assert set(sampled(range(40), 5)) < set(sampled(range(40), 9)) < set(range(40))
+    assert sampled(range(3), None) == sampled(range(3), 7) == [0, 1, 2]
+
+
 def test_acceptability_fits_its_threshold_on_train(run, files, reference):
     """Fails when sums take the place of means, or when the threshold is fitted on the rows that it is reported on."""
     lines = evaluate(f"{run}@7", f"cola:{files}/CoLA")
@@ -352,6 +382,11 @@ def test_a_value_depends_on_its_own_options(tmp_path):
         ([], ["--task must be given, got none; write for example --task lambada:"]),
         (["--task", "blimp:FILES/blimp", "--stride", "5"], ["--stride must be given with one of wikitext2, ", "blimp"]),
         (["--task", "blimp:FILES/blimp", "--prompt", "x"], ["--prompt must be given with one of squad, coqa, "]),
+        (
+            ["--task", "text8:FILES/x", "--sample", "9"],
+            ["--sample must be given with one of cola, ", "got 9 with text8"],
+        ),
+        (["--task", "blimp:FILES/blimp", "--sample", "0"], ["--sample must be positive, got 0; give at least 1"]),
         (["--task", "squad:FILES/x", "--seed", "9"], ["--seed must be given with one of summarization, got 9 with sq"]),
         (["--task", "lambada:FILES/lambada.jsonl", "--batch-size", "0"], ["--batch-size must be positive, got 0"]),
         (["--task", "lambada:FILES/lambada.jsonl", "--batch-size=-3"], ["--batch-size must be positive, got -3"]),
