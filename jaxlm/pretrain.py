@@ -24,14 +24,18 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
     from jaxlm.distributed.devices import prepare_process
     from jaxlm.distributed.processes import StopSignal, start_processes
     from jaxlm.distributed.watchdog import watching
-    from jaxlm.evaluation.zero_shot import during_pretraining
+    from jaxlm.evaluation import zero_shot
+    from jaxlm.inference import training_samples
     from jaxlm.progress import STANDARD
     from jaxlm.runs.observer import Observer
     from jaxlm.runs.trackers import tracking
     from jaxlm.training.pretraining_run import run_pretraining
 
     start_processes(arguments.distributed)
-    evaluations = during_pretraining(arguments.zero_shot, arguments.zero_shot_every)
+    evaluations = [
+        *zero_shot.during_pretraining(arguments.zero_shot, arguments.zero_shot_every),
+        *training_samples.during_pretraining(arguments.sample_prompt, arguments.sample_every),
+    ]
     with tracking(arguments.tracker, arguments.run) as listeners, watching():
         prepare_process()
         run_pretraining(

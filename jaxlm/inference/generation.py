@@ -15,7 +15,7 @@ from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.beam_search import BeamSearch
-from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
+from jaxlm.inference.decoding import CachedModel, Prompt, for_inference, length_bucket
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.sampling import Sampler
@@ -89,6 +89,11 @@ class Generator:
             positions=run.trained_length,
         )
         self._noted = False
+
+    def read(self, run: LoadedRun) -> None:
+        """Continue texts with the parameters of another step of the run from here on; None: hold none."""
+        self.run = run
+        self._cached.params = None if run.params is None else for_inference(run.model, run.params)
 
     def __call__(
         self, prompts: Sequence[str], *, number: int = 0, done: int = 0, on_text: Callable[[str], None] | None = None

@@ -34,6 +34,11 @@ class PretrainArguments:
     repeated. See python -m jaxlm.evaluate zero-shot --help."""
     zero_shot_every: int = 0
     """Steps between zero-shot evaluations. 0: at the end only."""
+    sample_every: int = 0
+    """Steps between samples of text, from before the first step on, in the log and in metrics.jsonl. They are those of
+    jaxlm.generate with its defaults. 0: none."""
+    sample_prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A text to continue with --sample-every. Can be repeated. Default: the beginning of a new text."""
     tracker: TrackerKind | None = None
     """Send the records of metrics.jsonl to Weights & Biases, MLflow or trackio too. The package must be installed."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

@@ -19,6 +19,7 @@ from jaxlm.config import field_of_flag, listed, load_config, of_call, with_field
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.data.store import Store
+from jaxlm.data.versions import DataVersions
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
@@ -129,7 +130,7 @@ class Trainee(NamedTuple):
     """The training that a further evaluation belongs to.
 
     length: the tokens in the longest rows that are trained. stream_length: those in a row of a stream, None in other
-    layouts.
+    layouts. versions: those of its data rules.
     """
 
     run: RunDirectory
@@ -140,6 +141,8 @@ class Trainee(NamedTuple):
     batch_size: int
     length: int
     stream_length: int | None
+    config: PretrainConfig
+    versions: DataVersions
 
 
 @names_arguments
@@ -316,6 +319,8 @@ def _train(
         ready.eval_batch_size,
         length,
         stream_length=length if config.data.layout == "streams" else None,
+        config=config,
+        versions=planned.versions,
     )
     session = Session(
         recorder,

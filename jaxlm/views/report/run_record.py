@@ -141,6 +141,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
     samples = list[str]()
     for file in SAMPLES:
         samples += part(file, functools.partial(_samples, run.path / file, count)) or []
+    trained = [f"step {line['step']}: {line['sample']['text']}" for line in lines if "sample" in line]
     return Record(
         Summary(run.name, full_config(run), of_main, results),
         _kind(run, config),
@@ -149,7 +150,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
         clock,
         starts,
         [step for start in starts if (step := _resumed_at(start)) is not None],
-        samples[:count],
+        samples[:count] + trained[-count:],
         examples,
         zero_shot,
         list(dict.fromkeys(problems)),

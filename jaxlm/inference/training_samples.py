@@ -1,0 +1,75 @@
+"""Samples of text during pretraining: `--sample-every` and `--sample-prompt`."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxlm.errors import InputError
+from jaxlm.inference.arguments import GenerationSettings
+from jaxlm.inference.generation import Generator
+from jaxlm.inference.loaded_run import LoadedRun, for_reading
+from jaxlm.models import build
+from jaxlm.text.backward import require_forward
+from jaxlm.training.loop import ScheduledEvaluation
+from jaxlm.training.pretraining_run import Trainee
+from jaxlm.training.step import TrainState
+from jaxlm.training.trained_length import trained_length
+
+log = logging.getLogger(__name__)
+
+
+def during_pretraining(prompts: Sequence[str], every: int) -> list[Callable[[Trainee], ScheduledEvaluation]]:
+    """Return the sampling of a continuation of each prompt, every so many steps of pretraining; none with `every` 0.
+
+    A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
+    metrics.jsonl. Without prompts the model begins a text of its own.
+    InputError for an interval that does not fit, and, when training begins, for a model that cannot continue a prompt.
+    """
+    if every < 0:
+        raise InputError(f"--sample-every must be at least 0, got {every}; give 0 for no samples")
+    if prompts and not every:
+        raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
+    given = list(dict.fromkeys(prompts)) or [""]
+    return [lambda trainee: _evaluation(trainee, given, every)] if every else []
+
+
+def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
+    config, generators = trainee.config, dict[int, Generator]()
+    model = build(config.model, for_reading(config.execution))
+    if not model.is_causal:
+        raise InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
+    require_forward(trainee.tokenizer, "--sample-every")
+
+    def run_at(step: int, params: Any) -> LoadedRun:
+        length, path = trained_length(trainee.run, step), trainee.run.path
+        return LoadedRun(
+            config, model, params, trainee.tokenizer, step, path, trainee.mesh, length, None, trainee.versions
+        )
+
+    first = run_at(0, None)
+    for prompt, ids in zip(prompts, trainee.tokenizer.encode_batch(list(prompts)), strict=True):
+        tokens = len(first.begun(ids))
+        if not 0 < tokens < first.trained_length:
+            raise InputError(
+                f"--sample-prompt must have from 1 to {first.trained_length - 1} tokens for this model, got {tokens}: "
+                f"{json.dumps(prompt, ensure_ascii=False)}; give another"
+            )
+
+    def evaluate(step: int, state: TrainState) -> None:
+        run = run_at(step, state.weights)
+        generator = generators.get(run.trained_length)
+        if generator is None:
+            generator = generators[run.trained_length] = Generator(run, GenerationSettings())
+        generator.read(run)
+        for prompt in prompts:
+            ((sample,),) = generator([prompt])
+            trainee.log.write(step, {"sample": {"prompt": prompt, "text": sample.text}})
+            if jax.process_index() == 0:
+                log.info("step %d: sample: %s", step, json.dumps(sample.text, ensure_ascii=False))
+        generator.read(dataclasses.replace(run, params=None))  # training donates these parameters
+
+    return ScheduledEvaluation(evaluate, every, first=True)
