@@ -13,7 +13,7 @@ NUM_STEPS = 10
 PEAK_LR, WARMUP_STEPS, BETA1, BETA2, WEIGHT_DECAY, CLIP_NORM = 3e-3, 3, 0.9, 0.999, 0.1, 1.0
 # Large, so that where it stands (in or out of the root, before or after the correction) shows in the third digit, and
 # so that Adam does not blow up the rounding noise of gradients that are almost 0.
-EPS = 1e-4
+EPS = 1e-3
 
 
 @dataclass(frozen=True)
