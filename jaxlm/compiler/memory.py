@@ -3,11 +3,13 @@
 from typing import Any
 
 import jax
+import numpy as np
 from jax.stages import Compiled
 
 from jaxlm.compiler.estimate import memory_of
 from jaxlm.distributed.devices import available_memory
 from jaxlm.errors import InputError
+from jaxlm.wording import byte_size
 
 READ_AHEAD = 6  # batches in host memory at a time: four that are prefetched, and one in each of two threads
 GIB = 2.0**30
@@ -26,6 +28,29 @@ def check_batch_memory(row: Any, batch_size: int, name: str = "batch_size") -> N
             f"{name} must be small enough for this host's memory, got {batch_size}: {READ_AHEAD} batches, as many as "
             f"are read ahead, take {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB are available; lower "
             f"--{name.replace('_', '-')}"
+        )
+
+
+def check_state_memory(state: Any, gradient: Any) -> None:
+    """Raise InputError for a model whose training state does not fit the devices of this process.
+
+    state, gradient: the leaves of a training state, and of its gradient, all of which a step holds at once, as abstract
+    arrays with shardings. On a CPU the devices share the host's memory.
+    """
+    parts = [
+        sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        for tree in (state, gradient)
+    ]
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    needed = float(sum(parts))
+    if limit is None and jax.default_backend() == "cpu":
+        limit = available_memory()
+        needed *= jax.local_device_count()
+    if limit is not None and needed > limit:
+        raise InputError(
+            f"model must be small enough for the devices' memory, got one whose parameters, moments and gradients take "
+            f"{byte_size(needed)}, and {byte_size(limit)} are available; choose a smaller model, or more devices with "
+            "--mesh.fsdp"
         )
 
 

@@ -405,7 +405,7 @@ def _estimate(
         _print_memory(largest, largest * tokenizer.whole_bytes, messages)
     if disk > free:
         raise InputError(
-            f"{output} needs about {disk / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free; make room, or name "
+            f"{output} needs about {byte_size(disk)}, but only {byte_size(free)} are free; make room, or name "
             "another --output"
         )
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.atomic_write import write_json
-from jaxlm.compiler.memory import check_batch_memory
+from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
@@ -187,6 +187,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer, arguments.keep
         )
         programs = make_programs(context)
+        check_state_memory(programs.program.abstract, ())  # frozen parameters have no gradients
         if (said := _unfreezing_note(context, programs.program.optimizer.last_stage)) is not None:
             observer.say(said)
         origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"

@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 from os import PathLike
+from pathlib import Path
 
 import jax
 
-from jaxlm.errors import RunError
+from jaxlm.errors import InputError, RunError
+from jaxlm.wording import byte_size
 
 _WORDS = {"DATA_LOSS": "corrupted", "OUT_OF_RANGE": "truncated", "NOT_FOUND": "missing"}  # TensorStore's codes
 _NOT_DAMAGE = (
@@ -67,6 +69,30 @@ def not_a_file(directory: PathLike) -> str | None:
 def free_space(directory: PathLike) -> str:
     """Return the free space of the file system of `directory` in parentheses, or an empty string if unknown."""
     try:
-        return f" ({shutil.disk_usage(directory).free / 2**30:.3g} GiB free)"
+        return f" ({byte_size(shutil.disk_usage(directory).free)} free)"
     except OSError:
         return ""
+
+
+def check_room(directory: PathLike, size: int, kept: int) -> str | None:
+    """Return a note if the file system of `directory` has no room for `kept` more checkpoints of `size` bytes.
+
+    A directory that does not exist yet is on the file system of its parent. InputError if not even one fits.
+    """
+    if "://" in str(directory):
+        return None
+    place = Path(directory).absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < size:
+        raise InputError(
+            f"--run must be on a disk with room for a checkpoint, which takes {byte_size(size)}, got {directory} with "
+            f"{byte_size(free)} free; make room, or name another --run"
+        )
+    if free < kept * size:
+        return (
+            f"{byte_size(free)} are free in {directory}, and {kept} more checkpoints of {byte_size(size)} take "
+            f"{byte_size(kept * size)}; make room, or keep fewer (--keep-newest)"
+        )
+    return None

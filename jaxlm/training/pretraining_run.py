@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.compiler.memory import check_batch_memory
+from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, listed, load_config, of_call, with_fields
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
@@ -30,6 +30,7 @@ from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.remote import is_url
+from jaxlm.runs.storage_errors import check_room
 from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
 from jaxlm.training.averaging import with_loss
@@ -106,6 +107,9 @@ def prepared(planned: Plan) -> _Prepared:
     row = abstract_batch(replace(config, batch_size=1), max(lengths), mesh)
     check_batch_memory(row, config.batch_size)
     check_batch_memory(row, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
+    with use_mesh(mesh):  # a model that cannot fit is not compiled
+        of_one = make_program(pretraining, replace(config, micro_batches=1), mesh).abstract
+    check_state_memory(of_one, of_one.params)
     config = fitted_to_devices(config, pretraining, lengths, mesh)
     rows = phased_rows(
         planned.stores,
@@ -238,8 +242,14 @@ def _pretrain(
     planned, source = ready.plan, ready.plan.source
     config, num_steps = planned.config, planned.num_steps
     run = RunDirectory(arguments.run)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved_part(ready.program.abstract)))
+
+    def room(kept: int) -> str | None:
+        return first_process_decides(lambda: check_room(run.root, size, kept))
+
     if source is None and first_process_decides(lambda: _is_creatable(run.name)):
-        ready.compile_ahead(0)  # a step that does not fit leaves no directory behind
+        room(1)  # what does not fit leaves no directory behind
+        ready.compile_ahead(0)
     resolved = resolved_config(arguments, planned)
     fixed = changes_length(config.data) or config.objective.depends_on_num_steps()
     steered = steered_by_validation(config)
@@ -255,9 +265,11 @@ def _pretrain(
                 end = f"{steps[-1]} of {counted(num_steps, 'step')}"
                 observer.say(f"{run.name} is complete: {end}; nothing to do")
                 return result | {"step": steps[-1]}
+            note = room(max(1, config.keep_newest + 1 - len(steps)))
             if not steps and source is None:
                 ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
-            beginning = first_state(ready, checkpoints, arguments.start_with)
+            state, origin, notes = first_state(ready, checkpoints, arguments.start_with)
+            beginning = state, origin, [*notes, *filter(None, [note])]
             try:
                 _train(ready, run, checkpoints, beginning, changed, observer, resolved, profiled, evaluations)
             except Stopped:
