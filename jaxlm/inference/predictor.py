@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import SplitPredictions, make_predict_step, predict_split
 from jaxlm.tasks import Encoded, encode_examples
@@ -56,11 +58,21 @@ class Predictor:
         Returns:
           For each example `index`, `prediction` and `scores`; `tokens` of tagged sentences; `embedding` where asked
           for: nine digits of each float32 number, which determine it.
+
+        Raises:
+          RunError: The scores of a row are NaN or infinite. The message gives its index.
         """
         task = self.task
         check_top_k(task, top_k)
         encoded = self.encode(examples)
         found = self.predict(encoded)
+        for number, output in enumerate(found.outputs):
+            if np.isnan(output).any() or np.isposinf(output).any():  # -inf may be a mask
+                raise RunError(
+                    f"the scores of row {first + number} (counted from 0) must be finite, got NaN or infinity; the "
+                    "weights are not finite, or overflow in bfloat16; use another checkpoint (RUN@STEP), or leave the "
+                    "row out"
+                )
         predicted, _ = found.predicted(task, encoded)
         lines = []
         for number, (example, scores) in enumerate(zip(examples, scores_of(task, predicted, top_k), strict=True)):

@@ -129,9 +129,21 @@ def read_leaves(
                 tensors.read(names[name]).reshape(shape)
                 for name, shape in zip(rule.names(n), rule.their_shapes(leaf.shape), strict=True)
             ]
+            for name, values in zip(rule.names(n), found, strict=True):
+                _check_finite(names[name], values)
             part[...] = rule.layout.to_ours(found, part.shape)
         leaves[rule.leaf] = leaf
     return leaves
+
+
+def _check_finite(name: str, values: np.ndarray) -> None:
+    """Raise InputError for a tensor with NaN or infinity, with the index of the first one."""
+    if not (right := np.isfinite(values)).all():
+        place = np.unravel_index(int(np.argmin(right)), right.shape)
+        raise InputError(
+            f"the tensor {name} must be finite, got {values[place]} at {[int(i) for i in place]}; download it again, "
+            "or use another checkpoint of it"
+        )
 
 
 def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], num_layers: int) -> list[Planned]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxlm.errors import InputError
+from jaxlm.runs.metrics_log import finite
 from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.reading.formats import SPREADSHEETS, TextFormat
 from jaxlm.tasks.task import Task
@@ -135,6 +136,8 @@ def format_of_output(path: Path | None) -> TextFormat:
 class LineWriter:
     """Writer of lines to a text stream, as JSON lines or as a table with a header.
 
+    NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity".
+
     In a table, numbers, lists and objects are JSON in a cell, and None is an empty cell. Cells with delimiters, quotes
     or line breaks are quoted as in Python's csv module; rows end in a line feed.
     """
@@ -149,7 +152,7 @@ class LineWriter:
         InputError if a later line of a table has another column.
         """
         if self._form == "jsonl":
-            self._stream.writelines(json.dumps(line, default=str) + "\n" for line in lines)
+            self._stream.writelines(json.dumps(finite(line), default=str) + "\n" for line in lines)
             return
         if not self._columns:
             self._columns = list(dict.fromkeys(name for line in lines for name in line))
@@ -203,4 +206,4 @@ class Summary:
 def _cell(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(finite(value), ensure_ascii=False, default=str)

@@ -1,11 +1,23 @@
 """`finetune --with-inputs --sample`: the run's predictions beside the rows of the files, and the run's identity."""
 
+import dataclasses
+import io
 import json
+import math
 
+import jax
+import numpy as np
 import pytest
 import toy_encoder
-from toy_encoder import arguments, lines, make_files, write_lines
+from toy_encoder import WORDS, arguments, lines, make_files, write_lines
 from toy_runs import assert_one_line, run_here
+
+from jaxlm.distributed.mesh import use_mesh
+from jaxlm.errors import RunError
+from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.predictor import Predictor
+from jaxlm.tasks.prediction_lines import LineWriter
+from jaxlm.tasks.registry import read_rows
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +49,29 @@ def test_predictions_have_the_columns_and_labels_of_their_rows(tuned):
     right = [line["prediction"] == line["label"] for line in found if line["split"] == "dev"]
     (first,) = json.loads((place / "run" / "results.json").read_text())["runs"]
     assert first["dev"]["accuracy"] == pytest.approx(sum(right) / 13)
+
+
+def test_scores_that_are_not_finite_are_refused(tuned, tmp_path):
+    """Fails if a row with NaN among good ones gets the first label, or if a line is not JSON."""
+    run = load_run(tuned[0] / "run")
+    texts = [" ".join(WORDS[2:7])] * 2 + [f"{WORDS[2]} {WORDS[0]}"]
+    write_lines(tmp_path / "three.jsonl", [{"text": text} for text in texts])
+    (token,) = run.given_tokenizer.encode(WORDS[0])
+    spoilt = jax.tree.map(lambda x: x, run.params)
+    spoilt["backbone"]["embeddings"]["tokens"] = spoilt["backbone"]["embeddings"]["tokens"].at[token].set(np.nan)
+    with use_mesh(run.mesh):
+        good, bad = (
+            Predictor(dataclasses.replace(run, params=params), "predict", batch_size=8)
+            for params in (run.params, spoilt)
+        )
+        examples = list(read_rows(str(tmp_path / "three.jsonl"), good.task))
+        assert len(good.lines(examples)[0]) == 3 and len(bad.lines(examples[:2])[0]) == 2
+        with pytest.raises(RunError, match=r"the scores of row 102 \(counted from 0\) must be finite, got NaN"):
+            bad.lines(examples, first=100)
+    written = io.StringIO()
+    LineWriter(written, "jsonl").write([{"index": 0, "prediction": "a", "scores": {"a": float("nan")}, "x": -math.inf}])
+    strict = json.loads(written.getvalue(), parse_constant=lambda name: pytest.fail(name))
+    assert strict["scores"] == {"a": "NaN"} and strict["x"] == "-Infinity"
 
 
 def test_the_sample_is_part_of_the_run(tuned):

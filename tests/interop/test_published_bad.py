@@ -39,9 +39,20 @@ def _sharded(directory: Path, file: str) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def put_value(directory: Path, value: float) -> None:
+    """Fails if weights that are not finite are imported without a word."""
+
+    def edit(tensors):
+        tensors["bert.embeddings.word_embeddings.weight"][3, 4] = value
+
+    changed(directory, edit)
+
+
 BAD = {
     "a tensor less": (drop("bert.pooler.dense.bias"), "- bert.pooler.dense.bias [20]"),
     "a tensor more": (put("bert.extra.weight", (3, 4)), "+ bert.extra.weight [3, 4]"),
+    "NaN in the weights": (lambda d: put_value(d, np.nan), "word_embeddings.weight must be finite, got nan at [3, 4]"),
+    "infinity in weights": (lambda d: put_value(d, -np.inf), "embeddings.weight must be finite, got -inf at [3, 4]"),
     "another shape": (
         put("bert.embeddings.token_type_embeddings.weight", (3, 20)),
         "token_type_embeddings.weight [2, 20]",
