@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax._src import cloud_tpu_init, distributed  # neither the test for a TPU VM nor the key-value store is public
@@ -91,7 +92,8 @@ def _check_versions() -> None:
     Such programs would wait for each other's collectives forever, or compute different bits. The versions are exchanged
     by the store of the runtime, as a collective would be one of these programs.
     """
-    store, count = distributed.global_state.client, distributed.global_state.num_processes
+    store: Any = distributed.global_state.client
+    count = distributed.global_state.num_processes
     store.key_value_set(f"jaxlm/versions/{distributed.global_state.process_id}", json.dumps(installed(COMPILERS)))
     found = [json.loads(store.blocking_key_value_get(f"jaxlm/versions/{k}", 1000 * JOIN_WITHIN)) for k in range(count)]
     store.wait_at_barrier("jaxlm/versions", 1000 * JOIN_WITHIN)  # process 0 holds the store: it must not end before

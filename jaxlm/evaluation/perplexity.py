@@ -107,8 +107,9 @@ def perplexity_of(
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
-    of_text = {"input": str(arguments.input)} if arguments.input is not None else {}
-    found: dict[str, Any] = {"run": run.name} | (of_text or {"stores": [str(store.path) for store in stores]})
+    found: dict[str, Any] = {"run": run.name}
+    read_from_stores = arguments.input is None
+    found |= {"stores": [str(store.path) for store in stores]} if read_from_stores else {"input": str(arguments.input)}
     found |= {"layout": layout, "length": length, "carry": carry_of(model, layout, 1) is not None}
     given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
     found |= {"memory": given} if given else {}

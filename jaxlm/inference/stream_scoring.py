@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -53,7 +54,7 @@ class StreamScorer:
 
     def _nll(self, params: Any, batch: Any, carry: Any) -> tuple[jax.Array, Any]:
         ids, targets, weights = batch
-        positions = np.broadcast_to(np.arange(self.length, dtype=np.int32), ids.shape)
+        positions = jnp.asarray(np.broadcast_to(np.arange(self.length, dtype=np.int32), ids.shape))
         outputs = self._model(params, Inputs(ids, positions), carry)
         nll, _ = self._model.loss(params, outputs.states, outputs.output, targets, weights)
         return nll, outputs.carry

@@ -67,7 +67,7 @@ SIZES: dict[str, Any] = {
     **character_transformer_config.SIZES,
     **transformer_xl_config.SIZES,
 }
-_CONTEXTS = {
+_CONTEXTS: dict[Any, Context] = {
     GPTConfig: gpt_config.CONTEXT,
     BertConfig: bert_config.CONTEXT,
     LSTMConfig: lstm_config.CONTEXT,
@@ -75,7 +75,7 @@ _CONTEXTS = {
     CharacterTransformerConfig: character_transformer_config.CONTEXT,
     TransformerXLConfig: transformer_xl_config.CONTEXT,
 }
-CONFIGS: dict[str, type] = {config.kind: config for config in _CONTEXTS}
+CONFIGS: dict[str, Any] = {config.kind: config for config in _CONTEXTS}
 
 _MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}
 

@@ -1,5 +1,6 @@
 """The language-model objective: predicting the next token from those before it."""
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -92,7 +93,7 @@ def language_model(
 def at_last_positions(batch: Batch) -> Batch:
     """Return the batch with the weight 0 at all positions but the last of each row that has a weight."""
     after_BL = jnp.cumsum(batch.weights[:, ::-1] > 0, axis=1)[:, ::-1]  # positions with a weight, from here to the end
-    return batch.replace(weights=jnp.where(after_BL == 1, batch.weights, 0.0))
+    return dataclasses.replace(batch, weights=jnp.where(after_BL == 1, batch.weights, 0.0))
 
 
 def _segments(batch: Batch) -> jax.Array:

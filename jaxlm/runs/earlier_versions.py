@@ -76,7 +76,7 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     values = with_objective(config)
     model = values.get("model")
     adaptive = model.get("adaptive") if isinstance(model, dict) else None
-    if isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:
+    if isinstance(model, dict) and isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:
         values["model"] = model | {"adaptive": {"clusters": "unprojected"} | adaptive}
     return values | {
         part: _own_fields(values[part], members, discriminator)

@@ -60,7 +60,7 @@ class Values(NamedTuple):
     value: float
     stderr: float
     how: dict[str, Any]
-    of_rows: Sequence[Any] = ()
+    of_rows: Sequence[Any] | np.ndarray = ()
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Measured(NamedTuple):
     scored: int
     how: Mapping[str, Any] = {}
     rows: Sequence[Any] = ()
-    of_rows: Sequence[Any] = ()
+    of_rows: Sequence[Any] | np.ndarray = ()
 
 
 class ScoredRow(NamedTuple):

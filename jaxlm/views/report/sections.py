@@ -56,10 +56,10 @@ def runs_section(records: Sequence[Record], names: Sequence[str]) -> Section:
         starts = whole(len(record.starts))
         steps = whole(record.last_step)
         differing = [_setting(values[position]) for values in shown.values()]
-        row = [name, record.kind, model, steps, _progress(record), last, *_best_validation(record)]
+        row: Row = [name, record.kind, model, steps, _progress(record), last, *_best_validation(record)]
         rows.append([*row, *differing, starts, record.name])
-    columns = ("run", "kind", "layers × width", "step", "progress", "loss, last", "validation loss, best", "at step")
-    columns = (*columns, *shown, "starts", "directory")
+    measured = ("loss, last", "validation loss, best", "at step")
+    columns = ("run", "kind", "layers × width", "step", "progress", *measured, *shown, "starts", "directory")
     content = FILTER if len(records) > 1 else ""
     content += table_html(Table("The runs and their progress", columns, rows, "runs"))
     if len(fields) > len(shown):
