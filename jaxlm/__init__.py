@@ -5,6 +5,8 @@ setting of the process. docs/python.md describes them.
 """
 
 import importlib
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +36,19 @@ _MODULES = {
     "run_finetuning": "jaxlm.finetuning.run",
     "run_pretraining": "jaxlm.training.pretraining_run",
 }
+
+
+# While `python -m jaxlm.COMMAND` imports this package, the first word is -m. A command needs these packages from its
+# first line on, so their absence is reported here.
+if sys.argv[:1] == ["-m"]:
+    for _needed in ("tyro", "numpy", "jax"):
+        if importlib.util.find_spec(_needed) is None:
+            print(
+                f"error: the package {_needed} must be installed, got none for {sys.executable}; run launch/setup.sh, "
+                "then . .venv/bin/activate",
+                file=sys.stderr,
+            )
+            sys.exit(2)
 
 
 def __getattr__(name: str) -> Any:

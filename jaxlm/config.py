@@ -19,7 +19,7 @@ import tyro
 
 from jaxlm.errors import InputError, name_as_flags
 from jaxlm.flags import REGISTRY, fields_of, name_of_flag, readable_help, reflowed, subcommands_of
-from jaxlm.renamed import MOVED, with_new_flags
+from jaxlm.renamed import ELSEWHERE, MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
@@ -132,7 +132,7 @@ def command_line(
         print(notice, file=sys.stderr)
     types_of = dict(fields_of(arguments))
     name_as_flags(types_of)
-    _check_words(argv, arguments, types_of)
+    _check_words(argv, arguments, types_of, program)
     description = reflowed(description).strip()
     default = tyro.MISSING_NONPROP
     if config_kind is not None:
@@ -179,12 +179,23 @@ def _config_of(argv: Sequence[str], kind: type, program: str) -> Any:
     return load_config(first, kind)
 
 
-def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any]) -> None:
-    """Raise InputError for an unknown subcommand, and for a value after a flag that takes none."""
+def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any], program: str) -> None:
+    """Raise InputError for a subcommand that is missing or unknown, for flags that other programs have under another
+    name, and for a value after a flag that takes none."""
     known = subcommands_of(arguments)
+    if known and (not argv or argv[0].startswith("-")) and not {"-h", "--help", "-H", "--help-verbose"} & set(argv):
+        raise InputError(
+            f"a subcommand must be the first word, one of {', '.join(known)}, got {argv[0] if argv else 'nothing'}; "
+            f"for example {' '.join(['jaxlm', program, known[0]])} …"
+        )
     if known and argv and not argv[0].startswith("-") and argv[0] not in known:
         hint = did_you_mean(argv[0], known, "choose one of them")
         raise InputError(f"the subcommand must be one of {', '.join(known)}, got {argv[0]}; {hint}")
+    for field in _given_values(argv):
+        if field not in types_of and (ours := [name for name in ELSEWHERE.get(field, ()) if name in types_of]):
+            raise InputError(
+                f"{flag(field)} must be a flag of this command, got another program's; give {flag(ours[0])}"
+            )
     for field, value in _given_values(argv).items():
         if types_of.get(field) is bool and value in ("True", "False", "true", "false"):
             no = flag(f"{field[: field.rfind('.') + 1]}no_{field[field.rfind('.') + 1 :]}")

@@ -39,8 +39,9 @@ def model_directory(location: str, *, weights: bool = True) -> Path:
         )
     except Exception as error:  # of the network, the service, the cache or its disk
         raise InputError(
-            f"hf:{location} must be a directory, or a model that the Hugging Face Hub has, got {reason(error)}; check "
-            "the name and the network, or download the model elsewhere and give its directory"
+            f"hf:{location} must be a directory, or a model that the Hugging Face Hub has, got no directory "
+            f"and from the Hub {reason(error)}; check the name and the network, or download the model elsewhere and "
+            "give its directory"
         ) from error
     return Path(found)
 
@@ -78,7 +79,8 @@ def reason(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     coded = len(lines) > 1 and "Client Error" in lines[0]
-    return lines[1 if coded else 0].partition(". ")[0].removesuffix(".")
+    said = lines[1 if coded else 0].removeprefix("Got: ")  # httpx's errors begin so
+    return said.partition(". ")[0].removesuffix(".")
 
 
 def _package(needed_by: str) -> Any:

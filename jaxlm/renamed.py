@@ -78,6 +78,30 @@ FLAGS = {
     "--samples": "--num-samples",
 }
 
+# Flags of Hugging Face's Trainer and of nanoGPT, by field, with the fields that some commands have instead.
+ELSEWHERE = {
+    "learning_rate": ("optimizer.peak_lr",),
+    "lr": ("optimizer.peak_lr",),
+    "weight_decay": ("optimizer.weight_decay",),
+    "warmup_steps": ("optimizer.warmup",),
+    "warmup_ratio": ("optimizer.warmup",),
+    "max_steps": ("num_steps",),
+    "max_iters": ("num_steps",),
+    "num_train_epochs": ("num_epochs",),
+    "epochs": ("num_epochs",),
+    "per_device_train_batch_size": ("batch_size",),
+    "gradient_accumulation_steps": ("micro_batches",),
+    "max_length": ("length",),
+    "max_seq_length": ("length",),
+    "block_size": ("length",),
+    "model_name_or_path": ("start",),
+    "output_dir": ("run", "output"),
+    "out_dir": ("run", "output"),
+    "input": ("source", "data.store"),
+    "wandb": ("tracker",),
+    "report_to": ("tracker",),
+}
+
 
 def with_new_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a command line in today's flags, and a notice for each flag that was spelled otherwise."""

@@ -86,7 +86,8 @@ def check_masked_lm(model: Model, params: Any, tokenizer: Tokenizer, name: str) 
         raise InputError(f"{name} must have an encoder trained to fill masks, got a causal one; give another run")
     if not model.output_layer.available(params):
         raise InputError(
-            f"{name} has no masked language model's head, which fine-tuning does not keep; give its --start"
+            f"{name} has no masked language model's head, which fine-tuning does not keep and some published weights "
+            "lack; give the run that it started from, or other weights"
         )
     if missing := [role for role in ("cls", "sep", "mask") if role not in tokenizer.specials]:
         raise InputError(

@@ -35,12 +35,12 @@ def read_published(spec: str, case: Case = "auto") -> Published:
     case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it.
     """
     kind, colon, location = spec.partition(":")
+    if kind + colon not in _READERS:
+        here = f"write hf:{spec}" if Path(spec).is_dir() else "write hf:DIR"
+        raise InputError(f"a published model must begin with one of {', '.join(KINDS)}, got {spec}; {here}")
     directory = model_directory(location) if kind == "hf" else Path(location).expanduser()
-    if kind + colon not in _READERS or not location or not directory.is_dir():
-        raise InputError(
-            f"{spec}: {directory} is not a directory; give one of {', '.join(KINDS)} and the directory of a model's "
-            "files"
-        )
+    if not location or not directory.is_dir():
+        raise InputError(f"{spec}: {location or 'nothing'} is not a directory; give the directory of a model's files")
     return _READERS[kind + colon](directory, spec, case)
 
 

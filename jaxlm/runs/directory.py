@@ -126,12 +126,19 @@ class RunDirectory:
             )
         return changed
 
+    def located(self, path: str) -> str:
+        """Return a path of the run's config where it exists now: as it is, or below a directory of its starts."""
+        began = [start.get("directory") for start in self.starts() if isinstance(start, dict)]
+        places = [path, *(str(Path(place, path)) for place in reversed(began) if isinstance(place, str))]
+        return next((place for place in places if Path(place).exists()), path)
+
     def record_start(self, *, started_from: str | None, **more: Any) -> dict[str, Any]:
         """Append this start to starts.jsonl and return it. started_from: `RUN@STEP`, `resumed at step 50`, or None."""
         devices = jax.devices()
         start = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": shlex.join(sys.orig_argv),
+            "directory": str(Path.cwd()),
             "commit": _commit(),
             "versions": recorded(),
             "devices": {

@@ -69,6 +69,11 @@ def _unknown(spec: str, trains: bool) -> InputError:
     """Return the error for a specification of another form. trains: whether a tokenizer may be trained here."""
     forms = [f"{name}:SIZE" for name in TRAINED if trains] + SPECS.split(", ")
     kinds = {form.partition(":")[0]: form for form in forms}
+    if spec in kinds:  # without what it needs
+        of_hub = ", or hf:gpt2 for the Hub's" if spec == "gpt2" else ""
+        return InputError(
+            f"tokenizer must have a colon and a place or a size, got {spec!r}; give {kinds[spec]}{of_hub}"
+        )
     hint = (
         f"did you mean hf:{spec}?"
         if Path(spec).is_dir()

@@ -240,7 +240,9 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
         raise InputError(f"{run.name} was imported, so it has no steps to show; name a trained run")
     prints = saved.get("fingerprints", {})
     if isinstance(config, PretrainConfig):
-        found = [open_store(path).fingerprint for path in config.data.store]
+        stores = tuple(run.located(path) for path in config.data.store)
+        config = replace(config, data=replace(config.data, store=stores))
+        found = [open_store(path).fingerprint for path in stores]
         if found != prints.get("stores", found):
             raise InputError(
                 f"{run.name}: the stores {', '.join(config.data.store)} are not those it was trained on; put them back"
@@ -248,11 +250,13 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
         yield from pretrain_lines(config, step, count, saved_versions(saved, run.name))
         return
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
+    task_dir = run.located(saved["task_dir"]) if saved.get("task_dir") else None
+    if custom is not None and task_dir is None:
+        files = {name: getattr(custom, name) for name in ("train", "dev", "test")}
+        custom = replace(custom, **{name: run.located(file) for name, file in files.items() if file})
     options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
     seed = saved.get("held_out_seed", 0)
-    task, data = read_task(
-        saved["task"], saved.get("task_dir"), custom, seed=seed, options=options, sample=saved.get("sample")
-    )
+    task, data = read_task(saved["task"], task_dir, custom, seed=seed, options=options, sample=saved.get("sample"))
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(f"{run.name}: the files of {saved['task']} are not those it was trained on; put them back")
     yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)

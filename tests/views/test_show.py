@@ -1,6 +1,7 @@
 """What `show` prints of stores, runs and configs, against what is in them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,3 +256,16 @@ def test_ends_of_long_lists():
     assert ends([1, 2, 3], head=1, tail=1) == [1, 2, 3]
     assert ends(list(range(9)), head=2, tail=1) == [0, 1, None, 8]
     assert np.all(np.diff([k for k in ends(list(range(100))) if k is not None]) > 0)
+
+
+def test_the_batch_of_a_run_is_shown_from_another_directory(tokenizer, tmp_path, monkeypatch, capsys):
+    """Fails when the store of a run that was named by a relative path is looked for where the command runs."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    store = toy_run.toy_store(Path("s"), tokenizer)
+    run = toy_run.pretrained(tmp_path / "r", store)
+    saved = json.loads((run / "config.json").read_text())
+    assert saved["data"]["store"] == ["s"]
+    here = shown(monkeypatch, capsys, run, "--step", 2)
+    monkeypatch.chdir(tmp_path)
+    assert shown(monkeypatch, capsys, run, "--step", 2).replace(str(tmp_path / "there/s"), "s") == here
