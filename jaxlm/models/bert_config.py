@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import ActivationName, Context, check_rate
+from jaxlm.nn.config import ActivationName, Context, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class BertConfig:
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""
+        check_above_zero(self, "init_std", "norm_eps")
         for name in ("num_positions", "num_types", "num_layers", "width", "num_heads", "feed_forward_width"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import ActivationName, Adaptive, Context, check_rate
+from jaxlm.nn.config import ActivationName, Adaptive, Context, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class GPTConfig:
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""
+        check_above_zero(self, "init_std", "norm_eps")
         for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
             check_rate(f"model.{name}", getattr(self, name))
         for name in ("num_positions", "num_layers", "width", "num_heads", "feed_forward_width"):

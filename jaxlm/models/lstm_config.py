@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Adaptive, Context, check_rate
+from jaxlm.nn.config import Adaptive, Context, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class LSTMConfig:
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""
+        check_above_zero(self, "init_std")
         for name in ("num_layers", "width", "units"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} must be positive, got {getattr(self, name)}; give at least 1")

@@ -5,7 +5,7 @@ This module does not import JAX: a command line is parsed before JAX is imported
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxlm.errors import InputError
 
@@ -32,6 +32,13 @@ def check_rate(name: str, rate: float) -> None:
     """Raise InputError for a rate that is not a probability, or so high that every element would be dropped."""
     if not 0.0 <= rate < 1.0 or round(rate * STEPS) == STEPS:
         raise InputError(f"{name} must be a number from 0 to {1 - 1 / STEPS:.5f}, got {rate}; choose another rate")
+
+
+def check_above_zero(config: Any, *names: str) -> None:
+    """Raise InputError for fields of a model's config that are not above 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise InputError(f"model.{name} must be above 0, got {getattr(config, name):g}; give a larger one")
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,12 @@ class Adaptive:
     def check(self, width: int) -> None:
         """Raise InputError for cutoffs that are not sorted, and for tails without a width."""
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or min(self.cutoffs, default=1) < 1:
-            cutoffs = " ".join(map(str, self.cutoffs))
-            raise InputError(f"model.adaptive.cutoffs must be above 0 and ascending, got {cutoffs}; sort them")
-        if self.divisor < 1 or width // self.divisor ** len(self.cutoffs) < 1:
+            cutoffs, remedy = " ".join(map(str, self.cutoffs)), "sort them, each once"
+            remedy = "give the first id of each tail" if min(self.cutoffs) < 1 else remedy
+            raise InputError(f"model.adaptive.cutoffs must be above 0 and ascending, got {cutoffs}; {remedy}")
+        if self.divisor < 1:
+            raise InputError(f"model.adaptive.divisor must be at least 1, got {self.divisor}; give 1 for equal widths")
+        if width // self.divisor ** len(self.cutoffs) < 1:
             raise InputError(
                 f"model.adaptive.divisor must leave each tail a width above 0, got {self.divisor}; give a smaller one"
             )

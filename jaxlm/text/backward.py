@@ -44,6 +44,6 @@ def require_forward(tokenizer: Tokenizer, what: str) -> None:
     """Raise InputError for a backward tokenizer. what: the thing that needs a model that reads forwards."""
     if isinstance(tokenizer, BackwardTokenizer):
         raise InputError(
-            f"{what} needs a model that reads texts forwards, got one with a tokenizer of kind {tokenizer.kind!r}; "
+            f"{what} needs a model that reads texts forwards, got one that reads them backwards; "
             "evaluate perplexity, finetune and predict read backward models"
         )

@@ -64,7 +64,7 @@ def text_notes(tokenizer: Tokenizer) -> list[str]:
     if not tokenizer.lost:
         return []
     return [
-        f"metrics per word and per byte count the text without what this {tokenizer.kind} vocabulary drops "
+        "metrics per word and per byte count the text without what this vocabulary drops "
         f"({tokenizer.lost}): they do not compare with those of a tokenizer that keeps the text"
     ]
 

@@ -207,6 +207,8 @@ def test_a_config_refuses_what_no_run_has():
         ("width", 15, "even and divisible"),
         ("memory_length", -1, "at least 0"),
         ("num_layers", 0, "above 0"),
+        ("init_std", -1, "above 0"),
+        ("norm_eps", 0, "above 0"),
     ):
         with pytest.raises(InputError, match=f"model.{field} must be {rule}.*got {value}; "):
             replace(TOY, **{field: value}).check()

@@ -88,7 +88,7 @@ def test_a_backward_classifier_from_text_to_an_ensemble(forward, tmp_path):
     ended = run_here("evaluate", "perplexity", "--run", base, "--data.store", stores["backward"].path)
     assert ended.code == 0, ended.errors
     refused = run_here("generate", "--run", base, "--prompt", "the sea", "--length", 3)
-    assert_one_line(refused, 2, "generate needs a model that reads texts forwards", "'backward sentencepiece'")
+    assert_one_line(refused, 2, "generate needs a model that reads texts forwards, got one that reads them backwards")
     (tmp_path / "lines").write_text("the sea\n")
     refused = run_here("evaluate", "score", "--run", base, "--input", tmp_path / "lines")
     assert_one_line(refused, 2, "evaluate score needs a model that reads texts forwards")
