@@ -195,7 +195,7 @@ def load_published(spec: str, *, mesh: Mesh, custom: CustomConfig) -> LoadedRun:
     model = build(config.model, for_reading(config.execution))
     params = jax.tree.map(_placed, published.params, abstract_params(config.model, published.params, mesh))
     return LoadedRun(
-        config, model, params, published.tokenizer, None, spec, mesh, model.max_length, published.task, CURRENT
+        config, model, params, published.tokenizer, None, spec, mesh, published.trained_length, published.task, CURRENT
     )
 
 
@@ -222,11 +222,10 @@ def with_columns(published: Published, custom: CustomConfig) -> Published:
 def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
     """Return the config of a run that would have trained a published model."""
     if published.task is not None:
-        return FinetuneConfig(published.model)
+        return FinetuneConfig(published.model, length=published.longest and published.trained_length)
     encoder = family_of(published.model).context == "bidirectional"
     data, objective = (SentencePairs(), MaskedLM()) if encoder else (Windows(), LanguageModel())
-    length = build(published.model).max_length
-    return PretrainConfig(published.model, objective, data=data, length=length)
+    return PretrainConfig(published.model, objective, data=data, length=published.trained_length)
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

@@ -51,6 +51,10 @@ CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
     },
 }
 
+# The files that name the longest text of a model, with their field. A tokenizer without a limit has a huge number.
+LENGTHS = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
+NO_LIMIT = 1_000_000
+
 # Hugging Face's `problem_type` of a sequence classifier by the kind of our task; the third is `regression`.
 PROBLEM_TYPES = {"classification": "single_label_classification", "multilabel": "multi_label_classification"}
 
@@ -80,6 +84,12 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
         leaves["head/bias"] = np.zeros(outputs, np.float32)
     used = sorted({files.infos[stored].dtype for stored in names.values()})
     tokenizer, notes = _tokenizer(directory, model, case)
+    longest, named_by = _longest(directory)
+    if longest is not None and longest < model.num_positions:
+        notes.append(
+            f"{named_by} is {longest}: texts are read up to that length of the {model.num_positions} positions; "
+            "--beyond-length uses the others too"
+        )
     if len(used) > 1:
         notes.append(
             f"its tensors are of types {', '.join(used)}: an export writes all of them as F32, which holds them"
@@ -99,7 +109,18 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
         task=task,
         config=values,
         notes=tuple(notes),
+        longest=longest,
     )
+
+
+def _longest(directory: Path) -> tuple[int | None, str]:
+    """Return the most tokens of a text that the files beside the weights name, and the field; None without a limit."""
+    found = []
+    for file, field in LENGTHS.items():
+        value = read_object(directory / file).get(field) if (directory / file).is_file() else None
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < NO_LIMIT:
+            found.append((int(value), f"{field} of {file}"))
+    return min(found, default=(None, ""))
 
 
 def _architecture(

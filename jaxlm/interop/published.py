@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.models import build
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.trees import nested_leaves
@@ -20,7 +21,7 @@ class Published:
     leaves: our path -> float32 array, `backbone/…` and `head/…`. dtype: safetensors' name of the type in the files.
     architecture: Hugging Face's class for it. task: the task of a fine-tuned model's head, with the label names of its
     config. parts: the parts beside the backbone. config: the values of its config.json, if it has one. notes: sentences
-    about it.
+    about it. longest: the most tokens of a text that its tokenizer names; None: all positions.
     """
 
     name: str
@@ -34,6 +35,13 @@ class Published:
     task: Task | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    longest: int | None = None
+
+    @property
+    def trained_length(self) -> int:
+        """The number of positions that were trained: those of the model, or fewer if its tokenizer says so."""
+        positions = build(self.model).max_length
+        return min(positions, self.longest or positions)
 
     @property
     def params(self) -> dict[str, Any]:

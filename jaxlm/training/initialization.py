@@ -17,7 +17,7 @@ from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
-from jaxlm.models import ModelConfig, build, dropout_rates, family_of
+from jaxlm.models import ModelConfig, dropout_rates, family_of
 from jaxlm.runs.checkpoints import Checkpoints, Metadata, Restored
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.earlier_versions import completed
@@ -155,7 +155,7 @@ def _published_source(published: Published) -> Source:
         model=published.model,
         fingerprint=published.fingerprint,
         given_tokenizer=published.tokenizer,
-        trained_length=build(published.model).max_length,
+        trained_length=published.trained_length,
         opened=lambda: parameters,
     )
 

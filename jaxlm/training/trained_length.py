@@ -27,8 +27,8 @@ def trained_length(run: RunDirectory, step: int) -> int:
     """Return the trained length of a run's checkpoint of `step`; UNLIMITED for a model without positions.
 
     It is the length of the longest rows up to that step, or the trained length of the run's start if that is longer. An
-    imported model has all its positions. Runs made by earlier versions did not save the trained length of their
-    start: it is read from there, if the start is still at its location.
+    imported model has all its positions, or fewer if its tokenizer said so. Runs made by earlier versions did not save
+    the trained length of their start: it is read from there, if the start is still at its location.
     """
     return _trained_length(run, step, _LONGEST_CHAIN)
 
@@ -39,7 +39,7 @@ def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
         return UNLIMITED
     positions = int(saved["model"]["num_positions"])
     if "published" in saved:
-        return positions
+        return min(positions, saved.get("length") or positions)
     of_start = saved[OF_START] if OF_START in saved else _of_earlier_start(run, positions, chain)
     return min(positions, max(_own_length(saved, step, positions), of_start or 0))
 
