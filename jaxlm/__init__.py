@@ -12,15 +12,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxlm.data.preparation import prepare_store
     from jaxlm.errors import InputError, RunError
+    from jaxlm.evaluation.calls import evaluate_ensemble, evaluate_perplexity, evaluate_task, evaluate_zero_shot
     from jaxlm.finetuning.run import run_finetuning
+    from jaxlm.inference.conversion import export_model
     from jaxlm.inference.loaded_model import LoadedModel, load
+    from jaxlm.models.family import Inputs
     from jaxlm.training.pretraining_run import run_pretraining
 
 __version__ = "0.1.0"
 __all__ = [
     "InputError",
+    "Inputs",
     "LoadedModel",
     "RunError",
+    "evaluate_ensemble",
+    "evaluate_perplexity",
+    "evaluate_task",
+    "evaluate_zero_shot",
+    "export_model",
     "load",
     "prepare_store",
     "run_finetuning",
@@ -29,8 +38,14 @@ __all__ = [
 
 _MODULES = {
     "InputError": "jaxlm.errors",
+    "Inputs": "jaxlm.models.family",
     "LoadedModel": "jaxlm.inference.loaded_model",
     "RunError": "jaxlm.errors",
+    "evaluate_ensemble": "jaxlm.evaluation.calls",
+    "evaluate_perplexity": "jaxlm.evaluation.calls",
+    "evaluate_task": "jaxlm.evaluation.calls",
+    "evaluate_zero_shot": "jaxlm.evaluation.calls",
+    "export_model": "jaxlm.inference.conversion",
     "load": "jaxlm.inference.loaded_model",
     "prepare_store": "jaxlm.data.preparation",
     "run_finetuning": "jaxlm.finetuning.run",

@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import logging
 import os
+import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +20,24 @@ from jaxlm.progress import Progress
 from jaxlm.runs.metrics_log import finite
 
 DEFAULT_BATCH_SIZE = 32
+log = logging.getLogger("jaxlm")
+# True in a call in Python, whose lines go to the logger, and which shows no progress.
+_is_call: ContextVar[bool] = ContextVar("is_call", default=False)
+
+
+@contextlib.contextmanager
+def as_call() -> Iterator[None]:
+    """Send the lines of the block to the logger `jaxlm` instead of the standard streams."""
+    token = _is_call.set(True)
+    try:
+        yield
+    finally:
+        _is_call.reset(token)
+
+
+def shows_progress() -> bool:
+    """Return True on process 0 of a command."""
+    return jax.process_index() == 0 and not _is_call.get()
 
 
 def batch_size_for(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:
@@ -43,9 +64,9 @@ class Counted(Progress):
 @contextlib.contextmanager
 def progress_of(what: str, total: int | None = None, *, active: bool = True) -> Iterator[Counted]:
     """Show a progress line on process 0 while the block runs."""
-    progress = Counted(what, total, active=active and jax.process_index() == 0)
+    progress = Counted(what, total, active=active and shows_progress())
     yield progress
-    if progress.done and active:
+    if progress.done and active and not _is_call.get():
         progress.close()
 
 
@@ -72,7 +93,12 @@ def figures_json(figures: dict[str, Any]) -> str:
     return json.dumps(finite(figures), ensure_ascii=False, allow_nan=False)
 
 
-def say(*lines: str) -> None:
-    """Print lines on process 0."""
-    if jax.process_index() == 0:
-        print(*lines, sep="\n", flush=True)
+def say(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines on process 0, or log them in a call in Python. stream: default, standard output."""
+    if jax.process_index() > 0:
+        return
+    if _is_call.get():
+        for line in lines:
+            log.info("%s", line)
+    else:
+        print(*lines, sep="\n", file=stream or sys.stdout, flush=True)

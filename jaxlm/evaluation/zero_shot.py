@@ -17,7 +17,7 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
-from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, output_file, say
+from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, output_file, say, shows_progress
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
@@ -42,6 +42,11 @@ RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretrainin
 
 def evaluate_zero_shot(arguments: ZeroShot) -> None:
     """Write a line of JSON per value to the output or to standard output, and a table to standard error."""
+    zero_shot_values(arguments)
+
+
+def zero_shot_values(arguments: ZeroShot) -> list[dict[str, Any]]:
+    """Do the same, and return a dictionary per value; for checkpoints those of the whole output."""
     if not arguments.task:
         raise InputError("--task must be given, got none; write for example --task lambada:lambada_test.jsonl")
     tasks = parse_tasks(arguments.task)
@@ -78,6 +83,7 @@ def evaluate_zero_shot(arguments: ZeroShot) -> None:
     if arguments.items is not None:
         with output_file(arguments.items) as file:
             file.writelines(figures_json(item) + "\n" for item in items)
+    return results.lines
 
 
 def item_lines(task: ZeroShotTask, values: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -284,7 +290,7 @@ def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequ
         begin_all=options.left_context,
         within_word=options.pseudo_likelihood == "word",
         not_greedy=stop_word_ids(run.tokenizer, options.stop_words) if options.stop_words else (),
-        show_progress=jax.process_index() == 0,
+        show_progress=shows_progress(),
     )
 
 
@@ -310,4 +316,4 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
                 scored += f", {line['shortened']:,} shortened to {line['context_length']:,} tokens"
             step = "" if line["step"] is None else f"step {line['step']}  "
             value = f"{line['protocol']:<8} {line['metric']:<18} {line['value']:.4f}{error}  {scored}"
-            print(f"{step}{name:<24} {value}", file=sys.stderr)
+            say(f"{step}{name:<24} {value}", stream=sys.stderr)

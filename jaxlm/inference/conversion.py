@@ -1,5 +1,7 @@
 """Published models as runs, and runs as directories of Hugging Face: the work of `jaxlm.convert`."""
 
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.atomic_write import write_json
-from jaxlm.config import to_json
-from jaxlm.errors import InputError
+from jaxlm.config import of_call, to_json, with_fields
+from jaxlm.errors import InputError, names_arguments
 from jaxlm.hub import check_push, model_directory, push
 from jaxlm.inference.activations import IdRows, activations
 from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
@@ -28,6 +30,8 @@ from jaxlm.tasks import CustomConfig
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward
 from jaxlm.training.config import resolved_json
+
+log = logging.getLogger(__name__)
 
 
 def import_model(arguments: ImportArguments) -> None:
@@ -90,7 +94,13 @@ def _resolved(published: Published, custom: CustomConfig) -> dict[str, Any]:
     return resolved | tuned
 
 
-def _verify(model: Published | LoadedRun, directory: Path, architecture: str, tokenizer: Tokenizer | None) -> None:
+def _verify(
+    model: Published | LoadedRun,
+    directory: Path,
+    architecture: str,
+    tokenizer: Tokenizer | None,
+    say: Callable[[str], None] = print,
+) -> None:
     """Compare with the model in `directory`, and print the table."""
     config = model.model if isinstance(model, Published) else model.model.config
     kind = None if model.task is None else model.task.kind
@@ -99,11 +109,36 @@ def _verify(model: Published | LoadedRun, directory: Path, architecture: str, to
         return activations(config, model.params, kind, IdRows(ids, None))
 
     for line in verify(directory, architecture, ours, tokenizer, config.vocab_size, build(config).max_length):
-        print(line)
+        say(line)
 
 
-def export_run(arguments: ExportArguments) -> None:
-    """Read the run, choose the class that it is exported as, and write it."""
+@names_arguments
+def export_model(
+    run: str | Path, *, to: str | Path, verify: bool = False, changes: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a run as a model directory of Hugging Face, which `from_pretrained` loads. The same as `convert export`.
+
+    Args:
+      run: A run: RUN or RUN@STEP.
+      to: The directory, which must not exist yet.
+      verify: Compare each layer's output with transformers' own.
+      changes: Other options, by the names of their flags: `{"push": "OWNER/NAME", "private": True}`.
+
+    Returns:
+      The directory.
+
+    Example:
+      >>> directory = jaxlm.export_model("runs/gpt", to="exported")
+      >>> (directory / "model.safetensors").exists()
+      True
+    """
+    target = str(to) if str(to).startswith("hf:") else f"hf:{to}"
+    arguments = of_call(ExportArguments, {"run": run, "to": target, "verify": verify})
+    return export_run(with_fields(arguments, changes) if changes else arguments, lambda line: log.info("%s", line))
+
+
+def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -> Path:
+    """Read the run, choose the class that it is exported as, and write it; return its directory."""
     kind, _, location = arguments.to.partition(":")
     if kind != "hf" or not location:
         raise InputError(f"--to must be hf:PATH, a directory for Hugging Face's files, got {arguments.to}")
@@ -145,10 +180,11 @@ def export_run(arguments: ExportArguments) -> None:
             about=About(arguments.license, arguments.language, arguments.datasets),
         ),
     )
-    print(f"{target}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
+    say(f"{target}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
     for note in export.notes:
-        print(f"  {note}")
+        say(f"  {note}")
     if arguments.verify:
-        _verify(run, target, export.architecture, run.given_tokenizer)
+        _verify(run, target, export.architecture, run.given_tokenizer, say)
     if arguments.push is not None:
-        print(f"uploaded: {push(target, arguments.push, private=arguments.private)}")
+        say(f"uploaded: {push(target, arguments.push, private=arguments.private)}")
+    return target

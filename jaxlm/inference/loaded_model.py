@@ -31,6 +31,7 @@ from jaxlm.inference.token_outputs import (
     states_step,
     token_outputs,
 )
+from jaxlm.models.family import Model
 from jaxlm.tasks import CustomConfig, rows_of_records
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,34 @@ class LoadedModel:
         if self.run.task is not None:
             return self.run.task.kind
         return "language model" if self.run.model.is_causal else "masked language model"
+
+    @property
+    def module(self) -> Model:
+        """The model as a function of parameters, for programs in JAX: `module(params, inputs)` gives `Outputs`.
+
+        `outputs.states` are those of the last layer, (B, L, D). `module.logits(params, outputs.states, outputs.output)`
+        are the scores over the vocabulary, (B, L, V), and `module.loss` the sum of the negative log-likelihoods of
+        given targets. All can be jitted and differentiated. `module.module` is the Flax module of the backbone.
+
+        Example:
+          >>> import numpy as np
+          >>> model = jaxlm.load("runs/gpt")
+          >>> inputs = jaxlm.Inputs(ids=np.array([[5, 6, 7]]), positions=np.arange(3)[None])
+          >>> outputs = model.module(model.params, inputs)
+          >>> model.module.logits(model.params, outputs.states, outputs.output).shape[:2]
+          (1, 3)
+        """
+        return self.run.model
+
+    @property
+    def params(self) -> Any:
+        """The parameters, a tree of arrays on the devices: `backbone`, and `head` where there is one.
+
+        Example:
+          >>> sorted(jaxlm.load("runs/tuned").params)
+          ['backbone', 'head']
+        """
+        return self.run.params
 
     @property
     def labels(self) -> list[str]:
@@ -317,11 +346,22 @@ class LoadedModel:
         return [sample.generated for samples in self._generator(settings)(prompts) for sample in samples]
 
     @names_arguments
-    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        top_k: int | None = None,
+        with_inputs: bool = False,
+        embeddings: bool = False,
+    ) -> list[dict[str, Any]]:
         """Return the predictions for rows of a fine-tuned model's task. The same as `jaxlm.predict`.
 
         Args:
           rows: Dictionaries by the names of the columns that the model was trained on. Other columns are ignored.
+          top_k: Number of labels or answers in `scores`, the most probable first. Default: all labels.
+          with_inputs: Add every column of the row, and the gold label as `label` where there is one.
+          embeddings: Add the vector that the task's head reads as `embedding`, a list of numbers; for choices a list
+            per choice.
 
         Returns:
           A dictionary for each row: `index`; `prediction`, spelled as in the training files: a label, a score, the text
@@ -335,12 +375,12 @@ class LoadedModel:
           >>> sorted(found[0]), found[0]["prediction"] in ("bad", "good")
           (['index', 'prediction', 'scores'], True)
         """
-        predictor, found, cut = self._predictor, list[dict[str, Any]](), 0
+        predictor, found, cut = self._predictor(embeddings), list[dict[str, Any]](), 0
         if not len(rows):
             return found
         with use_mesh(self.run.mesh):
-            for examples in in_chunks(rows_of_records(rows, predictor.task), ROWS_AT_A_TIME):
-                lines, truncated = predictor.lines(examples, first=len(found))
+            for examples in in_chunks(rows_of_records(rows, predictor.task, keep=with_inputs), ROWS_AT_A_TIME):
+                lines, truncated = predictor.lines(examples, first=len(found), inputs=with_inputs, top_k=top_k)
                 found, cut = found + lines, cut + truncated
         if cut:
             log.warning("%d of %d rows were truncated to %d tokens", cut, len(found), predictor.limit)
@@ -373,8 +413,10 @@ class LoadedModel:
         return self._single({columns[0]: list(tokens)})
 
     @functools.cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(self.run, "predict", batch_size=self._batch_size)
+    def _predictor(self) -> Callable[[bool], Predictor]:
+        return functools.cache(
+            lambda embeddings: Predictor(self.run, "predict", batch_size=self._batch_size, embeddings=embeddings)
+        )
 
     @functools.cached_property
     def _generator(self) -> Callable[[GenerationSettings], Generator]:
@@ -384,14 +426,14 @@ class LoadedModel:
         """Return the first names of the columns of texts. InputError, with the method, for a task of another kind."""
         if self.kind != kind:
             raise InputError(f"{self.name} must be fine-tuned on {rows} for {method}, got the kind {self.kind!r}")
-        return [names[0] for names in self._predictor.task.columns.texts]
+        return [names[0] for names in self._predictor(False).task.columns.texts]
 
     def _single(self, row: Mapping[str, Any]) -> dict[str, Any]:
         (found,) = self.predict([row])
         return {name: value for name, value in found.items() if name != "index"}
 
     def _rows(self, texts: Sequence[Any], truncate: bool) -> list[TokenRow]:
-        longest = self.length if self.run.task is None else self._predictor.limit
+        longest = self.length if self.run.task is None else self._predictor(False).limit
         return token_rows(self.run, texts, longest=longest, truncate=truncate)
 
     def _outputs(self, step: Step, texts: Sequence[Any], truncate: bool, *, values: int) -> list[np.ndarray]:

@@ -33,6 +33,11 @@ class Inputs(NamedTuple):
     ids, positions: int32 (B, L). segments: int32 (B, L), the sequences of a packed row numbered from 1, 0 is padding;
     None: one sequence per row. token_type_ids: int32 (B, L), the segment of a pair that a token is in, 0 or 1; None:
     all 0. Families without segment embeddings ignore them.
+
+    Example:
+      >>> inputs = jaxlm.Inputs(ids=[[5, 6, 7]], positions=[[0, 1, 2]])
+      >>> inputs.segments is None
+      True
     """
 
     ids: jax.Array

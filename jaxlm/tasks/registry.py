@@ -183,8 +183,8 @@ def read_rows(
         yield check_choices(example, task, reader.where(number))
 
 
-def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task) -> Iterator[Any]:
-    """Yield the unlabelled examples of rows that are given as dictionaries by column name; see `read_rows`.
+def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task, *, keep: bool = False) -> Iterator[Any]:
+    """Yield the unlabelled examples of rows that are given as dictionaries by column name; see `read_rows`, also keep.
 
     Raises:
       InputError: a bad row, with its number from 1.
@@ -192,12 +192,12 @@ def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task) -> Iterator[A
     name, unit = "rows:", "row"
     numbered = _checked_rows(rows, f"{name} {unit}")
     if task.kind == "span":
-        yield from questions_of_records(numbered, f"{name} {unit}", task)
+        yield from questions_of_records(numbered, f"{name} {unit}", task, keep=keep)
     elif task.kind == "tagging":
-        yield from sentences_of_records(numbered, f"{name} {unit}", task)
+        yield from sentences_of_records(numbered, f"{name} {unit}", task, keep=keep)
     else:
         _check_rows_known(task)
-        reader = RowReader(name, task.columns, label="ignored", blank_lines="refuse", unit=unit)
+        reader = RowReader(name, task.columns, label="ignored", blank_lines="refuse", unit=unit, keep=keep)
         for number, example in reader.from_records(numbered):
             yield check_choices(example, task, reader.where(number))
 

@@ -1,0 +1,144 @@
+"""The evaluations as functions for programs in Python: the figures of the commands.
+
+Messages go to the logger `jaxlm`. With several processes each must make the same calls.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxlm.config import of_call, with_fields
+from jaxlm.errors import names_arguments
+from jaxlm.evaluation.arguments import Ensemble, OnTask, Perplexity, ZeroShot
+from jaxlm.evaluation.command import as_call
+from jaxlm.evaluation.ensemble import evaluate_ensemble as ensemble_figures
+from jaxlm.evaluation.on_task import evaluate_task as task_figures
+from jaxlm.evaluation.perplexity import evaluate_perplexity as perplexity_figures
+from jaxlm.evaluation.zero_shot import zero_shot_values
+
+
+@names_arguments
+def evaluate_perplexity(
+    run: str | Path,
+    *,
+    store: str | Path | Sequence[str | Path] = (),
+    input: str | Path | None = None,
+    length: int | None = None,
+    layout: Literal["windows", "packed", "streams"] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the perplexity of a language model on token stores or on a text file. The same as `evaluate perplexity`.
+
+    Args:
+      run: A run, RUN or RUN@STEP, or published weights: hf:DIR.
+      store: Token stores, made with the run's tokenizer; they count as one text.
+      input: A text file, instead of stores; it is one document.
+      length: Tokens in a row. Default: the length of the run.
+      layout: Layout of the text in rows. Default: that of the run.
+      changes: Other options, by the names of their flags: `{"stride": 64, "batch_size": 8}`.
+
+    Returns:
+      `validation_loss` in nats per token, `perplexity`, `word_perplexity`, `bits_per_byte`, `accuracy`, `tokens` and
+      the other figures of the command.
+
+    Example:
+      >>> figures = jaxlm.evaluate_perplexity("runs/gpt", store="stores/valid")
+      >>> figures["tokens"] > 0, figures["perplexity"] > 1
+      (True, True)
+    """
+    stores = [store] if isinstance(store, str | Path) else list(store)
+    given = {"run": run, "data": {"store": stores}, "input": input, "length": length, "layout": layout}
+    return _figures(perplexity_figures, Perplexity, given, changes)
+
+
+@names_arguments
+def evaluate_task(
+    run: str | Path, *, input: str | Path, output: str | Path | None = None, changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the metrics of a fine-tuned model on a labelled file of its task. The same as `evaluate task`.
+
+    Args:
+      run: A fine-tuned run, RUN or RUN@STEP, or published weights with a head: hf:DIR.
+      input: A labelled file with the task's columns.
+      output: A file for the predictions and labels of the rows.
+      changes: Other options, by the names of their flags: `{"batch_size": 8}`.
+
+    Returns:
+      The metrics of the task, `loss`, the number of `examples`, and a `report` by label.
+
+    Example:
+      >>> figures = jaxlm.evaluate_task("runs/tuned", input="rows.tsv")
+      >>> figures["examples"], 0 <= figures["accuracy"] <= 1
+      (12, True)
+    """
+    return _figures(task_figures, OnTask, {"run": run, "input": input, "output": output}, changes)
+
+
+@names_arguments
+def evaluate_zero_shot(
+    run: str | Path,
+    *,
+    task: str | Sequence[str],
+    output: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the values of tasks without fine-tuning. The same as `evaluate zero-shot`.
+
+    Args:
+      run: A run, RUN or RUN@STEP, or published weights: hf:DIR.
+      task: NAME:PATH, a task and its file or directory; or several.
+      output: A file for the values, as JSON lines.
+      changes: Other options, by the names of their flags: `{"options.seed": 1, "batch_size": 8}`.
+
+    Returns:
+      A dictionary per value: `task`, `protocol`, `metric`, `value`, `stderr`, `examples`, `scored` and others.
+
+    Example:
+      >>> with open("blimp.jsonl", "w") as file:
+      ...     _ = file.write('{"sentence_good": "The cat sat.", "sentence_bad": "Cat the sat."}\\n')
+      >>> values = jaxlm.evaluate_zero_shot("runs/gpt", task="blimp:blimp.jsonl")
+      >>> values[0]["task"], values[0]["examples"]
+      ('blimp', 1)
+    """
+    with as_call():
+        return zero_shot_values(_arguments(ZeroShot, {"run": run, "task": task, "output": output}, changes))
+
+
+@names_arguments
+def evaluate_ensemble(
+    runs: Sequence[str | Path],
+    *,
+    input: str | Path | None = None,
+    output: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the metrics of the average of fine-tuned models of one task. The same as `evaluate ensemble`.
+
+    Args:
+      runs: Runs, RUN or RUN@STEP, at least two.
+      input: A labelled file of the task. Default: the splits that the runs were evaluated on.
+      output: A directory for predictions.jsonl and the other files of the task.
+      changes: Other options, by the names of their flags.
+
+    Returns:
+      The metrics of each split, or of `input`, with the selecting metric of each run as `alone`.
+
+    Example:
+      >>> figures = jaxlm.evaluate_ensemble(["runs/tuned", "runs/tuned"], input="rows.tsv")
+      >>> figures["input"]["accuracy"] == figures["input"]["alone"][0]
+      True
+    """
+    given = {"runs": [str(run) for run in runs], "input": input, "output": output}
+    return _figures(ensemble_figures, Ensemble, given, changes)
+
+
+def _figures(evaluate: Any, kind: type, given: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
+    with as_call():
+        found: dict[str, Any] = evaluate(_arguments(kind, given, changes))
+    return found
+
+
+def _arguments(kind: type, given: Mapping[str, Any], changes: Mapping[str, Any] | None) -> Any:
+    """Return the arguments of a command."""
+    arguments = of_call(kind, given)
+    return with_fields(arguments, changes) if changes else arguments
