@@ -181,7 +181,7 @@ def _config_of(argv: Sequence[str], kind: type, program: str) -> Any:
 
 def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any], program: str) -> None:
     """Raise InputError for a subcommand that is missing or unknown, for flags that other programs have under another
-    name, and for a value after a flag that takes none."""
+    name, for a wrong choice, and for a value after a flag that takes none."""
     known = subcommands_of(arguments)
     if known and (not argv or argv[0].startswith("-")) and not {"-h", "--help", "-H", "--help-verbose"} & set(argv):
         raise InputError(
@@ -196,10 +196,34 @@ def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any
             raise InputError(
                 f"{flag(field)} must be a flag of this command, got another program's; give {flag(ours[0])}"
             )
+    chosen = _choices(_subcommand(arguments, argv))
     for field, value in _given_values(argv).items():
+        if value not in (None, "None", *chosen.get(field, (value,))):
+            hint = did_you_mean(value, chosen[field], "choose one of them")
+            raise InputError(f"{flag(field)} must be one of {', '.join(chosen[field])}, got {value}; {hint}")
         if types_of.get(field) is bool and value in ("True", "False", "true", "false"):
             no = flag(f"{field[: field.rfind('.') + 1]}no_{field[field.rfind('.') + 1 :]}")
             raise InputError(f"{flag(field)} must have no value, got {value}; write {flag(field)} or {no}")
+
+
+def _subcommand(arguments: Any, argv: Sequence[str]) -> Any:
+    """Return the arguments of the subcommand that a command line names; those of a command without subcommands."""
+    known = subcommands_of(arguments)
+    return typing.get_args(arguments)[known.index(argv[0])] if argv and argv[0] in known else arguments
+
+
+def _choices(arguments: Any) -> dict[str, tuple[str, ...]]:
+    """Return the values of each field that has a few, all of those in the members of a union."""
+    found: dict[str, tuple[str, ...]] = {}
+    others = set()
+    for name, hint in fields_of(arguments):
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        values = [str(value) for option in options for value in typing.get_args(option)]
+        if all(option is type(None) or typing.get_origin(option) is typing.Literal for option in options):
+            found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
+        else:
+            others.add(name)
+    return {name: values for name, values in found.items() if name not in others}
 
 
 def given_fields(argv: Sequence[str]) -> set[str]:

@@ -48,6 +48,8 @@ def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def name_of_flag(field: str, hint: Any) -> str:
     """Return the name of a field's flag: its own, or that of a mark in its type; "" for a group without one."""
     named = [mark.name for mark in _marks(hint) if getattr(mark, "name", None) is not None]
+    if any(mark is tyro.conf.OmitArgPrefixes for mark in _marks(hint)):
+        return ""
     return named[0] if named else field
 
 

@@ -326,7 +326,6 @@ def test_a_config_file_is_run_once(tmp_path, write, monkeypatch, command, kind, 
     [
         (["--run", "r", "--optimizer.peak-l", "1"], "--optimizer.peak-lr"),
         (["--run", "r", "--batch-size", "x"], "batch-size"),
-        (["--run", "r", "--optimizer.kind", "adam"], "openai_adam"),
         ([], "--run"),
     ],
 )

@@ -106,3 +106,30 @@ def test_changed_files_are_named_in_words(place, tmp_path, monkeypatch):
         run_here("finetune", *arguments), 2, "(saved -> given): the training files have changed; give"
     )
     assert "num-steps" not in line and "fingerprints" not in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("evaluate", "zero-shot", "--run", "x", "--task", "blimp:y", "--pseudo-likelihood", "words"),
+            "--pseudo-likelihood must be one of token, word, got words; did you mean word?",
+        ),
+        (
+            ("evaluate", "perplexity", "--run", "x", "--layout", "window"),
+            "--layout must be one of windows, packed, streams, got window; did you mean windows?",
+        ),
+        (
+            ("evaluate", "features", "--run", "x", "--input", "y", "--pooling=max"),
+            "--pooling must be one of mean, first, last, got max; choose one of them",
+        ),
+        (("predict", "--run", "x", "--input", "y", "--errors", "ignore"), "--errors must be one of strict, replace"),
+        (
+            ("pretrain", "debug/gpt", "--run", "x", "--optimizer.kind", "adam"),
+            "--optimizer.kind must be one of adamw, openai_adam",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_one_line(words, message):
+    """Fails when a value that is not among those of a flag ends in a box of several lines, or without the values."""
+    assert_one_line(run_here(*words), 2, f"error: {message}")
