@@ -204,6 +204,8 @@ class Ensemble:
     """Sequences in a batch; the results do not depend on it."""
     output: Path | None = None
     """A directory for predictions.jsonl and the other files of the task."""
+    with_inputs: bool = False
+    """Write the task's columns and the gold label into predictions.jsonl too."""
     errors: Errors = "strict"
     """Bytes in --input that are not UTF-8: fail and name them, or replace them by U+FFFD."""
     mesh: MeshConfig = field(default_factory=MeshConfig)

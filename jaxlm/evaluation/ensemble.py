@@ -36,6 +36,7 @@ from jaxlm.tasks import (
     read_labelled,
     read_task,
 )
+from jaxlm.tasks.prediction_lines import with_inputs
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     """Return the metrics of the averaged outputs and of each run."""
+    if arguments.with_inputs and arguments.output is None:
+        raise InputError("with_inputs must be left out without output, got it alone; give a directory for the files")
     if len(arguments.runs) < 2:
         raise InputError(
             f"an ensemble must have at least two runs, got {' '.join(arguments.runs) or 'none'}; name more"
@@ -210,7 +213,9 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
                 + ", ".join(f"{figures[metric]:.4f}" for figures in alone)
             )
         for index, (prediction, scores) in enumerate(predicted.lines):
-            lines.append({"split": part, "index": index, "prediction": prediction, "scores": scores})
+            line = {"split": part, "index": index, "prediction": prediction, "scores": scores}
+            example = parts[part].examples[index]
+            lines.append(with_inputs(line, task, example) if arguments.with_inputs else line)
         if arguments.output is not None and jax.process_index() == 0:
             write_files(arguments.output, predicted)
     if arguments.output is not None:

@@ -18,6 +18,8 @@ from jaxlm.tasks.metrics.report import report_lines
 from jaxlm.tasks.metrics.selection import rank
 from jaxlm.tasks.prediction_lines import with_inputs
 
+_OF_ROW = ("split", "index", "seed", "learning_rate")  # the fields of a prediction before those of its row
+
 
 def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the contents of results.json, with metrics over the seeds of the best learning rate.
@@ -103,11 +105,29 @@ def write_results(context: TrialContext, summary: dict[str, Any], inputs: TaskDa
     context.run.upload()
 
 
+def add_inputs(run: RunDirectory, task: Task, data: TaskData) -> bool:
+    """Write the columns and gold labels of its rows into the predictions of a complete run; return True if they change.
+
+    The lines may have them already. A run without predictions is left as it is.
+    """
+    file = run.path / "predictions.jsonl"
+    before = file.read_bytes() if file.exists() else b""
+    after = _with_inputs(before, task, data)
+    if after == before:
+        return False
+    write_file(file, after)
+    run.upload()
+    return True
+
+
 def _with_inputs(predictions: bytes, task: Task, data: TaskData) -> bytes:
     lines = []
     for line in map(json.loads, predictions.splitlines()):
         example = data.splits[line["split"]].examples[line["index"]]
-        lines.append(json.dumps(with_inputs(line, task, example)) + "\n")
+        names = list(line)
+        inputs = [name for name in names[: names.index("prediction")] if name not in _OF_ROW]  # of an earlier call
+        bare = {name: value for name, value in line.items() if name not in inputs}
+        lines.append(json.dumps(with_inputs(bare, task, example)) + "\n")
     return "".join(lines).encode()
 
 

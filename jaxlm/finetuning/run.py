@@ -20,7 +20,16 @@ from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import Stopped, as_flags, names_arguments
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.plan import Plan, plan
-from jaxlm.finetuning.results import clean_up, keep_best, read_results, refuse_failures, summarize, table, write_results
+from jaxlm.finetuning.results import (
+    add_inputs,
+    clean_up,
+    keep_best,
+    read_results,
+    refuse_failures,
+    summarize,
+    table,
+    write_results,
+)
 from jaxlm.finetuning.trial import TrialContext, make_programs
 from jaxlm.finetuning.vectorized import run_trials
 from jaxlm.models import family_of
@@ -162,6 +171,8 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
         if (summary := first_process_decides(lambda: read_results(run))) is not None:
             clean_up(run, summary)
             refuse_failures(run, summary)
+            if arguments.with_inputs and first_process_decides(lambda: add_inputs(run, planned.task, planned.data)):
+                observer.say(f"{run.name}: predictions.jsonl now has the columns and labels of its rows")
             observer.say(f"{run.name} is complete: results.json has {counted(len(trials), 'run')}; nothing to do")
             return summary
         task, source = planned.task, planned.source

@@ -231,12 +231,16 @@ def test_an_ensemble_averages_what_its_runs_say(tmp_path, vocabulary, command, k
     files = make_files(tmp_path / "files", kind)
     runs = [toy_encoder.finetuned(tmp_path / str(seed), vocabulary, files, kind, seed=seed) for seed in (0, 1)]
     out = tmp_path / "out"
-    text, figures = command(evaluate.main, "ensemble", *runs, "--output", out)
+    text, figures = command(evaluate.main, "ensemble", *runs, "--output", out, "--with-inputs")
     assert "of the ensemble; alone" in text and len(figures["dev"]["alone"]) == 2
     found = lines(out / "predictions.jsonl")
     assert [(line["split"], line["index"]) for line in found] == [
         (part, index) for part, count in (("dev", 13), ("test", 7)) for index in range(count)
     ]
+    if kind == "classification":  # every line has the columns and the label of its own row
+        rows = [row for part in ("dev", "test") for row in lines(files / f"{part}.jsonl")]
+        for line, row in zip(found, rows, strict=True):
+            assert line["text"] == row["text"] and str(line["label"]) == str(row["label"])
     singles = []
     for run in runs:
         file = tmp_path / "single.jsonl"

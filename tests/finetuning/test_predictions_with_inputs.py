@@ -81,5 +81,15 @@ def test_the_sample_is_part_of_the_run(tuned):
     saved = json.loads((place / "run" / "config.json").read_text())
     assert saved["sample"] == 16 and saved["with_inputs"] is True and saved["num_steps"] == 1  # floor(16 / 8 * 0.5)
     assert "is complete" in run_here("finetune", *words).output
+    before = (place / "run" / "predictions.jsonl").read_bytes()
+    bare = [
+        {name: value for name, value in line.items() if name not in ("text", "label")}
+        for line in map(json.loads, before.splitlines())
+    ]
+    write_lines(place / "run" / "predictions.jsonl", bare)  # as a run without inputs leaves them
+    again = run_here("finetune", *words, "--with-inputs").output
+    assert "predictions.jsonl now has the columns and labels of its rows" in again and "is complete" in again
+    assert (place / "run" / "predictions.jsonl").read_bytes() == before
+    assert "now has" not in run_here("finetune", *words, "--with-inputs").output
     other = [17 if word == 16 else word for word in words]
     assert_one_line(run_here("finetune", *other), 2, "sample: 16 -> 17")
