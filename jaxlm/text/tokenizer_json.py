@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.text.settings import read_object
 from jaxlm.text.tokenizer import ROLES, Tokenizer, cut_before_white_space, library_offsets, read_file, roles_by_spelling
@@ -21,6 +22,9 @@ ROLES_FILE = "roles.json"
 
 # The types of the normalizer, the pre-tokenizer and the model of BERT's scheme.
 _BERT = ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+
+# The largest id of a vocabulary of N tokens: SPARSE * N + SPARE. Published vocabularies have few unused ids.
+SPARSE, SPARE = 10, 10_000
 
 _BLANKS = ("\u2581", "\u0120")
 
@@ -45,6 +49,7 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, content: bytes, roles: Mapping[str, str] | None = None, name: str = "tokenizer.json"):
         from tokenizers import Tokenizer as Library
 
+        _check_ids(content, name)
         try:
             self._library = Library.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises a bare Exception
@@ -111,6 +116,22 @@ class JsonTokenizer(Tokenizer):
 
     def _piece(self, i: int) -> str:
         return self._library.id_to_token(i) or f"<{i}>"
+
+
+def _check_ids(content: bytes, name: str) -> None:
+    """Raise InputError for ids far above the number of entries: the library stores every id up to the largest one."""
+    try:
+        scheme = parse_json(content)
+        words, added = scheme["model"]["vocab"], scheme.get("added_tokens") or []
+        ids = [entry["id"] for entry in added] + (list(words.values()) if isinstance(words, dict) else [])
+        largest, limit = max(map(int, ids), default=0), SPARSE * (len(words) + len(added)) + SPARE
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return  # the library names what is wrong
+    if largest > limit:
+        raise InputError(
+            f"{name} must have ids of at most {limit:,} for its {len(words) + len(added):,} tokens, got {largest:,}; "
+            "number the tokens from 0 on"
+        )
 
 
 def _kinds(scheme: dict[str, Any]) -> list[str | None]:

@@ -310,6 +310,19 @@ def test_any_tokenizer_json(tmp_path):
     assert tokenizer.decode([0, *ids, 3, 1, 2]) == text, "special tokens, truncation or padding came in"
     assert not {0, 1, 2, 3} & set(ids)
 
+    scheme = json.loads((tmp_path / "tokenizer.json").read_text())
+    sparse = tmp_path / "sparse" / "tokenizer.json"
+    sparse.parent.mkdir()
+    for number in (2**32 - 6, 20_000):  # 20 GB and 1.5 MB in the library, before the size was known
+        words = {"a": 0, "b": number}
+        sparse.write_text(json.dumps(scheme | {"added_tokens": [], "model": {"type": "WordLevel", "vocab": words}}))
+        with pytest.raises(InputError, match=f"must have ids of at most 10,020 for its 2 tokens, got {number:,}"):
+            tokenizer_from_spec(f"hf:{sparse}")
+    added = scheme["added_tokens"] + [scheme["added_tokens"][-1] | {"id": 2**32 - 6, "content": "<far>"}]
+    sparse.write_text(json.dumps(scheme | {"added_tokens": added}))
+    with pytest.raises(InputError, match="got 4,294,967,290; number the tokens from 0 on"):
+        tokenizer_from_spec(f"hf:{sparse}")
+
     (tmp_path / "tokenizer_config.json").write_text("[]")  # fails on 2968321: a traceback
     with pytest.raises(InputError, match="tokenizer_config.json must be a JSON object, got list"):
         tokenizer_from_spec(f"hf:{tmp_path}")
