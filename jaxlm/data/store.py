@@ -166,13 +166,51 @@ def open_store(path: str | Path) -> Store:
         raise InputError(
             f"{path / DESCRIPTION} was altered: it does not match its fingerprint; delete it and prepare it again"
         )
+    try:
+        store = Store(path, description)
+        _check_arrays(store)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path / DESCRIPTION} is not a token store's ({type(error).__name__}: {error}); delete it and prepare it "
+            "again"
+        ) from error
     for array in description["arrays"].values():
         file = path / array["file"]
         size = file.stat().st_size if file.is_file() else -1
         if size != array["bytes"]:
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise InputError(f"{file} {found}, but {DESCRIPTION} says {array['bytes']}; delete it and prepare it again")
-    return Store(path, description)
+    return store
+
+
+def _check_arrays(store: Store) -> None:
+    """Raise InputError for arrays outside of the store's directory, ValueError for those of another type or size."""
+    sizes = {
+        "tokens": store.num_tokens,
+        "document_starts": store.documents + 1,
+        "token_counts": store.vocab_size,
+    }
+    if store.sentences is not None:
+        sizes["sentence_starts"] = store.sentences + 1
+    arrays = store.description["arrays"]
+    for name, array in arrays.items():
+        file = array["file"]
+        is_name = isinstance(file, str) and Path(file).name == file and "\0" not in file
+        if not is_name or (store.path / file).resolve().parent != store.path.resolve():
+            raise InputError(
+                f"{store.path / DESCRIPTION} must name files of its directory, got {file!r}, which is none or a link "
+                "out of it; delete it and prepare it again"
+            )
+        expected = ("<u2", "<u4") if name == "tokens" else ("<i8",)
+        (length,) = array["shape"]
+        if name in sizes and (array["dtype"] not in expected or length != sizes[name]):
+            raise ValueError(
+                f"{name} is {array['dtype']} {array['shape']}, not {' or '.join(expected)} [{sizes[name]}]"
+            )
+        if length < 0 or array["bytes"] != length * np.dtype(array["dtype"]).itemsize:
+            raise ValueError(f"{name} has {array['bytes']} bytes for {array['dtype']} {array['shape']}")
+    if missing := sorted(set(sizes) - set(arrays)):
+        raise ValueError(f"it has no {missing[0]}")
 
 
 def _no_store(path: Path) -> str:

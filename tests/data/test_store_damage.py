@@ -4,6 +4,7 @@ Fails when a flipped bit in a chunk reaches a batch, when a store loses its fing
 checksums, or when a run that met damage loses the steps before it.
 """
 
+import json
 import shutil
 
 import numpy as np
@@ -16,7 +17,8 @@ from jaxlm.data.arrays import CHECKSUMS, DamagedStore
 from jaxlm.data.config import MEMBERS, Packed, SentencePairs, Windows
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import training_rows
-from jaxlm.data.store import open_store
+from jaxlm.data.store import description_fingerprint, open_store
+from jaxlm.errors import InputError
 
 CHUNK = 1024  # bytes, instead of 64 KiB, so that toy stores have many
 
@@ -40,6 +42,41 @@ def flip(path, byte, bit=4):
 def first_token(rows, row):
     (origin,) = rows.origin(row)
     return int(rows.sources[0].store.document_starts[origin.document]) + origin.token
+
+
+def _array(name, **changes):
+    return lambda description: description["arrays"][name].update(changes)
+
+
+ALTERED = {
+    "another directory": (_array("tokens", file="../secret"), "must name files of its directory, got '../secret'"),
+    "an absolute path": (_array("tokens", file="/etc/passwd"), "must name files of its directory, got '/etc/passwd'"),
+    "a link": (_array("tokens", file="link"), "must name files of its directory, got 'link'"),
+    "no name": (_array("tokens", file=7), "must name files of its directory, got 7"),
+    "a dtype": (_array("tokens", dtype="zzz"), "tokens is zzz"),
+    "float16": (_array("tokens", dtype="<f2"), "tokens is <f2"),
+    "a length": (_array("tokens", shape=[-5]), "tokens is <u2 [-5]"),
+    "no length": (_array("tokens", shape=None), "is not a token store's (TypeError"),
+    "no tokens": (lambda d: d["arrays"].pop("tokens"), "it has no tokens"),
+    "a list": (lambda d: d.update(arrays=[]), "is not a token store's (AttributeError"),
+    "a vocabulary": (lambda d: d["tokenizer"].update(size=10**12), "token_counts is <i8"),
+    "documents": (lambda d: d.update(documents=d["documents"] + 1), "document_starts is <i8"),
+    "no sections": (lambda d: d.pop("sections"), "is not a token store's (KeyError"),
+}
+
+
+@pytest.mark.parametrize(("alter", "said"), ALTERED.values(), ids=ALTERED)
+def test_a_description_that_lies_is_one_line(store, tmp_path, alter, said):
+    """Fails if a description with a right fingerprint names another file of the machine, or ends in a traceback."""
+    (tmp_path / "secret").write_bytes((store / "tokens.bin").read_bytes())
+    (store / "link").symlink_to(tmp_path / "secret")
+    description = json.loads((store / "description.json").read_text())
+    alter(description)
+    description["fingerprint"] = description_fingerprint(description)
+    (store / "description.json").write_text(json.dumps(description))
+    with pytest.raises(InputError, match="delete it and prepare it again") as raised:
+        open_store(store)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("layout", ["windows", "packed", "pairs"])
