@@ -35,7 +35,7 @@ def predict(arguments: PredictArguments) -> int:
         raise InputError(f"--batch-size must be positive, got {arguments.batch_size}")
     form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom)
+    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom, weights=arguments.weights)
     batch_size = default_batch_size(arguments.batch_size, mesh)
     predictor = Predictor(run, "predict", batch_size=batch_size, embeddings=arguments.embeddings)
     check_top_k(predictor.task, arguments.top_k)

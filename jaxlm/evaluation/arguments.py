@@ -10,7 +10,7 @@ import tyro
 from jaxlm.config import program_name
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
-from jaxlm.inference.arguments import Pooling
+from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.task import Quoting
@@ -29,6 +29,14 @@ class Evaluation:
     """A file for the results: a JSON object, or JSONL with one line per row."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCheckpoint(Evaluation):
+    """Arguments of the evaluations of one checkpoint."""
+
+    weights: Weights = "average"
+    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class MemoryOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perplexity(Evaluation):
+class Perplexity(OneCheckpoint):
     """Perplexity on token stores or a text file, every token predicted once."""
 
     data: Stores = field(default_factory=Stores)
@@ -118,7 +126,7 @@ class Perplexity(Evaluation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnTask(Evaluation):
+class OnTask(OneCheckpoint):
     """Metrics of a fine-tuned run on another labelled file of its task."""
 
     input: Path
@@ -159,7 +167,7 @@ class RowsToScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(Evaluation, RowsToScore):
+class Scoring(OneCheckpoint, RowsToScore):
     """Log-probability of each sentence or choice of a file under the language model, in nats.
 
     An encoder gives pseudo-log-likelihoods, masking one token at a time, and predictions for [MASK] in a sentence.
@@ -172,7 +180,7 @@ class Scoring(Evaluation, RowsToScore):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesOf(Evaluation):
+class FeaturesOf(OneCheckpoint):
     """Features of each token from chosen layers, as JSON lines in the format of google-research/bert, or with --pooling
     one vector per text."""
 

@@ -117,7 +117,7 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     if arguments.output is None:
         raise InputError("output must be given for features; name a file")
     mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
     layers, pooling = layers_of(arguments, run.model), arguments.pooling
     if pooling is not None:
         check_pooling(pooling, run.model, run.name)

@@ -18,7 +18,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     """Return the task's metrics on another labelled file."""
     form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom)
+    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom, weights=arguments.weights)
     predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments, run, mesh))
     task = predictor.task
     split = read_labelled(arguments.input, task, errors=arguments.errors)

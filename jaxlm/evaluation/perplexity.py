@@ -42,7 +42,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         got = "none" if arguments.input is None else "both"
         raise InputError(f"data.store must be given if input is not, got {got}; give one of them")
     mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
     model = run.decoder("evaluate perplexity", remedy)
     if arguments.input is not None:

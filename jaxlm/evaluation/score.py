@@ -22,7 +22,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     if arguments.top < 1:
         raise InputError(f"--top must be positive, got {arguments.top}")
     mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh)
+    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
     batch_size = batch_size_for(arguments, run, mesh)
     positions = run.positions(beyond=arguments.beyond_length)
     scorer = text_scorer(run, batch_size=batch_size, positions=positions, top=arguments.top)

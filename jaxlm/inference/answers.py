@@ -60,7 +60,7 @@ def answer(arguments: GenerateArguments) -> None:
     """Load the run and answer every prompt."""
     check(arguments)
     given = None if arguments.prompts is None else read_prompts(arguments.prompts)
-    run = load_model(arguments.run)
+    run = load_model(arguments.run, weights=arguments.weights)
     answers = (Fillings if run.model.family.context == "bidirectional" else Continuations)(run, arguments)
     if given is not None:
         answer_file(answers, given, arguments.output)
@@ -149,7 +149,7 @@ def _shown(samples: Sequence[Sample]) -> str:
 
 
 def _name(run: LoadedRun) -> str:
-    return f"{run.path.resolve()}@{run.step}" if isinstance(run.path, Path) else run.name
+    return run.name.replace(str(run.path), str(run.path.resolve()), 1) if isinstance(run.path, Path) else run.name
 
 
 def _write(text: str) -> None:

@@ -14,6 +14,7 @@ from jaxlm.tasks.reading.formats import TextFormat
 from jaxlm.training.config import check_seed
 
 Pooling = Literal["mean", "first", "last"]
+Weights = Literal["average", "raw"]
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ class PredictArguments:
     """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
     custom: CustomConfig = CustomConfig()
     """Columns of the rows of published weights. Default: one column `text` or `sentence`."""
+    weights: Weights = "average"
+    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
     mesh: MeshConfig = MeshConfig()
 
 
@@ -158,6 +161,8 @@ class GenerateArguments:
 
     run: str
     """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
+    weights: Weights = "average"
+    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
     prompt: str | None = None
     """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
     prompts: Path | None = None

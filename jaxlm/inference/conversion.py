@@ -151,7 +151,7 @@ def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -
             "--verify needs transformers and PyTorch, and nothing was exported; install them "
             "(launch/setup.sh cpu parity), or leave --verify out"
         )
-    run = load_run(arguments.run)
+    run = load_run(arguments.run, weights=arguments.weights)
     if run.given_tokenizer is not None:
         require_forward(run.given_tokenizer, "an export")
     directory = RunDirectory(run.path)

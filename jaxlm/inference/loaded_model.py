@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.config import of_call, with_fields
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError, names_arguments
-from jaxlm.inference.arguments import Pooling
+from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size, in_chunks
@@ -48,6 +48,7 @@ def load(
     beyond_length: bool = False,
     mesh: Mapping[str, Any] | None = None,
     custom: Mapping[str, Any] | None = None,
+    weights: Weights = "average",
 ) -> "LoadedModel":
     """Load a trained model: a run, or published weights, which are read into memory.
 
@@ -60,6 +61,8 @@ def load(
         and share the rows of a batch.
       custom: Columns of the rows of a published model with a head, as for `run_finetuning`. Default: `text` or
         `sentence`.
+      weights: average: the average of the parameters, or the best ones, if the run has them. raw: those of the last
+        step.
 
     Returns:
       The model. Models are independent of each other and may be used from any thread.
@@ -74,9 +77,11 @@ def load(
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be positive, got {batch_size}; give at least 1")
+    if weights not in ("average", "raw"):
+        raise InputError(f"weights must be average or raw, got {weights!r}; choose one of them")
     devices = make_mesh(with_fields(MeshConfig(), mesh or {}, "mesh"))
     columns = with_fields(CustomConfig(), custom or {}, "custom")
-    run = load_model(source, mesh=devices, custom=columns)
+    run = load_model(source, mesh=devices, custom=columns, weights=weights)
     return LoadedModel(run, batch_size=default_batch_size(batch_size, devices), beyond_length=beyond_length)
 
 

@@ -18,6 +18,7 @@ from jaxlm.data.config import Layout, SentencePairs, Windows
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
+from jaxlm.inference.arguments import Weights
 from jaxlm.inference.decoding import left_context
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
@@ -47,7 +48,8 @@ class LoadedRun:
     model: the model of `params`, with the run's dtype and attention backend, without rematerialization. task: the task
     of a fine-tuned run, None for a pretrained one. given_tokenizer: None if the run was imported from files without
     one. versions: those of the data rules of a pretraining run. trained_length: the number of positions that were
-    trained. step: None of published weights, whose `path` is their specification.
+    trained. raw: True if the run has an average, and these are not it. step: None of published weights, whose `path` is
+    their specification.
     """
 
     config: PretrainConfig | FinetuneConfig
@@ -60,6 +62,7 @@ class LoadedRun:
     trained_length: int
     task: Task | None = None
     versions: DataVersions = CURRENT
+    raw: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -106,8 +109,8 @@ class LoadedRun:
 
     @property
     def name(self) -> str:
-        """RUN@STEP, or the specification of published weights."""
-        return str(self.path) if self.step is None else f"{self.path}@{self.step}"
+        """RUN@STEP, followed by ` (raw)` without the average that the run has, or the name of published weights."""
+        return str(self.path) if self.step is None else f"{self.path}@{self.step}{' (raw)' if self.raw else ''}"
 
     def tuned(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
         """Return the task, config and learner of a fine-tuned run. InputError, with the command, for another run."""
@@ -123,8 +126,10 @@ class LoadedRun:
         return self.model
 
 
-def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
+def load_run(path_spec: str | Path, *, mesh: Mesh | None = None, weights: Weights = "average") -> LoadedRun:
     """Open `RUN` (its newest valid checkpoint) or `RUN@STEP`; the parameters go onto `mesh`, by default one device.
+
+    weights: the average of the parameters, or the best ones, if the run has them; raw: the last step's own.
 
     The directory may be in use: nothing in it is changed. InputError, one line, if it is not a run, has no finished
     checkpoint, or is inconsistent.
@@ -151,7 +156,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
     model = build(config.model, for_reading(config.execution))
     metadata = checkpoints.metadata(step)
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
-    part = metadata.weights
+    part = metadata.weights if weights == "average" else "params"
     wanted = {part: abstract_params(config.model, metadata.tree[part], mesh)}
     restored = checkpoints.restore_partial(wanted, step=step)
     for note in restored.notes:
@@ -167,20 +172,28 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None) -> LoadedRun:
         trained_length(run, restored.step),
         task,
         versions,
+        raw=part != metadata.weights,
     )
 
 
-def load_model(source: str | Path, *, mesh: Mesh | None = None, custom: CustomConfig | None = None) -> LoadedRun:
+def load_model(
+    source: str | Path,
+    *,
+    mesh: Mesh | None = None,
+    custom: CustomConfig | None = None,
+    weights: Weights = "average",
+) -> LoadedRun:
     """Open a run, RUN or RUN@STEP, or published weights: hf:DIR, openai:DIR or google:DIR.
 
-    mesh: by default one device. custom: see `load_published`. Raises as `load_run` and `load_published` do.
+    mesh: by default one device. custom: see `load_published`. weights: see `load_run`; published weights have no
+    average. Raises as `load_run` and `load_published` do.
     """
     columns = custom or CustomConfig()
     if str(source).startswith(KINDS):
         return load_published(str(source), mesh=mesh or one_device(), custom=columns)
     if columns != CustomConfig():
         raise InputError(f"custom must be left out for {source}, a run, which has its own columns; leave it out")
-    return load_run(source, mesh=mesh)
+    return load_run(source, mesh=mesh, weights=weights)
 
 
 def load_published(spec: str, *, mesh: Mesh, custom: CustomConfig) -> LoadedRun:

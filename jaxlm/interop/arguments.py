@@ -1,6 +1,7 @@
 """Arguments of `jaxlm.convert`. This module does not import JAX."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import tyro
 
@@ -35,6 +36,8 @@ class ExportArguments:
     """A run: RUN or RUN@STEP."""
     to: str
     """hf:PATH, a directory that does not exist yet."""
+    weights: Literal["average", "raw"] = "average"
+    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
     verify: bool = False
     """Compare each layer's output with transformers' own."""
     push: str | None = None

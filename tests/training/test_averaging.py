@@ -11,6 +11,7 @@ import toy_linear
 from toy import assert_trees_same
 from toy_runs import checkpoints, checksums, copy_at, make_stores, metrics, pretrain_arguments, run_here
 
+import jaxlm
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.runs.checkpoints import Checkpoints
@@ -108,6 +109,16 @@ def test_the_average_is_evaluated_and_used(run, stores):
     ended = run_here("evaluate", "perplexity", "--run", run, "--data.store", stores[1])
     found = json.loads(ended.output.splitlines()[-1])
     assert found["perplexity"] == pytest.approx(metrics(run, "perplexity")[10], rel=1e-5)
+
+
+def test_the_parameters_beside_an_average_can_be_used(run, stores):
+    """Fails when `--weights raw` reads the average, or is not named in the results."""
+    assert_trees_same(load_run(run, weights="raw").params, restored(run)["params"])
+    words = ["evaluate", "perplexity", "--run", run, "--data.store", stores[1], "--weights", "raw"]
+    found = json.loads(run_here(*words).output.splitlines()[-1])
+    assert found["validation_loss"] == pytest.approx(metrics(run, "raw_validation_loss")[10], rel=1e-5)
+    assert found["run"] == f"{run}@10 (raw)" == jaxlm.load(run, weights="raw").name
+    assert jaxlm.load(run).name == f"{run}@10"
 
 
 def test_the_state_of_a_run_with_or_without_an_average_can_be_continued(run, stores, tmp_path):
