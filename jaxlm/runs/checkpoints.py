@@ -64,7 +64,7 @@ class Metadata:
     def weights(self) -> str:
         """The name of the part of the tree to use: the best parameters so far if there are any, else the averaged
         ones, else the parameters."""
-        return next((name for name in ("best", "average") if name in self.tree), "params")
+        return next((name for name in ("selected", "average") if name in self.tree), "params")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -415,8 +415,8 @@ def continue_state(
     if abstract.selection is not None:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.selection)
         state = replace(state, selection=jax.device_put(no_selection(), shardings))
-    if abstract.best is not None:
-        state = replace(state, best=first_average(state.weights))
+    if abstract.selected is not None:
+        state = replace(state, selected=first_average(state.weights))
     return state, notes
 
 

@@ -431,8 +431,8 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
         recorder.validation(step, metrics, said)
         loss, ends = np.float32(metrics["validation_loss"]), False
         if state.selection is not None:
-            best, selection = select(state.best, state.selection, state.weights, loss, np.int32(step))
-            state = replace(state, best=best, selection=selection)
+            best, selection = select(state.selected, state.selection, state.weights, loss, np.int32(step))
+            state = replace(state, selected=best, selection=selection)
             if ends := _ends(planned.config, state):
                 recorder.note(early_end(selection, step))
             if best is not None and (ends or step == planned.num_steps):
@@ -448,7 +448,7 @@ def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluatio
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, ready.program.abstract)
     record = jax.jit(with_loss, out_shardings=shardings.iterates)
-    select = jax.jit(evaluated, donate_argnums=0, out_shardings=(shardings.best, shardings.selection))
+    select = jax.jit(evaluated, donate_argnums=0, out_shardings=(shardings.selected, shardings.selection))
 
     return [ScheduledEvaluation(evaluate, planned.config.eval_every, first=True)]
 

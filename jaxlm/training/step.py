@@ -32,8 +32,8 @@ class TrainState:
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
     models without one. average: the average of the parameters (`jaxlm.training.averaging`), or None. iterates: if it is
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
-    norms, by which spikes are found (`jaxlm.training.spikes`), or None. best: the weights of the evaluation with the
-    lowest validation loss, or None. selection: the evaluations so far (`jaxlm.training.selection`), or None. A
+    norms, by which spikes are found (`jaxlm.training.spikes`), or None. selected: the weights with the lowest
+    validation loss so far, or None. selection: the evaluations so far (`jaxlm.training.selection`), or None. A
     checkpoint holds those that are not None.
     """
 
@@ -46,7 +46,7 @@ class TrainState:
     average: Any = None
     iterates: Iterates | None = None
     recent_norms: Any = None
-    best: Any = None
+    selected: Any = None
     selection: Selection | None = None
 
     @property
@@ -63,11 +63,11 @@ SAVED = (
     "average",
     "iterates",
     "recent_norms",
-    "best",
+    "selected",
     "selection",
 )  # the fields that a checkpoint holds
 OPTIONAL = ("average", "iterates", "recent_norms")  # of these, the ones without which a state can be continued
-OWN = ("best", "selection")  # and the ones that another run never continues: it evaluates on a text of its own
+OWN = ("selected", "selection")  # and the ones that another run never continues: it evaluates on a text of its own
 
 InitParams = Callable[[jax.Array], Any]  # a key -> parameters boxed with their logical axes
 
@@ -86,8 +86,8 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first update. averages: with an average of the parameters.
 
-    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates. keeps_best, selects: with `best`
-    and with `selection`.
+    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates. keeps_best, selects: with
+    `selected` and with `selection`.
     """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -99,7 +99,7 @@ def new_state(
         average=jax.tree.map(jnp.copy, params) if averages else None,
         iterates=None if iterates is None else iterates(),
         recent_norms=no_norms() if finds_spikes else None,
-        best=jax.tree.map(jnp.copy, params) if keeps_best else None,
+        selected=jax.tree.map(jnp.copy, params) if keeps_best else None,
         selection=no_selection() if selects else None,
     )
 
@@ -289,7 +289,7 @@ def make_train_step(
             average=average,
             iterates=iterates,
             recent_norms=recent_norms,
-            best=state.best,
+            selected=state.selected,
             selection=state.selection,
         )
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts}

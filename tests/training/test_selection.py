@@ -79,7 +79,7 @@ def test_a_resumed_selection_has_the_same_bits(best, stores, tmp_path):
     copy = copy_at(best, MIDDLE, tmp_path / "run")
     ended = run_here("pretrain", *pretrain_arguments(copy, stores, *FLAGS, "--select", "best"))
     assert ended.code == 0 and f"resumed at step {MIDDLE}" in ended.errors, ended.errors
-    assert checksums(copy) == checksums(best) and any(name.startswith("best/") for name in checksums(best))
+    assert checksums(copy) == checksums(best) and any(name.startswith("selected/") for name in checksums(best))
     other = pretrain_arguments(copy, (stores[0], stores[0]), *FLAGS, "--select", "best")
     assert_one_line(run_here("pretrain", *other), 2, "the validation stores hold another text")
     other = pretrain_arguments(copy, stores, *FLAGS, "--select", "best", "--eval-every", 3)
