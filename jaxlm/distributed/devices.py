@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,16 @@ def peak_memory_gib(device: jax.Device | None = None) -> float | None:
     stats = (device or jax.devices()[0]).memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return None if peak is None else peak / 2**30
+
+
+def memory_in_use() -> dict[str, float | None]:
+    """Return the peak memory so far, in GiB, of this process and of its first device, by the names of metrics.
+
+    None of a device whose backend does not report it, such as a CPU, which shares the memory of the host.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return {"device_memory_gib": peak_memory_gib(jax.local_devices()[0]), "host_memory_gib": host}
 
 
 def available_memory() -> int | None:

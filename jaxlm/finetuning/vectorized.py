@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlm.distributed.devices import peak_tflops, platform
+from jaxlm.distributed.devices import memory_in_use, peak_tflops, platform
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
@@ -398,7 +398,7 @@ class VectorizedRecorder(Recorder):
         peak = peak_tflops()
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
         speed = {"trained_tokens": round(reading.tokens / len(self.trials)), "mfu": mfu}
-        speed |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting}
+        speed |= {"tokens_per_second": reading.tokens_per_second, "wait_share": reading.waiting} | memory_in_use()
         for number in alive:
             self.logs[number].write(step, {name: float(value[number]) for name, value in values.items()} | speed)
         mean = {name: float(np.mean(value[alive])) for name, value in values.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.distributed.devices import peak_tflops
+from jaxlm.distributed.devices import memory_in_use, peak_tflops
 from jaxlm.errors import LOGGERS, RunError
 from jaxlm.progress import LOGGED, LiveLine, Output
 from jaxlm.runs.directory import RunDirectory
@@ -94,7 +94,7 @@ class Recorder:
         mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
         line: dict[str, Any] = {name: value.tolist() if value.ndim else float(value) for name, value in values.items()}
         line |= {"trained_tokens": round(reading.tokens), "tokens_per_second": reading.tokens_per_second}
-        line |= {"wait_share": reading.waiting, "mfu": mfu}
+        line |= {"wait_share": reading.waiting, "mfu": mfu} | memory_in_use()
         if step % self.log_every == 0:  # only these steps compute the norms, and the last step may be another
             line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
         self.metrics.write(step, line)

@@ -92,6 +92,7 @@ def test_metrics_lines_are_as_the_contract_says(base):
     for line in training:
         assert line["trained_tokens"] == 8 * 32 * line["step"]
         assert line["tokens_per_second"] > 0 and 0 <= line["wait_share"] <= 1 and line["mfu"] is None
+        assert line["device_memory_gib"] is None and 0.1 < line["host_memory_gib"] < 64  # a CPU reports none
         assert line["learning_rate"] == pytest.approx(3e-3 * line["step"] / 10)
         assert len(line["update_norm/blocks"]) == 2 and line["gradient_norm"] > 0
     validation = metrics(base, "validation_loss")

@@ -44,7 +44,7 @@ from jaxlm.text import load_tokenizer, train_sentencepiece
 STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "gcs.py"
 STEPS = 100
 SAVES = ("--num-steps", STEPS, "--checkpoint-every", 20, "--eval-every", 50)
-SPEED = {"tokens_per_second", "wait_share", "mfu"}
+SPEED = {"tokens_per_second", "wait_share", "mfu", "host_memory_gib"}
 CONFIG = {"seed": 0}
 
 

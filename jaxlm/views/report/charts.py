@@ -25,6 +25,7 @@ FRACTIONS = ("accuracy", "f1", "precision", "recall", "exact_match", "calibratio
 UNITS = {
     "tokens_per_second": "tokens/s",
     "bits_per_byte": "bits/byte",
+    "memory_gib": "GiB",
     "loss": "nats",
     "nll": "nats",
     **dict.fromkeys(("bleu", "chrf"), "0 to 100"),
