@@ -79,7 +79,7 @@ class ScoredRow(NamedTuple):
 
     @property
     def shortened(self) -> bool:
-        """Whether one of the texts is."""
+        """True if one of the texts is shortened."""
         return any(score.shortened for score in self.scores)
 
     def item(self) -> dict[str, Any]:
