@@ -24,7 +24,7 @@ class Evaluation:
     run: str
     """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
     batch_size: int | None = None
-    """Sequences in a batch; the results do not depend on it."""
+    """Sequences in a batch. The results do not depend on it, except of text read in streams: it is their number."""
     output: Path | None = None
     """A file for the results: a JSON object, or JSONL with one line per row."""
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -18,9 +18,16 @@ from jaxlm.training.step import EvalStep
 MOST_LINES = 16  # of a table of losses by position
 
 
-def with_memory(model: Model, memory: MemoryOptions, layout: str) -> Model:
-    """Return the model with the memory of an evaluation. InputError for a model, or a layout, without memory."""
-    asked = {"memory_length": memory.length, "clamp_length": memory.clamp_length, "same_length": memory.same_length}
+def with_memory(model: Model, memory: MemoryOptions, layout: str, longest: int | None = None) -> Model:
+    """Return the model with the memory of an evaluation. InputError for a model, or a layout, without memory.
+
+    longest: the tokens of a stream. A longer memory, which would never be full, is that long, with the same results.
+    """
+    for name in ("length", "clamp_length"):
+        if (value := getattr(memory, name)) is not None and value < 0:
+            raise InputError(f"memory.{name} must be at least 0, got {value}; give 0 for none")
+    length = memory.length if memory.length is None or longest is None else min(memory.length, longest)
+    asked = {"memory_length": length, "clamp_length": memory.clamp_length, "same_length": memory.same_length}
     given = {name: value for name, value in asked.items() if value is not None}
     if not given:
         return model

@@ -59,7 +59,9 @@ def perplexity_of(
 ) -> dict[str, Any]:
     """Return the figures of stores, which are called `names` in the summary, on the run's mesh."""
     mesh = run.mesh
-    length = arguments.length or run.config.length or run.model.max_length
+    length = arguments.length
+    if length is None:
+        length = run.config.length or run.model.max_length
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
@@ -68,7 +70,6 @@ def perplexity_of(
     check_rows(arguments, length, layout)
     if layout == "packed":
         check_packed(run.model.config, "layout")
-    model = with_memory(model, arguments.memory, layout)
     batches = validation_batches(
         stores,
         length=length,
@@ -80,6 +81,9 @@ def perplexity_of(
     )
     if isinstance(batches, ValidationStreams):
         arguments.cache.check_streams(batches.num_tokens, batch_size)
+        model = with_memory(model, arguments.memory, layout, -(-batches.num_tokens // batch_size))
+    else:
+        model = with_memory(model, arguments.memory, layout)
     sizes = text_sizes(stores)
     with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
         from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
@@ -92,11 +96,11 @@ def perplexity_of(
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     words, size = sizes["words"], sizes["bytes"]
+    rows = f"{batch_size} streams, in rows" if layout == "streams" else LAYOUTS[layout]
     speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
     per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
-        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} "
-        f"words, {size:,} bytes, in {LAYOUTS[layout]} of {length}",
+        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} words, {size:,} bytes, in {rows} of {length}",
         f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
         f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
@@ -113,6 +117,7 @@ def perplexity_of(
     found |= {"layout": layout, "length": length, "carry": carry_of(model, layout, 1) is not None}
     given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
     found |= {"memory": given} if given else {}
+    found |= {"streams": batch_size} if layout == "streams" else {}
     found |= {"stride": arguments.stride} if arguments.stride is not None else {}
     found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
     found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | figures

@@ -108,6 +108,11 @@ def test_a_longer_memory_of_the_evaluation_is_used(store):
     np.testing.assert_allclose(found["nll"], (wanted, len(text)), rtol=1e-5)
     shorter = totals(jax.jit(make_position_step(model)), params, batches, carry_of(model, "streams", 1, cached=True))
     assert abs(shorter["nll"][0] - wanted) > 1e-3 * wanted
+    endless = with_memory(model, MemoryOptions(length=10**9), "streams", len(text))  # no such memory can be allocated
+    found = totals(jax.jit(make_position_step(endless)), params, batches, carry_of(endless, "streams", 1, cached=True))
+    whole = with_memory(model, MemoryOptions(length=len(text) + 9), "streams")
+    wanted = totals(jax.jit(make_position_step(whole)), params, batches, carry_of(whole, "streams", 1, cached=True))
+    np.testing.assert_allclose(found["nll"], wanted["nll"], rtol=1e-6)
     same = with_memory(model, MemoryOptions(same_length="yes", clamp_length=2), "streams").config
     assert same.same_length and same.clamp_length == 2 and same.memory_length == 3
 
@@ -125,6 +130,8 @@ def test_options_that_do_not_fit_are_refused():
             check_rows(arguments(**given), LENGTH, layout)
     with pytest.raises(InputError, match="memory.length must be left out for a decoder .gpt."):
         with_memory(made("gpt")[0], MemoryOptions(length=3), "streams")
+    with pytest.raises(InputError, match="memory.length must be at least 0, got -3; give 0 for none"):
+        with_memory(made("transformer_xl")[0], MemoryOptions(length=-3), "streams")
     with pytest.raises(InputError, match="layout must be streams with memory.length, got windows"):
         with_memory(made("transformer_xl")[0], MemoryOptions(length=3), "windows")
     assert with_memory(made("gpt")[0], MemoryOptions(), "windows") is made("gpt")[0]
