@@ -168,11 +168,12 @@ def test_two_processes_fine_tune_as_one(tuned):
     figures_near(lines[1], lines[0])
 
 
-@pytest.mark.parametrize("what", ["perplexity", "task"])
+@pytest.mark.parametrize("what", ["perplexity", "task", "features"])
 def test_two_processes_evaluate_as_one(what, one, tuned, stores, tmp_path):
     task, (run, _) = tuned
     words = {
-        "perplexity": ["--run", one, "--data.store", stores[1]],
+        "perplexity": ["--run", one, "--input", task / "dev.tsv", "--weights", "raw"],
+        "features": ["--run", one, "--input", task / "dev.tsv", "--pooling", "mean"],
         "task": ["--run", run, "--input", task / "dev.tsv"],
     }[what]
     files = [tmp_path / name for name in ("one.json", "two.json")]
@@ -180,10 +181,10 @@ def test_two_processes_evaluate_as_one(what, one, tuned, stores, tmp_path):
     assert alone.code == 0, alone.errors
     first, second = run_several("evaluate", what, *words, "--output", files[1], log=tmp_path / "log")
     assert first.code == second.code == 0, (first, second)
-    last = [json.loads(ended.output.splitlines()[-1]) for ended in (first, alone)]
+    last = [json.loads(ended.output.splitlines()[-1]) | {"output": ""} for ended in (first, alone)]
     figures_near(*last)
     written = [[json.loads(line) for line in file.read_text().splitlines()] for file in reversed(files)]
-    assert len(written[0]) == (13 if what == "task" else 1)
+    assert len(written[0]) == {"perplexity": 1, "task": 13, "features": 14}[what]
     figures_near(*written)
 
 

@@ -188,12 +188,15 @@ def test_fine_tuning_between_urls_is_fine_tuning_between_directories(stores, tmp
         ended = run_here("finetune", *arguments)
         assert ended.code == 0, ended.errors
         assert "nothing to do" in run_here("finetune", *arguments).output
+        assert "now has the columns" in run_here("finetune", *arguments, "--with-inputs").output
         (new := tmp_path / "new.jsonl").write_text('{"text": "bobo"}\n{"text": "zizi zizi"}\n')
         said = run_here("predict", "--run", name(place / "tuned"), "--input", new, "--output", place / "said.jsonl")
         assert said.code == 0, said.errors
+        words = ["--run", name(place / "run"), "--input", new, "--weights", "raw", "--pooling", "mean"]
+        assert run_here("evaluate", "features", *words, "--output", place / "vectors.jsonl").code == 0
         assert starts(place / "tuned")[0]["started_from"] == f"parameters of {start}"
     assert sorted(os.listdir(far / "tuned")) == sorted(set(os.listdir(near / "tuned")) - {"lock"})
-    for file in ("said.jsonl", "tuned/predictions.jsonl", "tuned/results.json", "tuned/task.json"):
+    for file in ("said.jsonl", "vectors.jsonl", "tuned/predictions.jsonl", "tuned/results.json", "tuned/task.json"):
         assert (far / file).read_bytes() == (near / file).read_bytes(), file
     assert checksums(far / "tuned") == checksums(near / "tuned")
     shown = run_here("show", url_of(far / "tuned"))
