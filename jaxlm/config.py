@@ -198,7 +198,7 @@ def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any
             )
     chosen = _choices(_subcommand(arguments, argv))
     for field, value in _given_values(argv).items():
-        if value not in (None, "None", *chosen.get(field, (value,))):
+        if value is not None and value not in ("None", *chosen.get(field, (value,))):
             hint = did_you_mean(value, chosen[field], "choose one of them")
             raise InputError(f"{flag(field)} must be one of {', '.join(chosen[field])}, got {value}; {hint}")
         if types_of.get(field) is bool and value in ("True", "False", "true", "false"):

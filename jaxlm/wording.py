@@ -1,9 +1,11 @@
-"""Parts of messages: counted nouns, suggestions for misspelled words, and fields as the flags that users type."""
+"""Parts of messages and of JSON: counted nouns, suggestions for misspelled words, fields as flags, and NaN."""
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 
 def counted(number: float, noun: str, plural: str | None = None) -> str:
@@ -99,3 +101,14 @@ def _without_flags(clause: str) -> str:
 
 def _folded(name: str) -> str:
     return re.sub(r"[-_]", "", name).lower()
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with NaN and infinities, which JSON lacks, as the strings that Python's `float` reads."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -17,7 +17,7 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress
-from jaxlm.runs.metrics_log import finite
+from jaxlm.wording import finite
 
 DEFAULT_BATCH_SIZE = 32
 log = logging.getLogger("jaxlm")

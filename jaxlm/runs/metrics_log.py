@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from jaxlm.atomic_write import write_file
 from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError, RunError
-from jaxlm.wording import counted
+from jaxlm.wording import counted, finite
 
 
 class MetricsLog:
@@ -174,17 +174,6 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return float(value) if isinstance(value, float) else value
     return _plain(value.tolist())
-
-
-def finite(value: Any) -> Any:
-    """Return a JSON value with NaN and infinities, which JSON lacks, as the strings that Python's `float` reads."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 def _restored(value: Any) -> Any:

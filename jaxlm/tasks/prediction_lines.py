@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxlm.errors import InputError
-from jaxlm.runs.metrics_log import finite
 from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.reading.formats import SPREADSHEETS, TextFormat
 from jaxlm.tasks.task import Task
-from jaxlm.wording import counted
+from jaxlm.wording import counted, finite
 
 RANKED = ("classification", "multilabel", "choice", "span")  # kinds of tasks whose predictions are one of several
 TABLES: dict[str, TextFormat] = {".csv": "csv", ".tsv": "tsv"}

@@ -84,8 +84,7 @@ class PretrainConfig:
     average_interval: int = 5
     """The newest evaluations that non_monotone leaves out of its comparison."""
     spike_factor: float = 0.0
-    """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
-    0: off."""
+    """Report an update with a gradient norm above this multiple of the median of the last 128, and its rows. 0: off."""
     on_spike: Literal["report", "skip"] = "report"
     """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
     gradient is not finite, at most two in a row."""
@@ -216,8 +215,7 @@ class FinetuneConfig:
     """Decay of an exponential moving average of the parameters, for example 0.99. The average is evaluated, selected
     and kept. 0: no average."""
     spike_factor: float = 0.0
-    """Report an update whose gradient norm exceeds this multiple of the median of the last 128 norms, with its rows.
-    0: off."""
+    """Report an update with a gradient norm above this multiple of the median of the last 128, and its rows. 0: off."""
     on_spike: Literal["report", "skip"] = "report"
     """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
     gradient is not finite, at most two in a row."""

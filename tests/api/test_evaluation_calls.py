@@ -10,7 +10,7 @@ import toy_encoder
 import toy_runs
 
 import jaxlm
-from jaxlm.runs.metrics_log import finite
+from jaxlm.wording import finite
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

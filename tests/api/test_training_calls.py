@@ -12,7 +12,8 @@ import toy_runs
 
 import jaxlm
 from jaxlm.distributed.devices import user_cache
-from jaxlm.runs.metrics_log import finite, read_metrics
+from jaxlm.runs.metrics_log import read_metrics
+from jaxlm.wording import finite
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

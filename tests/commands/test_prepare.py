@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_tokenizers import byte_level
+from toy_text import paragraphs
 
 from jaxlm.data import shards
 from jaxlm.data.preparation import PrepareConfig, prepare
@@ -25,12 +25,6 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = "the a of sea ship captain wind night stormy dark grey-green it's naïve 42 café and rose upon over".split()
-
-
-def paragraphs(count: int, seed: int = 0) -> list[str]:
-    rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(5, 60))).capitalize() + "." for _ in range(count)]
 
 
 def contents(store: Path) -> dict[str, bytes]:
@@ -300,10 +294,7 @@ def test_the_command_line(corpus):
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_dies_is_named(corpus, monkeypatch):
-    """The workers of this run are killed from outside; what they had finished stays.
-
-    Fails where the broken pipe's frames keep a view of a buffer that is freed: Python 3.13 reports an exception in it.
-    """
+    """Workers are killed; what they had finished stays. Fails, too, where the broken pipe leaves a view of a buffer."""
     from multiprocessing.process import BaseProcess
 
     tokenizer = train_sentencepiece(paragraphs(100), 420)
@@ -427,69 +418,6 @@ def test_a_signal_stops_it_with_75(corpus, number):
     assert process.returncode == 75, errors
     assert errors.splitlines()[-1] == "stopped; finished shards are kept, and the same command continues"
     assert wait_for(lambda: no_process_in(process.pid), 5)
-
-
-def test_the_estimate_says_what_a_large_document_takes(tmp_path, capsys, monkeypatch):
-    """Fails on 2968321: a vocabulary that needs whole documents runs out of memory without a word before."""
-    monkeypatch.setattr("jaxlm.data.preparation.LARGE_MEMORY", 4 << 20)
-    text = tmp_path / "one.txt"
-    text.write_text("\n".join(paragraphs(400)), encoding="utf-8")
-    size, said = text.stat().st_size, []
-    assert 120 * size > 4 << 20
-    for name, options in (("cuts", {}), ("whole", {"add_prefix_space": True})):
-        byte_level(**options).save(str(tmp_path / f"{name}.json"))
-        prepare(PrepareConfig((f"text:{text}",), f"hf:{tmp_path}/{name}.json", tmp_path / name, workers=1))
-        said.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")])
-    assert not said[0], "it is encoded in blocks"
-    assert len(said[1]) == 1 and f"{size / 1e3:,.1f} kB of text" in said[1][0] and "GB in one worker" in said[1][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "scheme"),
-    [
-        ("lines", "sentencepiece"),
-        ("text", "hf"),
-        pytest.param("text", "sentencepiece", marks=pytest.mark.campaign),
-    ],
-)
-def test_memory_does_not_grow_with_the_text(tmp_path, kind, scheme):
-    """One document of 24 MB, in one file, takes hardly more memory than one of 2 MB.
-
-    Fails on 2968321 for `hf`: 120 bytes of memory for each of a document.
-    """
-    from tokenizers import trainers
-
-    train_sentencepiece(paragraphs(300), 420).save(tmp_path / "tokenizer")
-    library = byte_level()
-    library.train_from_iterator(paragraphs(300), trainers.BpeTrainer(vocab_size=420, show_progress=False))
-    library.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    spec = f"hf:{tmp_path}/tokenizer/tokenizer.json"
-    if scheme == "sentencepiece":
-        spec = f"sentencepiece:{tmp_path}/tokenizer/sentencepiece.model"
-    block = "\n".join(paragraphs(6000)) + "\n"
-    program = (
-        "import resource, sys; from pathlib import Path; from jaxlm.data.preparation import *;"
-        "prepare(PrepareConfig((sys.argv[1],), sys.argv[2], Path(sys.argv[3]), workers=1));"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    peaks = []
-    for copies in (2, 24):
-        size = 0
-        with (tmp_path / f"{copies}.txt").open("w", encoding="utf-8") as file:
-            while size < copies * 1e6:
-                size += file.write(block)
-        arguments = [f"{kind}:{tmp_path}/{copies}.txt", spec]
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments, str(tmp_path / f"store{copies}")],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peaks.append(int(done.stdout.split()[-1]) / 1024)
-    assert open_store(tmp_path / "store24").documents == 1
-    assert peaks[1] < peaks[0] + 30, f"{peaks[0]:.0f} MiB for 2 MB of text, {peaks[1]:.0f} MiB for 24 MB"
 
 
 @pytest.mark.data

@@ -11,14 +11,13 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from jaxlm.runs.metrics_log import finite
 from jaxlm.views.report import result_sections, sections
 from jaxlm.views.report.charts import charts_json, charts_of, entries_of, groups_json
 from jaxlm.views.report.markdown import markdown_html
 from jaxlm.views.report.run_record import Figures, Record
 from jaxlm.views.report.sections import Section, short_names
 from jaxlm.views.report.tables import escaped
-from jaxlm.wording import counted
+from jaxlm.wording import counted, finite
 
 LIBRARY, LIBRARY_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
 SCRIPTS = ("tables.js", "report.js")  # parts of one script
