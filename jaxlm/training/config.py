@@ -126,15 +126,11 @@ class PretrainConfig:
                 f"objective.kind must be {wanted} for a {kind} model, got {self.objective.kind}; give that objective"
             )
         encoder = family_of(self.model).context == "bidirectional"
-        if encoder and self.data.layout == "streams":
+        if self.data.layout == ("streams" if encoder else "pairs"):
+            layouts = "pairs, windows or packed" if encoder else "windows, packed or streams"
             raise InputError(
-                f"data.layout must be pairs, windows or packed for {family_of(self.model).title}, got streams; give "
-                "one of these"
-            )
-        if not encoder and self.data.layout == "pairs":
-            raise InputError(
-                f"data.layout must be windows, packed or streams for {family_of(self.model).title}, got pairs; give "
-                "one of these"
+                f"data.layout must be {layouts} for {family_of(self.model).title}, got {self.data.layout}; give one of "
+                "these"
             )
         if self.data.layout == "packed":
             check_packed(self.model, "data.layout")
