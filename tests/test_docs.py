@@ -80,7 +80,8 @@ for line, language, text in json.load(open(sys.argv[1], encoding="utf-8")):
 assert eval(sys.argv[2], names), sys.argv[2]
 """
 GROUPS = {"--mesh", "--data", "--model", "--optimizer", "--execution", "--objective", "--options", "--custom"}
-FENCED = {"bash", "python", "text", "json", "toml", "{toctree}", "{include}", "{eval-rst}", "{image}", "{code-cell}"}
+FENCED = {"bash", "python", "text", "json", "toml"}
+FENCED |= {"{toctree}", "{include}", "{eval-rst}", "{image}", "{code-cell}", "{math}"}
 TEXTS = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in documents()}
 SHELL = {
     name: [block for block in blocks(text) + cells(text) if block.language == "bash"] for name, text in TEXTS.items()
