@@ -115,7 +115,8 @@ def groups(kind: type, prefix: str = "") -> Iterator[Group]:
             if part in PAGE_OF:
                 elsewhere.append(PAGE_OF[part])
             else:
-                inner.append((part, f"{prefix}{name}." if name else prefix))
+                unnamed = not name or tyro.conf.OmitArgPrefixes in marks
+                inner.append((part, prefix if unnamed else f"{prefix}{name}."))
         if not parts:
             text = texts.get(field.name) or _said_by_marks(hint, "help")
             if not text:  # the literal field of a union whose member the config file chooses

@@ -282,10 +282,14 @@ def test_fsdp_is_chosen_for_pods_alone(platform, count, num_slices, config, fsdp
 def test_a_batch_that_cannot_be_dealt_is_refused_with_all_numbers():
     mesh = mesh_of((2, 4, 1))
     check_batch(32, 4, mesh)
-    for rows, micro_batches in [(12, 1), (16, 4), (0, 1), (8, 0)]:
-        with pytest.raises(
-            InputError, match=f"batch_size {rows} .* micro_batches {micro_batches} x mesh data 2 x fsdp 4"
-        ):
+    numbers = "batch_size {} .* micro_batches {} x mesh data 2 x fsdp 4"
+    for rows, micro_batches, message in [
+        (12, 1, numbers.format(12, 1)),
+        (16, 4, numbers.format(16, 4)),
+        (8, 0, numbers.format(8, 0)),
+        (0, 1, "batch_size must be positive, got 0; give a multiple of 8"),
+    ]:
+        with pytest.raises(InputError, match=message):
             check_batch(rows, micro_batches, mesh)
 
 

@@ -182,10 +182,15 @@ def test_a_small_vocabulary_over_a_large_script_still_has_words():
     assert tokenizer.decode(tokenizer.encode(rare[0])) == rare[0]
 
 
-@pytest.mark.parametrize("spec", ["", "gpt2", "gpt2:", "word2vec:x"])
+@pytest.mark.parametrize("spec", ["", "gpt2:", "word2vec:x"])
 def test_unknown_specs_name_the_known_ones(spec):
     with pytest.raises(InputError, match="sentencepiece:FILE"):
         tokenizer_from_spec(spec)
+
+
+def test_a_spec_without_its_place_is_told_what_is_missing():
+    with pytest.raises(InputError, match="must have a colon and a place or a size, got 'gpt2'; give gpt2:DIR, or hf:"):
+        tokenizer_from_spec("gpt2")
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece", "gpt1", "gpt2", "hf", "store"])

@@ -54,8 +54,11 @@ def test_a_run_of_an_earlier_version_lacks_fields_that_were_added_since(tmp_path
     assert trained_length(run, 1) == 128
 
 
-def test_an_imported_model_has_all_its_positions(tmp_path):
-    assert trained_length(run_of(tmp_path / "run", ROWS, published={"name": "hf:x"}), 1) == 512
+def test_an_imported_model_has_the_positions_that_its_tokenizer_named_or_all(tmp_path):
+    """Fails when an import without a length, a fine-tuned one of an earlier version, is bounded by another field."""
+    short = run_of(tmp_path / "short", ROWS, published={"name": "hf:x"})
+    whole = run_of(tmp_path / "whole", dataclasses.replace(TUNED, length=None), published={"name": "hf:x"})
+    assert [trained_length(run, 1) for run in (short, whole)] == [ROWS.length, 512]
 
 
 def test_a_chain_has_the_longest_of_its_links(tmp_path):
