@@ -201,7 +201,10 @@ def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch,
             "length must be from 1 to 48, the positions of the model, got 49",
         ),
         (["--data.store", store.path, "--length", 17], "--length must be at most 16, .*got 17; .*--beyond-length"),
-        (["--data.store", store.path, "--batch-size", 5], "batch_size 5 is not divisible"),
+        (
+            ["--data.store", store.path, "--batch-size", 5],
+            "batch_size must be a multiple of mesh data . x fsdp . = ., got 5",
+        ),
     ):
         with pytest.raises(InputError, match=rule):
             command(evaluate.main, monkeypatch, capsys, "perplexity", "--run", run, *words)
