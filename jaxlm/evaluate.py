@@ -57,13 +57,15 @@ def evaluate(arguments: Any) -> None:
     from jaxlm.distributed.devices import prepare_process
     from jaxlm.distributed.processes import start_processes
     from jaxlm.distributed.watchdog import watching
-    from jaxlm.evaluation.command import figures_json, say
+    from jaxlm.evaluation.command import explained_memory, figures_json, say
     from jaxlm.evaluation.commands import evaluation_of
 
     start_processes(arguments.distributed, saves=False)
     with watching():
         prepare_process()
-        if (figures := evaluation_of(arguments)(arguments)) is not None:
+        with explained_memory():
+            figures = evaluation_of(arguments)(arguments)
+        if figures is not None:
             say(figures_json(figures))
 
 

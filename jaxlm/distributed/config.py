@@ -43,10 +43,16 @@ class DistributedConfig:
 def check_batch(batch_size: int, micro_batches: int, mesh: "Mesh") -> None:
     """Raise InputError for a batch whose micro-batches cannot be divided evenly over data x fsdp devices."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
+    if micro_batches < 1:
+        raise InputError(f"micro_batches must be positive, got {micro_batches}; give 1 for the whole batch at once")
+    unit = micro_batches * data * fsdp
     if batch_size < 1:
-        raise InputError(f"batch_size must be positive, got {batch_size}; give a multiple of {data * fsdp}")
-    if micro_batches < 1 or batch_size % (micro_batches * data * fsdp):
+        remedy = "give at least 1" if unit == 1 else f"give a multiple of {unit}"
+        raise InputError(f"batch_size must be positive, got {batch_size}; {remedy}")
+    if batch_size % unit:
+        # Evaluations have no micro-batches, so the message names them only where there are several.
+        factors = f"micro_batches {micro_batches} x " if micro_batches > 1 else ""
         raise InputError(
-            f"batch_size {batch_size} is not divisible by micro_batches {micro_batches} x mesh data {data} x fsdp "
-            f"{fsdp} = {micro_batches * data * fsdp}: change one of them"
+            f"batch_size must be a multiple of {factors}mesh data {data} x fsdp {fsdp} = {unit}, got {batch_size}; "
+            f"give {-(-batch_size // unit) * unit}, or change another of them"
         )

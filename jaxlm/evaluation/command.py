@@ -14,6 +14,7 @@ import jax
 
 from jaxlm.atomic_write import atomic_output
 from jaxlm.distributed.config import check_batch
+from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress
@@ -26,11 +27,26 @@ _is_call: ContextVar[bool] = ContextVar("is_call", default=False)
 
 
 @contextlib.contextmanager
-def as_call() -> Iterator[None]:
-    """Send the lines of the block to the logger `jaxlm` instead of the standard streams."""
-    token = _is_call.set(True)
+def explained_memory() -> Iterator[None]:
+    """Raise RunError, of one line, if the block exhausts the memory of a device."""
     try:
         yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunError(
+            "out of device memory: give a smaller --batch-size, a smaller --length, or a shorter memory "
+            f"({str(error).splitlines()[0][:200]})"
+        ) from error
+
+
+@contextlib.contextmanager
+def as_call() -> Iterator[None]:
+    """Send the lines of the block to the logger `jaxlm` instead of the standard streams; explain exhausted memory."""
+    token = _is_call.set(True)
+    try:
+        with explained_memory():
+            yield
     finally:
         _is_call.reset(token)
 

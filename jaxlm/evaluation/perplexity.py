@@ -34,6 +34,7 @@ from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
+from jaxlm.wording import counted
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def perplexity_of(
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     words, size = sizes["words"], sizes["bytes"]
-    rows = f"{batch_size} streams, in rows" if layout == "streams" else LAYOUTS[layout]
+    rows = f"{counted(batch_size, 'stream')}, in rows" if layout == "streams" else LAYOUTS[layout]
     speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
     per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(

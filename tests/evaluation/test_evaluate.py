@@ -6,16 +6,19 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
 import toy_run
 from sklearn.metrics import accuracy_score
 
+import jaxlm
 from jaxlm import evaluate, generate
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError
+from jaxlm.evaluation import perplexity
 from jaxlm.inference.decoding import left_context
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.sampling import Sampler
@@ -201,10 +204,23 @@ def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch,
             "length must be from 1 to 48, the positions of the model, got 49",
         ),
         (["--data.store", store.path, "--length", 17], "--length must be at most 16, .*got 17; .*--beyond-length"),
-        (["--data.store", store.path, "--batch-size", 5], "batch_size 5 is not divisible"),
+        (
+            ["--data.store", store.path, "--batch-size", 5],
+            "batch_size must be a multiple of mesh data . x fsdp . = ., got 5",
+        ),
     ):
         with pytest.raises(InputError, match=rule):
             command(evaluate.main, monkeypatch, capsys, "perplexity", "--run", run, *words)
+
+
+def test_exhausted_memory_is_one_line(run, store, monkeypatch, capsys):
+    """Fails when a memory that a device cannot hold ends in a traceback, in the command or in a call."""
+    everything = jax.jit(lambda: jnp.zeros(10**15, jnp.int8))
+    monkeypatch.setattr(perplexity, "first_carry", lambda *_: everything().block_until_ready())
+    with pytest.raises(RunError, match="^out of device memory: give a smaller --batch-size.*RESOURCE_EXHAUSTED"):
+        command(evaluate.main, monkeypatch, capsys, "perplexity", "--run", run, "--data.store", store.path)
+    with pytest.raises(RunError, match="^out of device memory: give a smaller "):
+        jaxlm.evaluate_perplexity(run, store=store.path)
 
 
 def one_score(loaded, text, positions=16, **more):
