@@ -19,7 +19,7 @@ from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size, in_chunks
-from jaxlm.inference.predictor import Predictor
+from jaxlm.inference.predictor import Predictor, empty_rows, warn_of_rows
 from jaxlm.inference.text_rows import check_texts, token_rows
 from jaxlm.inference.text_scorer import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import (
@@ -380,15 +380,14 @@ class LoadedModel:
           >>> sorted(found[0]), found[0]["prediction"] in ("bad", "good")
           (['index', 'prediction', 'scores'], True)
         """
-        predictor, found, cut = self._predictor(embeddings), list[dict[str, Any]](), 0
+        predictor, found, cut, empty = self._predictor(embeddings), list[dict[str, Any]](), 0, 0
         if not len(rows):
             return found
         with use_mesh(self.run.mesh):
             for examples in in_chunks(rows_of_records(rows, predictor.task, keep=with_inputs), ROWS_AT_A_TIME):
                 lines, truncated = predictor.lines(examples, first=len(found), inputs=with_inputs, top_k=top_k)
-                found, cut = found + lines, cut + truncated
-        if cut:
-            log.warning("%d of %d rows were truncated to %d tokens", cut, len(found), predictor.limit)
+                found, cut, empty = found + lines, cut + truncated, empty + empty_rows(examples)
+        warn_of_rows("rows", len(found), truncated=cut, empty=empty, limit=predictor.limit)
         return found
 
     @names_arguments
