@@ -60,8 +60,8 @@ def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
         yield file
 
 
-def check_output(path: Path) -> None:
-    """Raise InputError if the --output `path` cannot become a file, before any work is done for it."""
+def check_output(path: Path, flag: str = "--output") -> None:
+    """Raise InputError if the `path` of a flag cannot become a file, before any work is done for it."""
     reason = None
     if path.is_dir():
         reason = os.strerror(errno.EISDIR)
@@ -72,7 +72,7 @@ def check_output(path: Path) -> None:
     elif not os.access(path.parent, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EACCES)
     if reason is not None:
-        raise InputError(f"--output {path}: {reason}; name a file that can be written")
+        raise InputError(f"{flag} {path}: {reason}; name a file that can be written")
 
 
 def rename_synced(source: Path, target: Path) -> None:

@@ -3,12 +3,14 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or input, 75 stopped by a signal with everything saved.
 """
 
+import contextlib
 import functools
 import logging
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, TypeVar
 
 from jaxlm.wording import with_arguments, with_flags
@@ -21,6 +23,7 @@ EXIT_STOPPED = 75
 
 LONGEST_LINE = 4000
 LOGGERS = ("jaxlm", "py.warnings")  # the program's messages and libraries' warnings, one line each
+_lock, _calls = threading.Lock(), 0  # calls of the Python API that run, in any thread
 _fields: set[str] = set()  # of the command line that this process has parsed; its errors name them as flags
 
 
@@ -74,16 +77,20 @@ def as_flags(text: str) -> str:
 
 
 def names_arguments(function: _Function) -> _Function:
-    """Return a function of the Python API whose errors name its arguments, `top_p`, where a command has `--top-p`."""
+    """Return a function of the Python API whose errors name its arguments, `top_p`, where a command has `--top-p`.
+
+    Orbax's messages are dropped while it runs.
+    """
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except (InputError, RunError) as error:
-            if not _fields:
-                error.args = (with_arguments(str(error)),)
-            raise
+        with _without_orbax():
+            try:
+                return function(*args, **kwargs)
+            except (InputError, RunError) as error:
+                if not _fields:
+                    error.args = (with_arguments(str(error)),)
+                raise
 
     return called  # type: ignore[return-value]
 
@@ -191,6 +198,24 @@ def quiet_orbax() -> None:
     """
     if isinstance(sys.unraisablehook, _WithoutStorage):
         logging.getLogger("absl").addFilter(_not_of_orbax)
+
+
+@contextlib.contextmanager
+def _without_orbax() -> Iterator[None]:
+    """Silence Orbax's messages in the block, some dozens per checkpoint, and leave the logger as it was."""
+    global _calls
+    with _lock:
+        _calls += 1
+        if "absl.logging" in sys.modules:  # else absl has yet to make its logger
+            logging.getLogger("absl").addFilter(_not_of_orbax)
+    try:
+        yield
+    finally:
+        with _lock:
+            _calls -= 1
+            is_command = isinstance(sys.unraisablehook, _WithoutStorage)  # which keeps the filter
+            if not _calls and not is_command and "absl.logging" in sys.modules:
+                logging.getLogger("absl").removeFilter(_not_of_orbax)
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:

@@ -7,7 +7,6 @@ empty for a score. In CSV and TSV, lists and scores are JSON in a cell, and cell
 """
 
 import contextlib
-import logging
 import sys
 
 from jaxlm.config import command_line
@@ -15,7 +14,6 @@ from jaxlm.errors import InputError, run_command
 from jaxlm.inference.arguments import PredictArguments
 
 ARGUMENTS = (PredictArguments,)
-log = logging.getLogger("jaxlm.predict")
 
 ROWS_AT_A_TIME = 1024  # rows of a file that are sorted by length together, to reduce padding
 
@@ -26,7 +24,7 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.distributed.mesh import make_mesh, use_mesh
     from jaxlm.inference.loaded_run import load_model
     from jaxlm.inference.prediction import default_batch_size, in_chunks
-    from jaxlm.inference.predictor import Predictor
+    from jaxlm.inference.predictor import Predictor, empty_rows, warn_of_rows
     from jaxlm.progress import Progress
     from jaxlm.tasks.prediction_lines import LineWriter, Summary, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows
@@ -47,7 +45,7 @@ def predict(arguments: PredictArguments) -> int:
         form=arguments.input_format,
         keep=arguments.with_inputs,
     )
-    done, cut, summary = 0, 0, Summary(predictor.task.kind)
+    done, cut, empty, summary = 0, 0, 0, Summary(predictor.task.kind)
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
@@ -59,13 +57,13 @@ def predict(arguments: PredictArguments) -> int:
             writer.write(lines)
             summary.add(lines)
             out.flush()
-            done, cut = done + len(examples), cut + truncated
+            done, cut, empty = done + len(examples), cut + truncated, empty + empty_rows(examples)
             progress.update(done)
     if arguments.output is not None:
         progress.close()
         print(summary.text(str(arguments.output)))
-    if cut:
-        log.warning("%d of %d rows were truncated to %d tokens", cut, done, predictor.limit)
+    name = "standard input" if arguments.input == "-" else arguments.input
+    warn_of_rows(name, done, truncated=cut, empty=empty, limit=predictor.limit)
     return done
 
 

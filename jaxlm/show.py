@@ -68,6 +68,11 @@ def show(arguments: Any, given: set[str]) -> Iterator[str]:
 def _of_config(name: str) -> tuple[Any, set[str]]:
     """Return the arguments for the batch of a config, whose fields are flags as for training, and the given fields."""
     if not is_config(name):
+        if ":" in name:  # published weights, which other commands read
+            from jaxlm.interop.sources import KINDS, check_run_path
+
+            if name.startswith(KINDS):
+                check_run_path(Path(name))
         near = (similar_directory(name, "config.json"), similar_directory(name, "description.json"))
         hint = next(filter(None, near), did_you_mean(name, known_configs(), "check the path"))
         raise InputError(

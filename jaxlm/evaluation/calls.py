@@ -3,13 +3,14 @@
 Messages go to the logger `jaxlm`. With several processes each must make the same calls.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.config import of_call, with_fields
 from jaxlm.errors import names_arguments
-from jaxlm.evaluation.arguments import Ensemble, OnTask, Perplexity, ZeroShot
+from jaxlm.evaluation.arguments import Ensemble, OnTask, Perplexity, ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import as_call
 from jaxlm.evaluation.ensemble import evaluate_ensemble as ensemble_figures
 from jaxlm.evaluation.on_task import evaluate_task as task_figures
@@ -88,7 +89,7 @@ def evaluate_zero_shot(
       run: A run, RUN or RUN@STEP, or published weights: hf:DIR.
       task: NAME:PATH, a task and its file or directory; or several.
       output: A file for the values, as JSON lines.
-      changes: Other options, by the names of their flags: `{"options.seed": 1, "batch_size": 8}`.
+      changes: Other options, by the names of their flags: `{"sample": 100, "batch_size": 8}`.
 
     Returns:
       A dictionary per value: `task`, `protocol`, `metric`, `value`, `stderr`, `examples`, `scored` and others.
@@ -100,6 +101,9 @@ def evaluate_zero_shot(
       >>> values[0]["task"], values[0]["examples"]
       ('blimp', 1)
     """
+    options = {field.name for field in dataclasses.fields(ZeroShotOptions)}  # whose flags have no prefix
+    named = {name.replace("-", "_"): value for name, value in (changes or {}).items()}
+    changes = {f"options.{name}" if name in options else name: value for name, value in named.items()}
     with as_call():
         return zero_shot_values(_arguments(ZeroShot, {"run": run, "task": task, "output": output}, changes))
 
@@ -128,7 +132,8 @@ def evaluate_ensemble(
       >>> figures["input"]["accuracy"] == figures["input"]["alone"][0]
       True
     """
-    given = {"runs": [str(run) for run in runs], "input": input, "output": output}
+    names = [runs] if isinstance(runs, str | Path) else runs
+    given = {"runs": [str(name) for name in names], "input": input, "output": output}
     return _figures(ensemble_figures, Ensemble, given, changes)
 
 

@@ -78,9 +78,11 @@ class Counted(Progress):
 
 
 @contextlib.contextmanager
-def progress_of(what: str, total: int | None = None, *, active: bool = True) -> Iterator[Counted]:
-    """Show a progress line on process 0 while the block runs."""
-    progress = Counted(what, total, active=active and shows_progress())
+def progress_of(
+    what: str, total: int | None = None, *, active: bool = True, compiles: bool = False
+) -> Iterator[Counted]:
+    """Show a progress line on process 0 while the block runs. compiles: see `Progress`."""
+    progress = Counted(what, total, active=active and shows_progress(), compiles=compiles)
     yield progress
     if progress.done and active and not _is_call.get():
         progress.close()

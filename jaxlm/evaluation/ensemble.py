@@ -221,5 +221,5 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     if arguments.output is not None:
         arguments.output.mkdir(parents=True, exist_ok=True)
         with output_file(arguments.output / "predictions.jsonl") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     return said

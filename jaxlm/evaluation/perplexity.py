@@ -86,12 +86,12 @@ def perplexity_of(
     else:
         model = with_memory(model, arguments.memory, layout)
     sizes = text_sizes(stores)
-    with use_mesh(mesh), progress_of("batches", len(batches)) as progress:
-        from_host = (progress.count(to_devices(batch, mesh, batch_size)) for batch in batches)
+    with use_mesh(mesh), progress_of("batches", len(batches), compiles=True) as progress:
+        from_host = (to_devices(batch, mesh, batch_size) for batch in batches)
         evaluate, make_carry = _step_of(model, arguments, layout)
         step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
-        sums = totals(step, run.params, from_host, carry)
+        sums = totals(lambda *given: progress.count(step(*given)), run.params, from_host, carry)
         figures = figures_of(sums, **sizes)
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])

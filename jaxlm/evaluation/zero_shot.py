@@ -21,6 +21,7 @@ from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, output_fi
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
+from jaxlm.interop.sources import KINDS
 from jaxlm.models.family import UNLIMITED
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
@@ -61,7 +62,7 @@ def zero_shot_values(arguments: ZeroShot) -> list[dict[str, Any]]:
     if arguments.items is not None:
         if arguments.checkpoints:
             raise InputError(f"--items must be given without --checkpoints, got {arguments.items}; give RUN@STEP")
-        check_output(arguments.items)
+        check_output(arguments.items, "--items")
     items: list[dict[str, Any]] = []
     mesh = make_mesh(arguments.mesh)
     model: ZeroShotModel | None = None
@@ -249,6 +250,10 @@ def checkpoint_specs(run: str, checkpoints: Sequence[str]) -> list[str]:
     """Return RUN@STEP for each checkpoint to evaluate, in order; the run itself if none are chosen."""
     if not checkpoints:
         return [run]
+    if run.startswith(KINDS):
+        raise InputError(
+            f"--checkpoints must be left out for {run}, published weights, got {' '.join(checkpoints)}; leave it out"
+        )
     path, given = split_run(run)
     if given is not None:
         raise InputError(f"--run must be a run without a step with --checkpoints, got {run}; give {path}")

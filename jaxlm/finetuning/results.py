@@ -127,7 +127,7 @@ def _with_inputs(predictions: bytes, task: Task, data: TaskData) -> bytes:
         names = list(line)
         inputs = [name for name in names[: names.index("prediction")] if name not in _OF_ROW]  # of an earlier call
         bare = {name: value for name, value in line.items() if name not in inputs}
-        lines.append(json.dumps(with_inputs(bare, task, example)) + "\n")
+        lines.append(json.dumps(with_inputs(bare, task, example), ensure_ascii=False) + "\n")
     return "".join(lines).encode()
 
 

@@ -414,7 +414,7 @@ def write_result(context: TrialContext, programs: Programs, best: Best, seed: in
     for split in splits:
         for index, (prediction, scores) in enumerate(found[split][0].lines):
             line = {"split": split, "index": index, "seed": seed, "learning_rate": rate}
-            lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}))
+            lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}, ensure_ascii=False))
     text = "".join(line + "\n" for line in lines)
     result["reports"] = reports
     result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()

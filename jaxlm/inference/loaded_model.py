@@ -6,20 +6,21 @@ with several processes each must make the same calls. Methods that a model does 
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxlm.config import of_call, with_fields
+from jaxlm.config import from_json, of_call, to_json, with_fields
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError, names_arguments
 from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size, in_chunks
-from jaxlm.inference.predictor import Predictor
+from jaxlm.inference.predictor import Predictor, empty_rows, warn_of_rows
 from jaxlm.inference.text_rows import check_texts, token_rows
 from jaxlm.inference.text_scorer import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import (
@@ -75,7 +76,7 @@ def load(
       >>> model.name, model.kind
       ('runs/gpt@7', 'language model')
     """
-    if batch_size < 1:
+    if from_json(int, to_json(batch_size), "batch_size") < 1:
         raise InputError(f"batch_size must be positive, got {batch_size}; give at least 1")
     if weights not in ("average", "raw"):
         raise InputError(f"weights must be average or raw, got {weights!r}; choose one of them")
@@ -180,7 +181,11 @@ class LoadedModel:
           >>> jaxlm.load("runs/bert").decode([5, 6])
           'ba be'
         """
-        size, given = self.run.tokenizer.size, np.asarray(ids)
+        size = self.run.tokenizer.size
+        try:
+            given = np.asarray(ids)
+        except ValueError:  # of lists of different lengths
+            given = np.array([math.nan])
         if given.size and (given.ndim != 1 or given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= size):
             raise InputError(f"ids must be a list of numbers from 0 to {size - 1}, got {str(ids):.80}; fix it")
         return self.run.tokenizer.decode(given.tolist())
@@ -285,7 +290,7 @@ class LoadedModel:
           >>> len(found), len(found[0]), sorted(found[0][0])
           (1, 3, ['piece', 'probability'])
         """
-        if top < 1:
+        if from_json(int, to_json(top), "top") < 1:
             raise InputError(f"top must be positive, got {top}; give at least 1")
         (masked,) = masked_texts(self.run, [text])
         return fill_masks(self.run, masked, top=top, positions=self.length)
@@ -380,15 +385,15 @@ class LoadedModel:
           >>> sorted(found[0]), found[0]["prediction"] in ("bad", "good")
           (['index', 'prediction', 'scores'], True)
         """
-        predictor, found, cut = self._predictor(embeddings), list[dict[str, Any]](), 0
+        from_json(int | None, to_json(top_k), "top_k")
+        predictor, found, cut, empty = self._predictor(embeddings), list[dict[str, Any]](), 0, 0
         if not len(rows):
             return found
         with use_mesh(self.run.mesh):
             for examples in in_chunks(rows_of_records(rows, predictor.task, keep=with_inputs), ROWS_AT_A_TIME):
                 lines, truncated = predictor.lines(examples, first=len(found), inputs=with_inputs, top_k=top_k)
-                found, cut = found + lines, cut + truncated
-        if cut:
-            log.warning("%d of %d rows were truncated to %d tokens", cut, len(found), predictor.limit)
+                found, cut, empty = found + lines, cut + truncated, empty + empty_rows(examples)
+        warn_of_rows("rows", len(found), truncated=cut, empty=empty, limit=predictor.limit)
         return found
 
     @names_arguments

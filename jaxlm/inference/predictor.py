@@ -1,5 +1,6 @@
 """Prediction of examples with a fine-tuned run: encoding, the compiled step, and its outputs in order."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from jaxlm.tasks import Encoded, encode_examples
 from jaxlm.tasks.batching.batches import standard_lengths
 from jaxlm.tasks.prediction_lines import check_embeddings, check_top_k, scores_of, with_inputs
 from jaxlm.training.program import CompiledStep
+
+log = logging.getLogger(__name__)
 
 
 class Predictor:
@@ -83,6 +86,21 @@ class Predictor:
                 line["embedding"] = nine_digits(found.embeddings[number].tolist())
             lines.append(with_inputs(line, task, example) if inputs else line)
         return lines, encoded.truncated
+
+
+def warn_of_rows(name: str, examples: int, *, truncated: int, empty: int, limit: int) -> None:
+    """Warn of an input without rows, and of rows whose predictions tell little. name: of the input."""
+    if not examples:
+        log.warning("%s has no rows: nothing was predicted", name)
+    if empty:
+        log.warning("%d of %d rows have an empty text", empty, examples)
+    if truncated:
+        log.warning("%d of %d rows were truncated to %d tokens", truncated, examples, limit)
+
+
+def empty_rows(examples: Sequence[Any]) -> int:
+    """Return the number of examples with an empty text, or without tokens."""
+    return sum(not example.parts or not all(part.strip() for part in example.parts) for example in examples)
 
 
 def nine_digits(value: Any) -> Any:

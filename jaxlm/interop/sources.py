@@ -45,7 +45,14 @@ def read_published(spec: str, case: Case = "auto") -> Published:
 
 
 def check_run_path(path: Path) -> None:
-    """Raise InputError for a path that is no directory, and for published weights that are named without their kind."""
+    """Raise InputError for a path that is no directory, for published weights, which are no run, and for those that are
+    named without their kind.
+    """
+    if str(path).startswith(KINDS):
+        raise InputError(
+            f"{path} must be a run, got a published model, which has no checkpoints; give a run, as "
+            f"python -m jaxlm.convert import {path} --run RUN makes one"
+        )
     if not path.is_dir():
         of_hub = NAME.fullmatch(str(path)) and (len(path.parts) == 1 or not path.parent.is_dir())
         made = "give one that jaxlm.pretrain or jaxlm.finetune made"

@@ -143,6 +143,7 @@ class LineWriter:
 
     def __init__(self, stream: TextIO, form: TextFormat) -> None:
         self._stream, self._form = stream, form
+        self._ascii = (stream.encoding or "utf-8").lower() != "utf-8"  # a standard output in Latin-1, for example
         self._columns: list[str] = []
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -151,7 +152,9 @@ class LineWriter:
         InputError if a later line of a table has another column.
         """
         if self._form == "jsonl":
-            self._stream.writelines(json.dumps(finite(line), default=str) + "\n" for line in lines)
+            self._stream.writelines(
+                json.dumps(finite(line), ensure_ascii=self._ascii, default=str) + "\n" for line in lines
+            )
             return
         if not self._columns:
             self._columns = list(dict.fromkeys(name for line in lines for name in line))

@@ -35,6 +35,8 @@ def labelled(name: str, path: Path) -> tuple[tuple[Example, ...], dict[str, str]
 
     InputError without any.
     """
+    if not path.exists():
+        raise InputError(f"{path} must be a file or a directory, got a path that does not exist; give the task's")
     if not path.is_dir():
         return read_labelled(path, TASKS[name]).examples, {}
     if path.name in SCHOOLS or any((path / school).is_dir() for school in SCHOOLS):  # a split of RACE

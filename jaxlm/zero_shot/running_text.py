@@ -116,19 +116,36 @@ def measure(model, path: Path, options, *, text: "RunningText") -> Iterator[Meas
         yield from measure_whole(model, path, text, scores, how)
 
 
-def _stream_scores(model, ids: Iterable[Sequence[int]], left: Sequence[int]) -> Iterator[Score]:
-    """Yield the scores of rows of the ids. left: as in `windows`."""
-    return model.stream(model.params, chain([left], ids))
+def _stream_scores(
+    model, ids: Iterable[Sequence[int]], left: Sequence[int], report: Callable[[int], None]
+) -> Iterator[Score]:
+    """Yield the scores of rows of the ids. left, report: as in `_window_scores`."""
+    for rows, score in enumerate(model.stream(model.params, chain([left], ids)), 1):
+        report(rows * model.stream.length)
+        yield score
 
 
 def _window_scores(
-    model, ids: Iterable[Sequence[int]], left: Sequence[int], *, length: int, stride: int
+    model,
+    ids: Iterable[Sequence[int]],
+    left: Sequence[int],
+    report: Callable[[int], None],
+    *,
+    length: int,
+    stride: int,
 ) -> Iterator[Score]:
-    """Yield the scores of windows of the ids. left: as in `windows`."""
-    found = windows(ids, left, length=length, stride=stride)
+    """Yield the scores of windows of the ids. left: as in `windows`. report: called with the number of tokens that are
+    scored, after each batch.
+    """
+    found, before = windows(ids, left, length=length, stride=stride), 0
+
+    def of_block(done: int) -> None:
+        report((before + done) * stride)
+
     while some := list(islice(found, _BATCHES * model.batch_size)):
-        for scores in model.scorer.tokens(model.params, some):
+        for scores in model.scorer.tokens(model.params, some, of_block):
             yield scores.score
+        before += len(some)
 
 
 def window_sizes(longest: int, options) -> tuple[int, int]:
@@ -154,26 +171,33 @@ def measure_whole(
     model,
     path: Path,
     text: "RunningText",
-    scores: Callable[[Iterable[Sequence[int]], Sequence[int]], Iterator[Score]],
+    scores: Callable[[Iterable[Sequence[int]], Sequence[int], Callable[[int], None]], Iterator[Score]],
     context: Mapping[str, Any],
 ) -> Iterator[Measured]:
     """Yield the values of a whole text per unit of its file. context: how `scores` reads the text, for the results."""
     units, losses = Units(), Losses()
     unknown, unknowns = model.tokenizer.specials.get("unknown"), 0
+    tokens_read = bytes_read = 0
     left = model.begin if model.begin_all else []
 
     def encoded() -> Iterator[list[int]]:
-        nonlocal unknowns
+        nonlocal unknowns, tokens_read, bytes_read
         parts = blocks(text.fragments(path, units), model.tokenizer)
         while some := [block.text for block in islice(parts, _BLOCKS)]:
             ids = list(chain.from_iterable(model.tokenizer.encode_batch(some)))
-            unknowns += ids.count(unknown)
+            unknowns, tokens_read = unknowns + ids.count(unknown), tokens_read + len(ids)
+            bytes_read += sum(len(one.encode()) for one in some)
             yield ids
 
-    with Progress(text.name, _size(path) - _begin(path, text), active=model.show_progress) as progress:
-        for score in scores(encoded(), left):
+    def report(tokens: int) -> None:
+        # The text is read ahead of the scores: of its bytes so far, the scored share of the tokens is done.
+        progress.update(bytes_read * min(tokens / tokens_read, 1.0))
+
+    size = _size(path) - _begin(path, text)
+    with Progress(text.name, size, active=model.show_progress, compiles=True) as progress:
+        for score in scores(encoded(), left, report):
             losses.add(-score.log_probability, score.tokens)
-            progress.update(units.bytes)
+        progress.update(units.bytes)
     tokens = int(losses.units)
     if not tokens:
         raise InputError(f"{path} must have at least two tokens of text, got fewer; give the task's file")

@@ -37,14 +37,14 @@ def test_figures_are_those_of_the_commands(folder, tmp_path, capsys):
         jaxlm.evaluate_perplexity(gpt, store=store, length=8, changes={"stride": 4}),
         jaxlm.evaluate_task(tuned, input=rows, changes={"batch_size": 4}),
         jaxlm.evaluate_ensemble([tuned, tuned], input=rows, output=tmp_path / "ensemble"),
-        *jaxlm.evaluate_zero_shot(gpt, task=f"blimp:{pairs}"),
+        *jaxlm.evaluate_zero_shot(gpt, task=f"blimp:{pairs}", changes={"left-context": True, "batch_size": 8}),
     ]
     assert capsys.readouterr() == ("", "")
     wanted = [
         *figures("perplexity", "--run", gpt, "--data.store", store, "--length", 8, "--stride", 4),
         *figures("task", "--run", tuned, "--input", rows, "--batch-size", 4),
         *figures("ensemble", tuned, tuned, "--input", rows),
-        *figures("zero-shot", "--run", gpt, "--task", f"blimp:{pairs}"),
+        *figures("zero-shot", "--run", gpt, "--task", f"blimp:{pairs}", "--left-context"),
     ]
     assert list(map(steady, found)) == list(map(steady, wanted))
     assert len(toy_encoder.lines(tmp_path / "ensemble/predictions.jsonl")) == 12
@@ -53,6 +53,11 @@ def test_figures_are_those_of_the_commands(folder, tmp_path, capsys):
         (lambda: jaxlm.evaluate_perplexity(gpt), "data.store must be given if input is not, got none"),
         (lambda: jaxlm.evaluate_task(tuned, input=rows, changes={"batch": 4}), "changes.batch: no such field"),
         (lambda: jaxlm.evaluate_ensemble([tuned]), "an ensemble must have at least two runs"),
+        (lambda: jaxlm.evaluate_ensemble(str(tuned)), f"an ensemble must have at least two runs, got {tuned}"),
+        (
+            lambda: jaxlm.evaluate_zero_shot(gpt, task="squad:x", changes={"sample": 0}),
+            "sample must be positive, got 0",
+        ),
         (lambda: jaxlm.evaluate_zero_shot(gpt, task=()), "task must be given"),
         (lambda: jaxlm.export_model(folder / "runs/lstm", to=tmp_path / "no"), "Hugging Face has no counterpart of"),
     ):
@@ -85,8 +90,14 @@ def test_predictions_have_the_options_of_the_command(folder, tmp_path):
     found = model.predict(rows, with_inputs=True, top_k=1, embeddings=True)
     assert found == toy_encoder.lines(output) and found[0]["note"] == "a" and len(found[0]["embedding"]) == 16
     assert [line["prediction"] for line in model.predict(rows)] == [line["prediction"] for line in found]
-    with pytest.raises(jaxlm.InputError, match="^top_k must be positive, got 0"):
-        model.predict(rows, top_k=0)
+    for call, message in (
+        (lambda: model.predict(rows, top_k=0), "top_k must be positive, got 0"),
+        (lambda: model.predict(rows, top_k="2"), 'top_k must be an integer or none, got "2"'),
+        (lambda: jaxlm.load(folder / "runs/tuned", batch_size="8"), 'batch_size must be an integer, got "8"'),
+        (lambda: model.decode([[1], [2, 3]]), r"ids must be a list of numbers from 0 to \d+, got \[\[1\], \[2, 3\]\]"),
+    ):
+        with pytest.raises(jaxlm.InputError, match=f"^{message}"):
+            call()
 
 
 def test_a_model_is_a_function_of_its_parameters(folder):

@@ -161,6 +161,13 @@ def traces():
         "warnings": warnings.filters[:],
     }
 
+said = []
+class Listener(logging.Handler):
+    def emit(self, record):
+        said.append(record.name)
+
+logging.getLogger().handlers = [Listener()]  # as a program of a user may do
+logging.getLogger().setLevel(logging.INFO)
 before = traces()
 work, errors = sys.argv[1], []
 
@@ -178,12 +185,13 @@ assert not errors, errors
 after = traces()
 for name in before:
     assert before[name] == after[name], (name, before[name], after[name])
+assert any(name.startswith("jaxlm") for name in said) and "absl" not in said, said
 """
 
 
 def test_calls_leave_no_trace_in_the_process(work):
     """Fails when `import jaxlm` imports jax, or when a call, in a thread, changes signal handlers, logging, hooks,
-    settings of JAX, the environment or warnings, or prints.
+    settings of JAX, the environment or warnings, or prints, or logs Orbax's messages among its own.
     """
     ended = subprocess.run(
         [sys.executable, "-c", TRACES, str(work)],

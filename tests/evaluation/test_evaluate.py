@@ -24,11 +24,13 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
 from jaxlm.models.family import Inputs
+from jaxlm.progress import Progress
 from jaxlm.tasks import CustomConfig, read_labelled
 from jaxlm.tasks.batching.gpt1_inputs import arrange
 from jaxlm.text import train_sentencepiece
 from jaxlm.text.gpt1 import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
+from jaxlm.training.program import CompiledStep
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -192,6 +194,22 @@ def test_figures_of_a_text_that_was_made_easier_say_so(run, store, monkeypatch, 
     monkeypatch.setattr(SentencePieceTokenizer, "lost", GPT1Tokenizer.lost)
     text, _ = command(evaluate.main, monkeypatch, capsys, *words)
     assert "lower case" in text and "do not compare with those of a tokenizer that keeps the text" in text
+
+
+def test_the_progress_of_a_perplexity_counts_batches_that_are_done(run, store, monkeypatch, capsys):
+    """Fails when a batch counts before its step, so that the compilation belongs to the speed of the others."""
+    events = []
+
+    class Step(CompiledStep):
+        def __call__(self, *given):
+            events.append("step")
+            return super().__call__(*given)
+
+    monkeypatch.setattr(perplexity, "CompiledStep", Step)
+    monkeypatch.setattr(Progress, "update", lambda self, done: events.append(done))
+    command(evaluate.main, monkeypatch, capsys, "perplexity", "--run", run, "--data.store", store.path)
+    batches = len(events) // 2
+    assert batches > 1 and events == [event for done in range(batches) for event in ("step", done + 1)]
 
 
 def test_perplexity_refuses_what_does_not_fit(run, store, tmp_path, monkeypatch, capsys):

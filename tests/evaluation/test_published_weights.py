@@ -132,6 +132,20 @@ def test_features_of_decoders(models, tmp_path):
         assert_one_line(run_here("evaluate", "features", *words, *flags, "--output", tmp_path / "no"), 2, message)
 
 
+def test_published_weights_where_only_a_run_will_do(models, tmp_path):
+    """Fails when they are answered with the directory without hf:, which is no run either."""
+    run = f"hf:{models['hf']}"
+    for words, message in (
+        (
+            ("evaluate", "zero-shot", "--run", run, "--task", "lambada:x", "--checkpoints", "all"),
+            f"error: --checkpoints must be left out for {run}, published weights, got all; leave it out",
+        ),
+        (("convert", "export", run, "--to", f"hf:{tmp_path / 'new'}"), f"error: {run} must be a run, got a published"),
+        (("show", run), f"error: {run} must be a run, got a published model, which has no checkpoints; give a run, as"),
+    ):
+        assert_one_line(run_here(*words), 2, message)
+
+
 def test_a_forgotten_prefix_is_named(models, tmp_path, monkeypatch):
     """Fails when a directory of transformers, or a name of the Hub, gets a message without hf:."""
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ def tuned(tmp_path_factory):
     place = tmp_path_factory.mktemp("tuned")
     vocabulary = toy_encoder.write_vocabulary(place)
     files = make_files(place / "files", "classification")
-    write_lines(files / "test.jsonl", [{"text": row["text"]} for row in lines(files / "test.jsonl")])
+    write_lines(files / "test.jsonl", [{"text": row["text"] + " é"} for row in lines(files / "test.jsonl")])
     words = arguments(place / "run", files, "classification", "--tokenizer", f"wordpiece:{vocabulary}")
     words += [*toy_encoder.FLAGS, "--sample", 16, "--num-epochs", 0.5]
     ended = run_here("finetune", *words, "--with-inputs")
@@ -34,9 +34,10 @@ def tuned(tmp_path_factory):
 
 
 def test_predictions_have_the_columns_and_labels_of_their_rows(tuned):
-    """Fails if a line has another row's text, or if rows without a label have one."""
+    """Fails if a line has another row's text, if rows without a label have one, or if é is an escape."""
     place, files, _, _ = tuned
     found = lines(place / "run" / "predictions.jsonl")
+    assert (place / "run" / "predictions.jsonl").read_text(encoding="utf-8").count("é") == 7
     assert [(line["split"], line["index"]) for line in found] == [
         (part, index) for part, n in (("dev", 13), ("test", 7)) for index in range(n)
     ]

@@ -17,6 +17,7 @@ from flax import linen as nn
 from toy_encoder import KINDS, lines, make_files, softmax
 from toy_runs import assert_one_line, run_here
 
+import jaxlm
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
@@ -310,6 +311,34 @@ def test_embeddings_are_refused_where_a_head_reads_tokens(runs):
     for kind in ("span", "tagging"):
         ended = run_here("predict", "--run", runs[kind][0], "--input", runs[kind][1] / "test.jsonl", "--embeddings")
         assert_one_line(ended, 2, f"--embeddings must be left out for a {kind} task", "evaluate features")
+
+
+def test_rows_without_text_are_told(runs, tmp_path, caplog):
+    """Fails when an input without rows, or a row without a text, passes without a word."""
+    run, files = runs["classification"]
+    file = tmp_path / "rows.csv"
+    for content, message in (
+        ("text\n", f"warning: {file} has no rows: nothing was predicted\n"),
+        ('text\nba be\n""\n"  "\n', "warning: 2 of 3 rows have an empty text\n"),
+    ):
+        file.write_text(content)
+        ended = run_here("predict", "--run", run, "--input", file)
+        assert ended.code == 0 and ended.errors.endswith(message)
+        assert len(parsed(ended.output)) == content.count("\n") - 1
+    assert "warning" not in run_here("predict", "--run", run, "--input", files / "test.jsonl").errors
+    with caplog.at_level("WARNING", "jaxlm"):
+        jaxlm.load(run).predict([{"text": "ba"}, {"text": ""}])
+    assert "1 of 2 rows have an empty text" in caplog.text
+
+
+def test_letters_of_all_languages_are_readable(tmp_path):
+    """Fails when JSON lines have \\u00e9 for é, or when an output in Latin-1 does not have it for 🙂."""
+    line = {"index": 0, "prediction": "bon / été", "text": "🙂"}
+    for encoding, readable in (("utf-8", True), ("latin-1", False)):
+        with open(tmp_path / encoding, "w", encoding=encoding) as file:
+            LineWriter(file, "jsonl").write([line])
+        text = (tmp_path / encoding).read_text(encoding=encoding)
+        assert json.loads(text) == line and ("bon / été" in text) == readable
 
 
 def test_outputs_that_cannot_be_written_are_refused(tmp_path):

@@ -113,6 +113,13 @@ def test_csv_quoting_is_strict(tmp_path, content, message):
         list(read_rows(write(tmp_path / "rows.tsv", content), quoted(PAIR)))
 
 
+@pytest.mark.parametrize("content", ['a,b\n"never closed,z\n', 'a,b\n"closed" too soon,z\n'])
+def test_quotes_of_a_csv_cannot_be_turned_off(tmp_path, content):
+    """Fails when the message about a CSV, which is always read with quoting, proposes to read it without."""
+    with pytest.raises(InputError, match='line 2: .*(close it|inside a quoted field as "")$'):
+        list(read_rows(write(tmp_path / "rows.csv", content), PAIR))
+
+
 def test_wrong_column_count_names_the_line(tmp_path):
     path = write(tmp_path / "rows.tsv", "a\tb\nx\ty\nx\ty\tz\n")
     with pytest.raises(InputError, match=r"rows.tsv line 3: the row must have 2 columns \(a, b\), got 3"):

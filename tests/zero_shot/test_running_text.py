@@ -16,6 +16,7 @@ from jaxlm.errors import InputError
 from jaxlm.models import LSTMConfig, TransformerXLConfig, build, without_dropout
 from jaxlm.models.family import Inputs
 from jaxlm.nn.execution import Execution
+from jaxlm.progress import Progress
 from jaxlm.zero_shot import running_text
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.running_text import RUNNING_TEXTS, windows
@@ -143,6 +144,21 @@ def test_a_text_per_word_byte_and_character_of_the_file(toy_model, tmp_path, len
         assert one.how["tokens"] == len(ids) - 1
         assert one.examples == one.scored == lines and one.stderr > 0
     assert f"({words + lines})" in found["word_perplexity"].how["unit"]
+
+
+@pytest.mark.parametrize("stride", [16, 3])
+def test_progress_follows_the_scored_tokens(toy_model, tmp_path, monkeypatch, stride):
+    """Fails when bytes count that are only read, which the first batch does with all of this text, or when a batch of a
+    block is not told by itself.
+    """
+    model, _ = toy_model
+    told = []
+    monkeypatch.setattr(Progress, "update", lambda self, done: told.append(done))
+    path = write(tmp_path / "wiki.test.raw", WIKI * 4)
+    tokens = run(model, "wikitext2", path, stride=stride)["token_perplexity"].how["tokens"]
+    batches = -(-(tokens - 16 + stride) // stride // model.batch_size)
+    assert len(told) in (batches + 1, batches + 2) and told == sorted(told)
+    assert told[0] < 1.5 * len(WIKI * 4) / batches and told[-1] == len((WIKI * 4).encode())
 
 
 def test_lines_that_do_not_come_back_are_counted(toy_model, tmp_path):

@@ -390,6 +390,8 @@ def test_a_value_depends_on_its_own_options(tmp_path):
         (["--task", "squad:FILES/x", "--seed", "9"], ["--seed must be given with one of summarization, got 9 with sq"]),
         (["--task", "lambada:FILES/lambada.jsonl", "--batch-size", "0"], ["--batch-size must be positive, got 0"]),
         (["--task", "lambada:FILES/lambada.jsonl", "--batch-size=-3"], ["--batch-size must be positive, got -3"]),
+        (["--task", "blimp:FILES/blimp", "--items", "FILES/no/x"], ["--items ", "/no/x: No such file or directory"]),
+        (["--task", "race:missing"], ["missing must be a file or a directory, got a path that does not exist"]),
         (["--task", "lambada"], ["--task must be NAME:PATH, got 'lambada'"]),
         (["--task", "lambada:missing.jsonl"], ["missing.jsonl"]),
         (["--task", "lambada:FILES/damaged.jsonl"], ["damaged.jsonl line 2", "must have a field 'text'"]),

@@ -107,7 +107,7 @@ def _quoted_fields(number: int, line: str, lines: Iterator[tuple[int, str]], nam
                 if following is None or further > MAX_QUOTED_LINES:
                     raise InputError(
                         f'{name} line {number}: the field that opens with " is never closed; '
-                        "close it, or give --custom.quoting none for a TSV"
+                        f"close it{_or_unquoted(delimiter)}"
                     )
                 search = len(line)
                 line += "\n" + following[1]
@@ -122,9 +122,14 @@ def _quoted_fields(number: int, line: str, lines: Iterator[tuple[int, str]], nam
         if line[position] != delimiter:
             raise InputError(
                 f"{name} line {number}: text follows a closing quote in field {len(fields)}; "
-                'write " inside a quoted field as "", or read the file with --custom.quoting none'
+                f'write " inside a quoted field as ""{_or_unquoted(delimiter)}'
             )
         position += 1
+
+
+def _or_unquoted(delimiter: str) -> str:
+    """Return a further remedy for the quotes of a TSV. A CSV is always read with quoting."""
+    return ", or read the TSV with quoting none" if delimiter == "\t" else ""
 
 
 def json_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
