@@ -84,6 +84,17 @@ def test_setup_refuses_what_it_does_not_know(copy, words, named):
     assert not (copy / ".venv").exists()
 
 
+def test_setup_takes_every_extra_that_is_described(copy, fake_python):
+    """Fails when an extra of setup.cfg, which pages name, is refused or is missing in the help."""
+    described = configparser.ConfigParser()
+    described.read(copy / "setup.cfg")
+    extras = [name for name in described["options.extras_require"] if name not in ("gpu", "tpu")]
+    done = run(copy / "launch" / "setup.sh", "cpu", *extras, env={"PYTHON": str(fake_python)})
+    assert done.returncode == 0 and f".[{','.join(extras)}]" in (copy / "pip.log").read_text(), done.stderr
+    usage = run(copy / "launch" / "setup.sh", "--help").stdout.split("EXTRA: ")[1].split("(")[0]
+    assert sorted(usage.split()) == sorted(extras)
+
+
 def test_setup_refuses_a_command_that_is_no_interpreter(copy):
     refused = run(copy / "launch" / "setup.sh", env={"PYTHON": "false"})
     assert refused.returncode == 2 and "PYTHON must be a Python 3.11 to 3.14 with pip, got false" in refused.stderr
