@@ -2,14 +2,20 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import jax
 import pytest
 from conftest import REPOSITORY
 from toy_runs import assert_one_line, run_here
 
+from jaxlm.data import preparation
 from jaxlm.data.preparation import PrepareConfig
+from jaxlm.distributed.devices import prepare_process
+from jaxlm.errors import RunError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.flags import fields_of
+from jaxlm.hub import reason
 from jaxlm.renamed import ELSEWHERE
 from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
@@ -58,6 +64,26 @@ def test_a_wrong_tokenizer_is_named_before_the_store_that_is_there(tmp_path, mon
     assert_one_line(run_here(*words, "bpe:1000"), 2, "--tokenizer must be one of", "got 'bpe:1000'")
     assert_one_line(run_here(*words, "gpt2"), 2, "--tokenizer must have a colon", "or hf:gpt2 for the Hub's")
     assert_one_line(run_here(*words, "words:9"), 2, "o was made with --tokenizer bytes, not words:9")
+
+
+def test_a_small_disk_is_named_in_its_own_unit(tmp_path, monkeypatch):
+    """Fails when both sizes are 0.0 GB."""
+    monkeypatch.setattr(preparation.shutil, "disk_usage", lambda path: SimpleNamespace(free=2000))
+    (tmp_path / "a").write_text("one\n" * 1000)
+    words = ("--source", f"text:{tmp_path}/a", "--tokenizer", "bytes", "--output", tmp_path / "o")
+    assert_one_line(run_here("prepare", *words), 2, "o needs about 8.0 kB, but only 2.0 kB are free; make room")
+
+
+def test_the_reason_of_an_error_is_named_once(monkeypatch):
+    """Fails when a line says `got Got:`, or has nothing between the name of an error and what to do."""
+    assert reason(OSError("Got: ConnectError: [Errno -2] Name or service not known")).startswith("ConnectError: ")
+
+    def fails() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", fails)
+    with pytest.raises(RunError, match=r"\): AssertionError: no reason is given; install"):
+        prepare_process()
 
 
 def test_a_missing_environment_is_one_line():
