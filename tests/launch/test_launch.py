@@ -95,6 +95,17 @@ def test_setup_takes_every_extra_that_is_described(copy, fake_python):
     assert sorted(usage.split()) == sorted(extras)
 
 
+def test_packages_that_are_missing_are_installed_by_the_script():
+    """Fails when a message names pip alone: jaxlm is on no index, so that the checkout's script has to install it."""
+    texts = {path: re.sub(r'"\s*f?"', "", path.read_text(encoding="utf-8")) for path in ROOT.glob("jaxlm/**/*.py")}
+    named = [
+        (path, name) for path, text in texts.items() for name in re.findall(r"pip install 'jaxlm\[([\w-]+)\]", text)
+    ]
+    assert {name for _, name in named} >= {"gpt1", "parquet", "zero-shot", "tfds", "harness", "tpu"}
+    for path, name in named:
+        assert re.search(rf"launch/setup\.sh (cpu )?{name}, or pip install 'jaxlm\[{name}\]", texts[path]), path
+
+
 def test_setup_refuses_a_command_that_is_no_interpreter(copy):
     refused = run(copy / "launch" / "setup.sh", env={"PYTHON": "false"})
     assert refused.returncode == 2 and "PYTHON must be a Python 3.11 to 3.14 with pip, got false" in refused.stderr
