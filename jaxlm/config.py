@@ -19,7 +19,7 @@ import tyro
 
 from jaxlm.errors import InputError, name_as_flags
 from jaxlm.flags import REGISTRY, fields_of, name_of_flag, readable_help, reflowed, subcommands_of
-from jaxlm.renamed import ELSEWHERE, MOVED, with_new_flags
+from jaxlm.renamed import DEVICE, ELSEWHERE, MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
@@ -195,6 +195,11 @@ def _check_words(argv: Sequence[str], arguments: Any, types_of: Mapping[str, Any
         if field not in types_of and (ours := [name for name in ELSEWHERE.get(field, ()) if name in types_of]):
             raise InputError(
                 f"{flag(field)} must be a flag of this command, got another program's; give {flag(ours[0])}"
+            )
+        if field in DEVICE and field not in types_of:
+            raise InputError(
+                f"{flag(field)} must be a flag of this command, got another program's; set JAX_PLATFORMS=cpu, cuda or "
+                "tpu in the environment to choose the device"
             )
     chosen = _choices(_subcommand(arguments, argv))
     for field, value in _given_values(argv).items():

@@ -32,9 +32,11 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
     from jaxlm.training.pretraining_run import run_pretraining
 
     start_processes(arguments.distributed)
+    # A start may have other sizes, and attention, than the config.
+    known = arguments.settings.model if arguments.start is None else None
     evaluations = [
         *zero_shot.during_pretraining(arguments.zero_shot, arguments.zero_shot_every),
-        *training_samples.during_pretraining(arguments.sample_prompt, arguments.sample_every),
+        *training_samples.during_pretraining(arguments.sample_prompt, arguments.sample_every, known),
     ]
     with tracking(arguments.tracker, arguments.run) as listeners, watching():
         prepare_process()

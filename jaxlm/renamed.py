@@ -90,6 +90,7 @@ ELSEWHERE = {
     "num_train_epochs": ("num_epochs",),
     "epochs": ("num_epochs",),
     "per_device_train_batch_size": ("batch_size",),
+    "per_device_eval_batch_size": ("eval_batch_size",),
     "gradient_accumulation_steps": ("micro_batches",),
     "max_length": ("length",),
     "max_seq_length": ("length",),
@@ -97,10 +98,21 @@ ELSEWHERE = {
     "model_name_or_path": ("start",),
     "output_dir": ("run", "output"),
     "out_dir": ("run", "output"),
+    "max_grad_norm": ("optimizer.clip_norm",),
+    "logging_steps": ("log_every",),
+    "eval_steps": ("eval_every",),
+    "save_steps": ("checkpoint_every",),
+    "save_total_limit": ("keep_newest",),
+    "bf16": ("execution.dtype",),
+    "fp16": ("execution.dtype",),
+    "train_file": ("source", "custom.train", "data.store"),
+    "validation_file": ("custom.dev", "data.validation"),
     "input": ("source", "data.store"),
     "wandb": ("tracker",),
     "report_to": ("tracker",),
 }
+# Their flags for the device, which a variable of the environment chooses here for every command.
+DEVICE = ("device", "no_cuda", "use_cpu")
 
 
 def with_new_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ from jaxlm.errors import InputError
 
 Kind = Literal["parquet", "arrow"]
 
-EXTRA = "pip install 'jaxlm[parquet]'"
+EXTRA = "run launch/setup.sh cpu parquet, or pip install 'jaxlm[parquet]'"
 _ROWS = 1024  # rows decoded at a time
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # end of an Arrow stream, which its writer appends when it is closed
 

@@ -35,7 +35,7 @@ from jaxlm.text import (
     train_wordpiece,
     train_words,
 )
-from jaxlm.text.specs import COUNTED, TRAINED
+from jaxlm.text.specs import COUNTED, TRAINED, check_form
 from jaxlm.text.units import whole_words
 from jaxlm.wording import byte_size, counted, plain_number
 
@@ -445,6 +445,7 @@ def _check(config: PrepareConfig) -> None:
     kind, _, size = config.tokenizer.partition(":")
     if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
         raise InputError(f"tokenizer must have an integer SIZE, for example {kind}:16000, got {config.tokenizer!r}")
+    check_form(config.tokenizer, trains=True)  # before a store that is there is compared with it
     if config.minimum_count < 1:
         raise InputError(f"--minimum-count must be positive, got {config.minimum_count}; 1 keeps every word")
     if config.minimum_count > 1 and kind not in COUNTED:

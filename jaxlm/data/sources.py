@@ -24,7 +24,7 @@ from jaxlm.data.files import COMPRESSED, Errors, Fragments, is_compressed, read_
 from jaxlm.errors import InputError
 from jaxlm.wording import did_you_mean
 
-TFDS_EXTRA = "install the extra [tfds]: pip install 'jaxlm[tfds]'"
+TFDS_EXTRA = "run launch/setup.sh cpu tfds, or pip install 'jaxlm[tfds]'"
 KINDS = (
     "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD], "
     "tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]"
@@ -268,7 +268,7 @@ def _builder(source: Source):
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise InputError(
-            f"source {source.spec!r} needs tensorflow_datasets, which is not installed; pip install 'jaxlm[tfds]'"
+            f"source {source.spec!r} needs tensorflow_datasets, which is not installed; {TFDS_EXTRA}"
         ) from error
     if source.kind == "tfds-dir":
         path = Path(source.place).expanduser()
@@ -284,7 +284,7 @@ def _builder(source: Source):
     except Exception as error:  # TFDS raises many kinds: unknown name, no network, full disk
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         # Without TensorFlow most of the catalogue does not load, and TFDS reports an unknown data set.
-        extra = "" if _has_tensorflow() else "; it may need TensorFlow, pip install 'jaxlm[tfds]'"
+        extra = "" if _has_tensorflow() else f"; it may need TensorFlow; {TFDS_EXTRA}"
         raise InputError(f"source {source.spec!r}: TFDS cannot load it ({first}){extra}") from error
     return builder
 

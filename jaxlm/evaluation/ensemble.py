@@ -36,6 +36,7 @@ from jaxlm.tasks import (
     read_labelled,
     read_task,
 )
+from jaxlm.tasks.custom import located_files
 from jaxlm.tasks.prediction_lines import with_inputs
 
 
@@ -107,10 +108,10 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
     if others := [run for run in runs if "task" not in run.config]:
         raise InputError(f"{others[0].name} must be a fine-tuned run; name another run")
     saved = completed(runs[0].config)
+    custom = None if saved["custom"] is None else from_json(CustomConfig, saved["custom"], "custom")
     _, data = read_task(
         saved["task"],
-        saved["task_dir"],
-        None if saved["custom"] is None else from_json(CustomConfig, saved["custom"], "custom"),
+        *located_files(saved["task_dir"], custom, runs[0].located),
         seed=saved["held_out_seed"],
         options=from_json(TaskOptions, saved["options"], "options"),
         sample=saved.get("sample"),

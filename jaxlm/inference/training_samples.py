@@ -12,7 +12,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.generation import Generator
 from jaxlm.inference.loaded_run import LoadedRun, for_reading
-from jaxlm.models import build
+from jaxlm.models import ModelConfig, build
 from jaxlm.text.backward import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
 from jaxlm.training.pretraining_run import Trainee
@@ -22,26 +22,36 @@ from jaxlm.training.trained_length import trained_length
 log = logging.getLogger(__name__)
 
 
-def during_pretraining(prompts: Sequence[str], every: int) -> list[Callable[[Trainee], ScheduledEvaluation]]:
+def during_pretraining(
+    prompts: Sequence[str], every: int, model: ModelConfig | None = None
+) -> list[Callable[[Trainee], ScheduledEvaluation]]:
     """Return the sampling of a continuation of each prompt, every so many steps of pretraining; none with `every` 0.
 
     A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
     metrics.jsonl. Without prompts the model begins a text of its own.
-    InputError for an interval that does not fit, and, when training begins, for a model that cannot continue a prompt.
+    model: its config, where it is known before training begins.
+    InputError for an interval that does not fit, and, when training begins, for a model that cannot continue a prompt;
+    at once for an encoder that is known.
     """
     if every < 0:
         raise InputError(f"--sample-every must be at least 0, got {every}; give 0 for no samples")
     if prompts and not every:
         raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
+    if every and model is not None and not build(model).is_causal:
+        raise _of_an_encoder(every)
     given = list(dict.fromkeys(prompts)) or [""]
     return [lambda trainee: _evaluation(trainee, given, every)] if every else []
+
+
+def _of_an_encoder(every: int) -> InputError:
+    return InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
 
 
 def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
     config, generators = trainee.config, dict[int, Generator]()
     model = build(config.model, for_reading(config.execution))
     if not model.is_causal:
-        raise InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
+        raise _of_an_encoder(every)
     require_forward(trainee.tokenizer, "--sample-every")
 
     def run_at(step: int, params: Any) -> LoadedRun:

@@ -18,10 +18,10 @@ tag last, an empty line after each sentence.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import PAPERS
@@ -134,6 +134,18 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
         raise InputError(f"{paths['train']}: the file has no rows below its header")
     task = _labelled_task(task, rows["train"], custom, str(paths["train"]))
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
+
+
+def located_files(
+    task_dir: str | None, custom: CustomConfig | None, located: Callable[[str], str]
+) -> tuple[str | None, CustomConfig | None]:
+    """Return the directory and the files of a task where `located` finds them: those of a run, wherever it is read."""
+    if task_dir or custom is None:
+        return task_dir and located(task_dir), custom
+    files: dict[str, Any] = {
+        name: located(file) for name in ("train", "dev", "test") if (file := getattr(custom, name))
+    }
+    return None, dataclasses.replace(custom, **files)
 
 
 def _of_folder(custom: CustomConfig) -> CustomConfig:

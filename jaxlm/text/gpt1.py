@@ -142,4 +142,7 @@ def _ftfy():
 
 
 def _missing(package: str) -> InputError:
-    return InputError(f"GPT-1's vocabulary needs {package}, which is not installed: pip install 'jaxlm[gpt1]'")
+    return InputError(
+        f"GPT-1's vocabulary needs {package}, which is not installed; run launch/setup.sh cpu gpt1, or pip install "
+        "'jaxlm[gpt1]'"
+    )

@@ -65,10 +65,22 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     raise _unknown(spec, trains)
 
 
+def check_form(spec: str, *, trains: bool = False) -> None:
+    """Raise InputError for a specification of another form than tokenizer_from_spec knows. No file is read."""
+    kind, _, location = spec.partition(":")
+    if spec != "bytes" and not (location and kind in _forms(trains)):
+        raise _unknown(spec, trains)
+
+
+def _forms(trains: bool) -> dict[str, str]:
+    """Return the forms of a specification by their first word."""
+    forms = [f"{name}:SIZE" for name in TRAINED if trains] + SPECS.split(", ")
+    return {form.partition(":")[0]: form for form in forms}
+
+
 def _unknown(spec: str, trains: bool) -> InputError:
     """Return the error for a specification of another form. trains: whether a tokenizer may be trained here."""
-    forms = [f"{name}:SIZE" for name in TRAINED if trains] + SPECS.split(", ")
-    kinds = {form.partition(":")[0]: form for form in forms}
+    kinds = _forms(trains)
     if spec in kinds:  # without what it needs
         of_hub = ", or hf:gpt2 for the Hub's" if spec == "gpt2" else ""
         return InputError(
@@ -79,4 +91,4 @@ def _unknown(spec: str, trains: bool) -> InputError:
         if Path(spec).is_dir()
         else did_you_mean(spec.partition(":")[0], kinds, "choose one of them")
     )
-    return InputError(f"tokenizer must be one of {', '.join(forms)}, got {spec!r}; {hint}")
+    return InputError(f"tokenizer must be one of {', '.join(kinds.values())}, got {spec!r}; {hint}")

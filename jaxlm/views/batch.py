@@ -33,6 +33,7 @@ from jaxlm.tasks import (
 )
 from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
 from jaxlm.tasks.batching.span_windows import SpanSplit
+from jaxlm.tasks.custom import located_files
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
 from jaxlm.views.text import cut, ends, indented
@@ -250,10 +251,7 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
         yield from pretrain_lines(config, step, count, saved_versions(saved, run.name))
         return
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
-    task_dir = run.located(saved["task_dir"]) if saved.get("task_dir") else None
-    if custom is not None and task_dir is None:
-        files = {name: getattr(custom, name) for name in ("train", "dev", "test")}
-        custom = replace(custom, **{name: run.located(file) for name, file in files.items() if file})
+    task_dir, custom = located_files(saved.get("task_dir"), custom, run.located)
     options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
     seed = saved.get("held_out_seed", 0)
     task, data = read_task(saved["task"], task_dir, custom, seed=seed, options=options, sample=saved.get("sample"))

@@ -10,7 +10,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.metrics.intervals import RESAMPLES
 from jaxlm.tasks.metrics.span_scores import exact_match, token_f1
 
-EXTRA = "pip install 'jaxlm[zero-shot]'"
+EXTRA = "run launch/setup.sh cpu zero-shot, or pip install 'jaxlm[zero-shot]'"
 ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeLsum"}
 
 

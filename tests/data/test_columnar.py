@@ -172,7 +172,7 @@ def test_a_damaged_stream_is_named(tmp_path):
 def test_pyarrow_is_named_where_it_is_missing(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"needs pyarrow, which is not installed; pip install 'jaxlm\[parquet\]'"):
+    with pytest.raises(InputError, match="needs pyarrow, which is not installed; run launch/setup.sh cpu parquet, or"):
         read(f"parquet:{tmp_path}/a.parquet")
 
 

@@ -71,3 +71,11 @@ def test_without_prompts_a_text_begins(stores, tmp_path):
 def test_samples_that_cannot_be_made_are_refused(flags, said, stores, tmp_path):
     ended = run_here("pretrain", *arguments("gpt", tmp_path / "run", stores, "--num-steps", 2, *flags))
     assert ended.code == 2 and said in ended.errors.splitlines()[-1], ended.errors
+
+
+def test_samples_of_an_encoder_are_refused_before_it_is_compiled(stores, tmp_path):
+    """Fails when an encoder is refused after minutes of compilation, with a run directory left behind."""
+    flags = ("--run", tmp_path / "run", "--data.store", stores[0], "--num-steps", 2, "--sample-every", 2)
+    ended = run_here("pretrain", "debug/bert", *flags)
+    assert ended.code == 2 and ended.errors == "error: --sample-every must be 0 for an encoder, got 2; leave it out\n"
+    assert not (tmp_path / "run").exists()

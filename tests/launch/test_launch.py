@@ -84,6 +84,28 @@ def test_setup_refuses_what_it_does_not_know(copy, words, named):
     assert not (copy / ".venv").exists()
 
 
+def test_setup_takes_every_extra_that_is_described(copy, fake_python):
+    """Fails when an extra of setup.cfg, which pages name, is refused or is missing in the help."""
+    described = configparser.ConfigParser()
+    described.read(copy / "setup.cfg")
+    extras = [name for name in described["options.extras_require"] if name not in ("gpu", "tpu")]
+    done = run(copy / "launch" / "setup.sh", "cpu", *extras, env={"PYTHON": str(fake_python)})
+    assert done.returncode == 0 and f".[{','.join(extras)}]" in (copy / "pip.log").read_text(), done.stderr
+    usage = run(copy / "launch" / "setup.sh", "--help").stdout.split("EXTRA: ")[1].split("(")[0]
+    assert sorted(usage.split()) == sorted(extras)
+
+
+def test_packages_that_are_missing_are_installed_by_the_script():
+    """Fails when a message names pip alone: jaxlm is on no index, so that the checkout's script has to install it."""
+    texts = {path: re.sub(r'"\s*f?"', "", path.read_text(encoding="utf-8")) for path in ROOT.glob("jaxlm/**/*.py")}
+    named = [
+        (path, name) for path, text in texts.items() for name in re.findall(r"pip install 'jaxlm\[([\w-]+)\]", text)
+    ]
+    assert {name for _, name in named} >= {"gpt1", "parquet", "zero-shot", "tfds", "harness", "tpu"}
+    for path, name in named:
+        assert re.search(rf"launch/setup\.sh (cpu )?{name}, or pip install 'jaxlm\[{name}\]", texts[path]), path
+
+
 def test_setup_refuses_a_command_that_is_no_interpreter(copy):
     refused = run(copy / "launch" / "setup.sh", env={"PYTHON": "false"})
     assert refused.returncode == 2 and "PYTHON must be a Python 3.11 to 3.14 with pip, got false" in refused.stderr

@@ -15,6 +15,7 @@ import pytest
 
 from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError
+from jaxlm.runs import directory
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import load_tokenizer, train_sentencepiece
 
@@ -144,6 +145,33 @@ def test_starts_are_remembered(tmp_path):
     assert first["versions"]["jax"] and first["versions"]["python"].startswith("3.")
     assert first["command"] == shlex.join(sys.orig_argv)
     assert set(first) >= {"time", "command", "commit", "versions", "devices", "started_from"}
+
+
+def test_the_commit_says_whether_the_checkout_was_modified(tmp_path, monkeypatch):
+    """Fails when a modified or a new source is not told from the commit, or an installed package has one."""
+    package = tmp_path / "jaxlm"
+    (package / "runs").mkdir(parents=True)
+    monkeypatch.setattr(directory, "__file__", str(package / "runs" / "directory.py"))
+    assert directory._commit() is None
+
+    def git(*words):
+        identity = ("-c", "user.name=one", "-c", "user.email=one@example.com", "-c", "commit.gpgsign=false")
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    source = package / "pretrain.py"
+    source.write_text("one = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "HEAD")
+    assert directory._commit() == commit
+    source.write_text("one = 2\n")
+    assert directory._commit() == f"{commit}+"
+    git("checkout", "-q", ".")
+    assert directory._commit() == commit
+    (package / "new.py").touch()
+    assert directory._commit() == f"{commit}+"
 
 
 @pytest.mark.parametrize("name", ["lock", "config.json", "starts.jsonl", "metrics.jsonl"])

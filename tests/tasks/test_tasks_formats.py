@@ -132,6 +132,7 @@ CSV, TSV, JSONL = "text,label\na,no\nb,yes\n", "text\tlabel\na\tno\nb\tyes\n", '
     ("name", "content", "why"),
     [
         ("a.tsv", CSV, "a.tsv looks like CSV, but is read as TSV; rename it to .csv"),
+        ("a.tsv", CSV.replace(",", ";"), "a.tsv looks like CSV, but is read as TSV; rename it to .csv"),
         ("a.csv", TSV, "a.csv looks like TSV, but is read as CSV; rename it to .tsv"),
         ("a.tsv", JSONL, "a.tsv looks like JSON lines, but is read as TSV; rename it to .jsonl"),
         ("a.txt", TSV, "the name must end in .tsv, .csv, .jsonl or .parquet, got .txt; rename or convert it"),

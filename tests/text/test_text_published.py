@@ -239,7 +239,9 @@ def test_gpt1_says_what_to_install(vocabularies, monkeypatch, tmp_path):
     tokenizer.save(tmp_path)
     for package in ("spacy", "ftfy"):
         monkeypatch.setitem(__import__("sys").modules, package, None)
-        with pytest.raises(InputError, match=r"not installed: pip install 'jaxlm\[gpt1\]'"):
+        with pytest.raises(
+            InputError, match=r"not installed; run launch/setup.sh cpu gpt1, or pip install 'jaxlm\[gpt1\]'"
+        ):
             tokenizer_from_spec(f"gpt1:{vocabularies}/openai-gpt")
     # A store made with it is still readable.
     assert load_tokenizer(tmp_path).decode([1000]) != ""

@@ -13,7 +13,7 @@ from jaxlm import report
 from jaxlm.errors import InputError
 from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.views.curves import Curve
-from jaxlm.views.report.charts import EXACT, compact
+from jaxlm.views.report.charts import EXACT, Chart, _unit, compact
 from jaxlm.views.report.examples import is_right
 from jaxlm.views.report.sections import short_names
 
@@ -276,6 +276,12 @@ def test_the_table_of_runs_has_the_best_validation_and_the_fields_that_differ(tm
         "seed": {"values": ["0", "1"], "of": [0, 1, 0, 1]},
     }
     assert {"loss (nats)", "tokens per second (tokens/s)"} <= {chart["axis"] for chart in payload["charts"]}
+
+
+def test_axes_name_a_unit_once():
+    """Fails when a metric lacks its unit, or has it in its name and behind it."""
+    axes = {name: Chart(name, (), True, False, _unit(name)).axis for name in ("host_memory_gib", "bits_per_character")}
+    assert list(axes.values()) == ["host memory (GiB)", "bits per character (bits/character)"]
 
 
 def test_right_answers_by_kind():

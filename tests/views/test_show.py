@@ -14,6 +14,7 @@ from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows, steps_of_passes
 from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
+from jaxlm.evaluation.ensemble import parts_of
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig
@@ -269,3 +270,19 @@ def test_the_batch_of_a_run_is_shown_from_another_directory(tokenizer, tmp_path,
     here = shown(monkeypatch, capsys, run, "--step", 2)
     monkeypatch.chdir(tmp_path)
     assert shown(monkeypatch, capsys, run, "--step", 2).replace(str(tmp_path / "there/s"), "s") == here
+
+
+def test_the_files_of_a_fine_tuned_run_are_read_from_another_directory(tokenizer, tmp_path, monkeypatch, capsys):
+    """Fails when the task's files, named by relative paths, are looked for where show or an ensemble runs."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    rows = [{"t": f"ba da {k}", "label": "yes" if k % 2 else "no"} for k in range(12)]
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    custom = toy_run.CustomConfig(train="train.jsonl", dev="dev.jsonl", text="t", label="label")
+    run, _, data = toy_run.finetuned(tmp_path / "r", tokenizer, custom)
+    here = shown(monkeypatch, capsys, run, "--step", 2)
+    monkeypatch.chdir(tmp_path)
+    assert shown(monkeypatch, capsys, run, "--step", 2) == here and "ba da" in here
+    (found,) = parts_of([RunDirectory(run)]).values()
+    assert found.examples == data.splits["dev"].examples

@@ -23,6 +23,8 @@ SUFFIXES: dict[str, Format] = {
 LISTED = ".tsv, .csv, .jsonl or .parquet"
 SPREADSHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
 READ_AS = {"tsv": "TSV", "csv": "CSV", "jsonl": "JSON lines"}
+# Text between the columns of a CSV, found by its first line; spreadsheets write the first two.
+SEPARATORS = (",", ";", "|")
 
 
 def format_of(path: Path | str, otherwise: Format | None = None) -> Format:
@@ -52,7 +54,7 @@ def other_format(line: str, read_as: Format) -> TextFormat | None:
     seems: TextFormat | None = None
     if line.lstrip().startswith("{"):
         seems = "jsonl"
-    elif read_as == "tsv" and "\t" not in line and "," in line:
+    elif read_as == "tsv" and "\t" not in line and any(one in line for one in SEPARATORS):
         seems = "csv"
     elif read_as == "csv" and "\t" in line:
         seems = "tsv"

@@ -15,13 +15,12 @@ from typing import Any, Literal
 from jaxlm.errors import InputError
 from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input, table_rows
-from jaxlm.tasks.reading.formats import READ_AS, Format, format_of, other_format, records, unit_of
+from jaxlm.tasks.reading.formats import READ_AS, SEPARATORS, Format, format_of, other_format, records, unit_of
 from jaxlm.tasks.task import Columns, Quoting, Task
 from jaxlm.wording import did_you_mean
 
 LabelRule = Literal["required", "optional", "ignored"]
 Separator = Literal["auto", ",", ";", "|", "tab"]
-FOUND = (",", ";", "|")  # separators of the columns of a CSV that are found by its first line; spreadsheets write two
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class RowReader:
       columns: the names to look for.
       label: `required` raises for a file or row without one, `optional` gives None there, `ignored` never looks.
       quoting: quoting of a TSV, `none` or `csv`. A CSV is always read with quoting.
-      separator: the text between the columns of a TSV or CSV. auto: a tab in a TSV, in a CSV the one of FOUND with
+      separator: the text between the columns of a TSV or CSV. auto: a tab in a TSV, in a CSV the one of SEPARATORS with
         which its first line has the required columns.
       headerless: names of the columns, for files that may come without a header.
       blank_lines: `drop` counts blank lines between rows as dropped, `refuse` raises InputError. Those at the end of
@@ -201,7 +200,7 @@ class RowReader:
             if line[1].strip(" "):
                 break
         first = read[-1][1] if read else ""
-        delimiter = max(FOUND, key=lambda one: (self._has_columns(first, one), first.count(one)))
+        delimiter = max(SEPARATORS, key=lambda one: (self._has_columns(first, one), first.count(one)))
         if delimiter != ",":
             log.info("%s: its columns are separated by %r", self.name, delimiter)
         return itertools.chain(read, lines), delimiter

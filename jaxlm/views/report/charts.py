@@ -25,6 +25,7 @@ FRACTIONS = ("accuracy", "f1", "precision", "recall", "exact_match", "calibratio
 UNITS = {
     "tokens_per_second": "tokens/s",
     "bits_per_byte": "bits/byte",
+    "bits_per_character": "bits/character",
     "memory_gib": "GiB",
     "loss": "nats",
     "nll": "nats",
@@ -80,7 +81,7 @@ class Chart:
     @property
     def axis(self) -> str:
         """The title of the y axis: the name in words, with its unit."""
-        return f"{self.title} ({self.unit})" if self.unit else self.title
+        return f"{self.title.removesuffix(' gib')} ({self.unit})" if self.unit else self.title
 
     def best(self, curve: Curve) -> int:
         """Return the index of the best value of a curve."""
