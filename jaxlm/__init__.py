@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxlm.finetuning.run import run_finetuning
     from jaxlm.inference.conversion import export_model
     from jaxlm.inference.loaded_model import LoadedModel, load
-    from jaxlm.models.family import Inputs
+    from jaxlm.models.model import Inputs
     from jaxlm.training.pretraining_run import run_pretraining
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ __all__ = [
 
 _MODULES = {
     "InputError": "jaxlm.errors",
-    "Inputs": "jaxlm.models.family",
+    "Inputs": "jaxlm.models.model",
     "LoadedModel": "jaxlm.inference.loaded_model",
     "RunError": "jaxlm.errors",
     "evaluate_ensemble": "jaxlm.evaluation.calls",

@@ -23,14 +23,14 @@ from jaxlm.config import command_line, load_config
 from jaxlm.data.config import SentencePairs
 from jaxlm.errors import InputError, run_command
 from jaxlm.evaluation.arguments import BenchArguments
-from jaxlm.models import SIZES, context_of, dropout_rates, without_dropout
+from jaxlm.models import SIZES, dropout_rates, family_of, with_length, with_wide_feed_forward, without_dropout
 from jaxlm.objectives.config import MaskedLM
 from jaxlm.training.config import PretrainConfig
 
 
 def config_of_size(model: Any) -> PretrainConfig:
     """Return a pretraining of a published size, with the objective and the layout of its family."""
-    if context_of(model) == "bidirectional":
+    if family_of(model).is_encoder:
         return PretrainConfig(model, MaskedLM(), data=SentencePairs(), batch_size=8)
     return PretrainConfig(model, batch_size=8)
 
@@ -70,12 +70,10 @@ def parse(argv: Sequence[str]) -> BenchArguments:
     published = MODELS[name]
     arguments, given = _parsed([name, *words], replace(published, model=without_dropout(published.model)))
     settings = arguments.settings
-    model: Any = settings.model
-    if hasattr(model, "num_positions"):
-        model = replace(model, num_positions=max(model.num_positions, settings.length))
+    model = with_length(settings.model, settings.length)
     widens = "model.width" in given and "model.feed_forward_width" not in given
-    if widens and hasattr(model, "feed_forward_width"):
-        model = replace(model, feed_forward_width=4 * model.width)
+    if widens:
+        model = with_wide_feed_forward(model)
     return replace(arguments, settings=replace(settings, model=model))
 
 

@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,11 @@ def counted(number: float, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: `1 step`, `1,200 steps`, `0.5 epochs`. plural: default, the noun and an s."""
     shown = f"{number:,}" if isinstance(number, int) else plain_number(number)
     return f"{shown} {noun if number == 1 else plural or noun + 's'}"
+
+
+def either(words: Sequence[str]) -> str:
+    """Return words as `a`, `a or b`, `a, b or c`."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def plain_number(value: float) -> str:

@@ -188,8 +188,8 @@ def test_a_config_file_that_fails_is_named(write, text, said):
 def test_moved_modules(write):
     """Fails when a config of an older version ends in a bare ModuleNotFoundError, or the table names no module."""
     for text, old, new in (
-        ("from jaxlm.optim import OptimizerConfig\n", "jaxlm.optim", "jaxlm.training.optimizer"),
-        ("import jaxlm.checkpoints.store\n", "jaxlm.checkpoints", "jaxlm.runs"),
+        ("from jaxlm.models.gpt_config import GPTConfig\n", "jaxlm.models.gpt_config", "jaxlm.models.gpt"),
+        ("import jaxlm.models.bert_config\n", "jaxlm.models.bert_config", "jaxlm.models.bert"),
     ):
         with pytest.raises(InputError, match=rf"mine.py line 1: the module {old} is now {new}; change the import$"):
             load_config(write(text), PretrainConfig)

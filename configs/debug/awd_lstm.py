@@ -1,7 +1,7 @@
 """A toy AWD-LSTM whose runs take seconds on a CPU, for experiments and scripts. Its state is carried over streams."""
 
 from jaxlm.data.config import Streams
-from jaxlm.models.awd_lstm_config import AWDLSTMConfig
+from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

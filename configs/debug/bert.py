@@ -5,7 +5,7 @@ as sentences.
 """
 
 from jaxlm.data.config import SentencePairs
-from jaxlm.models.bert_config import BertConfig
+from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.config import MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

@@ -1,6 +1,6 @@
 """A toy character Transformer whose runs take seconds on a CPU, for experiments and scripts. It reads any store."""
 
-from jaxlm.models.character_transformer_config import CharacterTransformerConfig
+from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

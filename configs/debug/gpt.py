@@ -1,6 +1,6 @@
 """A toy GPT whose runs take seconds on a CPU, for experiments and scripts."""
 
-from jaxlm.models.gpt_config import GPTConfig
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

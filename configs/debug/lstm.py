@@ -1,7 +1,7 @@
 """A toy LSTM whose runs take seconds on a CPU, for experiments and scripts. Its state is carried over streams."""
 
 from jaxlm.data.config import Streams
-from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.models.lstm import LSTMConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

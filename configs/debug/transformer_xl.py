@@ -1,7 +1,7 @@
 """A toy Transformer-XL whose runs take seconds on a CPU, for experiments. It carries a memory over streams."""
 
 from jaxlm.data.config import Streams
-from jaxlm.models.transformer_xl_config import TransformerXLConfig
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

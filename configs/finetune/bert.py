@@ -4,7 +4,7 @@ The optimizer corrects Adam's bias, without which small sets often fail (Mosbach
 `--optimizer.kind bert_adamw` is the original optimizer.
 """
 
-from jaxlm.models.bert_config import BERT_BASE
+from jaxlm.models.bert import BERT_BASE
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

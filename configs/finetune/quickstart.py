@@ -1,6 +1,6 @@
 """The quickstart's fine-tuning: GPT-1's recipe (lambda 0.5, classifier dropout 0.1, linear decay) at the toy's size."""
 
-from jaxlm.models.gpt_config import GPTConfig
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

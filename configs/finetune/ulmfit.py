@@ -7,7 +7,7 @@ truncates by the task's rule). It gives no weight decay and no clipping for the 
 of a document, as in the language model's training, and has no token after it.
 """
 
-from jaxlm.models.awd_lstm_config import AWDLSTMConfig
+from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

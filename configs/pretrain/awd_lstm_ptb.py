@@ -7,7 +7,7 @@ its end the original compares validation losses, over 10 streams (here over as m
 from dataclasses import replace
 
 from jaxlm.data.config import Streams
-from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB
+from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

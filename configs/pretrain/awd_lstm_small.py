@@ -10,7 +10,7 @@ from dataclasses import replace
 from jaxlm.config import load_config
 from jaxlm.data.config import Streams
 from jaxlm.models import without_dropout
-from jaxlm.models.awd_lstm_config import AWDLSTMConfig
+from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 

@@ -6,7 +6,7 @@ That README reports perplexities of 68.7 (validation) and 65.6 (test) after 750 
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.awd_lstm_config import AWD_LSTM_WT2
+from jaxlm.models.awd_lstm import AWD_LSTM_WT2
 from jaxlm.training.config import PretrainConfig
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.bert_config import TABLE_6
+from jaxlm.models.bert import TABLE_6
 from jaxlm.training.config import PretrainConfig
 
 

@@ -7,7 +7,7 @@ other; `--data.pairs-per-row 1` is the original's one pair and padding. Tables 5
 from dataclasses import replace
 
 from jaxlm.data.config import SentencePairs
-from jaxlm.models.bert_config import BERT_BASE
+from jaxlm.models.bert import BERT_BASE
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.config import MaskedLM, MaskingConfig
 from jaxlm.training.config import PretrainConfig

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.bert_config import BERT_LARGE
+from jaxlm.models.bert import BERT_LARGE
 from jaxlm.training.config import PretrainConfig
 
 

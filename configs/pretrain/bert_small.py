@@ -9,7 +9,7 @@ with the paper's 0.02 so narrow a post-norm model stays at the unigram entropy.
 """
 
 from jaxlm.data.config import SentencePairs
-from jaxlm.models.bert_config import BertConfig
+from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.config import MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

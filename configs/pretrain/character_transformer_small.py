@@ -5,7 +5,7 @@ rate 0.05: after a few hundred steps, a momentum of 0.99 has hardly begun to act
 """
 
 from jaxlm.models import without_dropout
-from jaxlm.models.character_transformer_config import CharacterTransformerConfig
+from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jaxlm.models.gpt_config import GPT1
+from jaxlm.models.gpt import GPT1
 from jaxlm.nn.config import Execution
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

@@ -7,7 +7,7 @@ The paper gives the batch size and the length; its learning rate was tuned by ha
 
 from dataclasses import replace
 
-from jaxlm.models.gpt_config import GPT2
+from jaxlm.models.gpt import GPT2
 from jaxlm.nn.config import Execution
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

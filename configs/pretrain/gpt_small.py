@@ -5,7 +5,7 @@ deviation is 0.02 sqrt(768 / 192): with the paper's 0.02, chosen for width 768, 
 unigram entropy.
 """
 
-from jaxlm.models.gpt_config import GPTConfig
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

@@ -4,7 +4,7 @@ Batch, length, schedule and optimizer are those of pretrain/gpt1. The state is z
 in the paper's "same framework"; pretrain/lstm_streams carries it from one batch to the next.
 """
 
-from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.models.lstm import LSTMConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

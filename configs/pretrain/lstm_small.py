@@ -7,7 +7,7 @@ once.
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.lstm_config import LSTMConfig
+from jaxlm.models.lstm import LSTMConfig
 from jaxlm.training.config import PretrainConfig
 
 

@@ -4,7 +4,7 @@ The initial deviation is 0.049 = 0.02 sqrt(768 / 128): with the paper's 0.02 so 
 unigram entropy. There is no dropout: the model sees its text about once.
 """
 
-from jaxlm.models.gpt_config import GPTConfig
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

@@ -6,7 +6,7 @@ before each branch, the default of the model, and none.
 
 from dataclasses import replace
 
-from jaxlm.models.character_transformer_config import T12
+from jaxlm.models.character_transformer import T12
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.character_transformer_config import T64
+from jaxlm.models.character_transformer import T64
 from jaxlm.training.config import PretrainConfig
 
 

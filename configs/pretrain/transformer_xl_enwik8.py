@@ -7,7 +7,7 @@ The paper's table 2 has 1.06 bits per character for it. Evaluate with longer mem
 from dataclasses import replace
 
 from jaxlm.data.config import Streams
-from jaxlm.models.transformer_xl_config import ENWIK8
+from jaxlm.models.transformer_xl import ENWIK8
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
 

@@ -7,7 +7,7 @@ The paper's table 2 has 0.99 bits per character for it. Evaluate with longer mem
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.transformer_xl_config import ENWIK8_LARGE
+from jaxlm.models.transformer_xl import ENWIK8_LARGE
 from jaxlm.training.config import PretrainConfig
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from jaxlm.config import load_config
 from jaxlm.data.config import Streams
 from jaxlm.models import without_dropout
-from jaxlm.models.transformer_xl_config import TransformerXLConfig
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.training.config import PretrainConfig
 
 

@@ -7,7 +7,7 @@ The paper's table 1 has a test perplexity of 24.0 for it. Evaluate with longer m
 from dataclasses import replace
 
 from jaxlm.config import load_config
-from jaxlm.models.transformer_xl_config import WT103
+from jaxlm.models.transformer_xl import WT103
 from jaxlm.training.config import PretrainConfig
 
 

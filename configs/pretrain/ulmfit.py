@@ -6,7 +6,7 @@ rates for the first layers. Nothing is published about the schedule of the learn
 """
 
 from jaxlm.data.config import Streams
-from jaxlm.models.awd_lstm_config import AWDLSTMConfig
+from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer_config import OptimizerConfig

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxlm.data.batch import Batch
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.language_model import reset_carry
 from jaxlm.training.step import EvalStep
 

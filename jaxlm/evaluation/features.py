@@ -23,7 +23,8 @@ from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.predictor import nine_digits
 from jaxlm.inference.text_rows import arranged
 from jaxlm.inference.token_outputs import check_pooling, pooled, states_step, token_outputs
-from jaxlm.models.family import UNLIMITED, Model
+from jaxlm.models.family import UNLIMITED
+from jaxlm.models.model import Model
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained

@@ -27,9 +27,9 @@ from jaxlm.evaluation.evaluation_steps import (
 )
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.config import check_packed, check_sizes
+from jaxlm.training.config import check_layout, check_sizes
 from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
@@ -70,7 +70,7 @@ def perplexity_of(
     arguments.cache.check(layout)
     check_rows(arguments, length, layout)
     if layout == "packed":
-        check_packed(run.model.config, "layout")
+        check_layout(run.model.config, "packed", "layout")
     batches = validation_batches(
         stores,
         length=length,

@@ -63,7 +63,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
             progress.count(None)
     mean = total / tokens if tokens else math.nan
     what = "rows of choices" if several else "sentences"
-    given = "their context" if arguments.context and run.model.family.context == "causal" else scorer.given
+    given = "their context" if arguments.context and not run.model.family.is_encoder else scorer.given
     say(
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
         f"  log-probability {mean:.4f} nats per token, {total:.2f} in total",

@@ -29,7 +29,7 @@ from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.errors import InputError
 from jaxlm.finetuning.patience import Patience
 from jaxlm.inference.prediction import make_predict_step, predict_split
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory

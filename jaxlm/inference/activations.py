@@ -14,8 +14,8 @@ from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Activations
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.sources import KINDS, read_published
-from jaxlm.models import build
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models import build, family_of
+from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.execution import Execution
 
 ROWS = 8  # rows per batch
@@ -39,7 +39,7 @@ def read_ids(file: Path, model: Any) -> IdRows:
     ids, segments = values["ids"], values.get("segments")
     if segments is not None and (not isinstance(segments, list) or len(segments) != len(ids)):
         raise InputError(f'{file}: "segments" must have one row per row of "ids"; fix it')
-    types, longest = getattr(model, "num_types", 1), build(model).max_length
+    types, longest = family_of(model).num_segments(model), build(model).max_length
     if not isinstance(ids, list) or not ids:
         raise InputError(f'{file}: "ids" must be a list of rows, at least one; fix it')
     for row, given in enumerate(ids):
@@ -93,15 +93,15 @@ def model_outputs(
     # The input of a head for whole sequences: an encoder's pooled state, a decoder's last one.
     last_B = jnp.maximum(jnp.sum(seen_BL, axis=1) - 1, 0)
     whole_BD: Any = jnp.take_along_axis(h_BLD, last_B[:, None, None], axis=1)[:, 0]
-    if "pooler" in params["backbone"]:
+    if model.family.pooler in params["backbone"]:
         whole_BD = found["pooled"] = model.pool(params, h_BLD[:, 0])
     if kind is not None:
         states = h_BLD if kind in ("span", "tagging") else whole_BD
         found["logits"] = states @ head["kernel"] + head["bias"]
     elif model.output_layer.available(params):
         found["logits"] = model.logits(params, h_BLD, outputs.output)[..., : model.config.vocab_size]
-    if "next_sentence" in head and model.family.next_sentence_head is not None:
-        scores = model.family.next_sentence_head(model.config)
+    if "next_sentence" in head and model.next_sentence_head is not None:
+        scores = model.next_sentence_head
         found["next_sentence_logits"] = scores.apply({"params": head["next_sentence"]}, whole_BD)
     if found.get("logits") is not None and found["logits"].ndim == 3:
         found["logits"] = jnp.where(shown_BL1, found["logits"], 0.0)

@@ -61,7 +61,7 @@ def answer(arguments: GenerateArguments) -> None:
     check(arguments)
     given = None if arguments.prompts is None else read_prompts(arguments.prompts)
     run = load_model(arguments.run, weights=arguments.weights)
-    answers = (Fillings if run.model.family.context == "bidirectional" else Continuations)(run, arguments)
+    answers = (Fillings if run.model.family.is_encoder else Continuations)(run, arguments)
     if given is not None:
         answer_file(answers, given, arguments.output)
         return

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.wording import counted
 
@@ -154,7 +154,7 @@ class CachedModel:
         batch, length = ids_BP.shape
         positions_BP = jnp.broadcast_to(jnp.arange(length), ids_BP.shape)
         real_BP = positions_BP < lengths_B[:, None]
-        carry = model.family.decoding_carry(model.config, batch, room, dtype)
+        carry = model.decoding_carry(batch, room, dtype)
         outputs = model(params, Inputs(ids_BP, positions_BP, real_BP.astype(jnp.int32)), carry)
         last_BD = jnp.take_along_axis(outputs.states, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
         logits_BV = self._logits(params, last_BD, outputs.output)

@@ -32,7 +32,7 @@ from jaxlm.inference.token_outputs import (
     states_step,
     token_outputs,
 )
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.tasks import CustomConfig, rows_of_records
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from jaxlm.inference.decoding import left_context
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import build, family_of
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.auxiliary_losses import CLASSIFIERS
 from jaxlm.objectives.config import LanguageModel, MaskedLM
@@ -121,7 +121,7 @@ class LoadedRun:
 
     def decoder(self, command: str, remedy: str) -> Model:
         """Return the model of a run that predicts the next token. InputError, with a remedy, for an encoder's."""
-        if self.model.family.context != "causal":
+        if self.model.family.is_encoder:
             raise InputError(f"{self.path} is {self.model.family.title}: {command} needs a decoder; {remedy}")
         return self.model
 
@@ -236,7 +236,7 @@ def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
     """Return the config of a run that would have trained a published model."""
     if published.task is not None:
         return FinetuneConfig(published.model, length=published.longest and published.trained_length)
-    encoder = family_of(published.model).context == "bidirectional"
+    encoder = family_of(published.model).is_encoder
     data, objective = (SentencePairs(), MaskedLM()) if encoder else (Windows(), LanguageModel())
     return PretrainConfig(published.model, objective, data=data, length=published.trained_length)
 
@@ -285,8 +285,9 @@ def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:
     The classifiers of auxiliary losses, which only training uses, are left out.
     """
     boxed = dict(jax.eval_shape(lambda: build(config).init(jax.random.key(0))))
-    if "pooler" not in saved["backbone"]:  # some published encoders have none
-        boxed.pop("pooler", None)
+    pooler = family_of(config).pooler
+    if pooler not in saved["backbone"]:  # some published encoders have none
+        boxed.pop(pooler, None)
 
     def abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -21,7 +21,7 @@ from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.padded_sizes import PaddedSizes
 from jaxlm.inference.scoring import BATCHES_SORTED, Score, TokenScores, batch_length
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
 
 _STEPS = 64  # compiled functions that are kept for further calls

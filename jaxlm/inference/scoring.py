@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.inference.padded_sizes import PaddedSizes
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
 

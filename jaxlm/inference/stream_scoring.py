@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.scoring import Score
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 from jaxlm.training.step import first_carry
 
 

@@ -37,7 +37,7 @@ def text_scorer(run: LoadedRun, *, batch_size: int, positions: int, top: int = 5
     """
     require_forward(run.tokenizer, "evaluate score")
     settings: dict[str, Any] = {"mesh": run.mesh, "batch_size": batch_size, "positions": positions}
-    if run.model.family.context == "bidirectional":
+    if run.model.family.is_encoder:
         encoder = check_masked_lm(run.model, run.params, run.tokenizer, run.name)
         return TextScorer(
             lambda text, context, separator: masked_text(run.tokenizer, text, context=context, separator=separator),

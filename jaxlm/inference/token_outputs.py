@@ -19,7 +19,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 
 SMALLEST_BUCKET = 8
 _VALUES = 1 << 26  # values of a batch's outputs in memory at a time

@@ -12,7 +12,8 @@ from jaxlm.errors import InputError
 from jaxlm.interop.rules import Shape
 from jaxlm.interop.tensors import Info
 from jaxlm.models import build
-from jaxlm.models.bert import BertConfig, MaskedLMHead, NextSentenceHead
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.bert.model import MaskedLMHead, NextSentenceHead
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.trees import named_leaves
 

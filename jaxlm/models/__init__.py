@@ -1,100 +1,48 @@
-"""Model families and the table of them.
+"""The families of models, and what their configs have in common.
 
-A family is a config, `NAME_config.py`, and beside it `NAME.py` with its Flax module and its row, a `Family`. To add a
-family, write both files and list it here and in `families.py`. This package and the configs do not import JAX, so that
-a command line is parsed without it; the families are imported on first use.
+A family is a folder: its `__init__.py` describes it, its `model.py` holds the arithmetic. To add a family, write both
+and list it here. This package and the descriptions do not import JAX, so that a command line is parsed, and the config
+of a run is checked, without it.
 """
 
-import importlib
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 
-from jaxlm.models import (
-    awd_lstm_config,
-    bert_config,
-    character_transformer_config,
-    gpt_config,
-    lstm_config,
-    transformer_xl_config,
-)
-from jaxlm.models.awd_lstm_config import AWDLSTMConfig
-from jaxlm.models.bert_config import BertConfig
-from jaxlm.models.character_transformer_config import CharacterTransformerConfig
-from jaxlm.models.gpt_config import GPTConfig
-from jaxlm.models.lstm_config import LSTMConfig
-from jaxlm.models.transformer_xl_config import TransformerXLConfig
-from jaxlm.nn.config import Context, Execution
+from jaxlm.models import awd_lstm, bert, character_transformer, gpt, lstm, transformer_xl
+from jaxlm.models.family import Family
+from jaxlm.nn.config import Execution
 
 if TYPE_CHECKING:
-    from jaxlm.models.families import FAMILIES
-    from jaxlm.models.family import Family, Model
+    from jaxlm.models.model import Model
 
-__all__ = [
-    "CONFIGS",
-    "DEFAULT_MODEL",
-    "FAMILIES",
-    "SIZES",
-    "AWDLSTMConfig",
-    "BertConfig",
-    "CharacterTransformerConfig",
-    "Family",
-    "GPTConfig",
-    "LSTMConfig",
-    "Model",
-    "ModelConfig",
-    "TransformerXLConfig",
-    "build",
-    "context_of",
-    "dropout_rates",
-    "family_of",
-    "with_vocabulary",
-    "without_dropout",
-]
+    ModelConfig = Any
 
-# A config file fixes the family of its model; the command line offers the fields of that family.
-ModelConfig = Annotated[
-    GPTConfig | BertConfig | LSTMConfig | AWDLSTMConfig | CharacterTransformerConfig | TransformerXLConfig,
-    tyro.conf.AvoidSubcommands,
-]
-DEFAULT_MODEL = GPTConfig
-SIZES: dict[str, Any] = {
-    **gpt_config.SIZES,
-    **bert_config.SIZES,
-    **lstm_config.SIZES,
-    **awd_lstm_config.SIZES,
-    **character_transformer_config.SIZES,
-    **transformer_xl_config.SIZES,
-}
-_CONTEXTS: dict[Any, Context] = {
-    GPTConfig: gpt_config.CONTEXT,
-    BertConfig: bert_config.CONTEXT,
-    LSTMConfig: lstm_config.CONTEXT,
-    AWDLSTMConfig: awd_lstm_config.CONTEXT,
-    CharacterTransformerConfig: character_transformer_config.CONTEXT,
-    TransformerXLConfig: transformer_xl_config.CONTEXT,
-}
-CONFIGS: dict[str, Any] = {config.kind: config for config in _CONTEXTS}
-
-_MODULES = {"FAMILIES": "families", "Family": "family", "Model": "family"}
+_FAMILIES = (
+    gpt.FAMILY,
+    bert.FAMILY,
+    lstm.FAMILY,
+    awd_lstm.FAMILY,
+    character_transformer.FAMILY,
+    transformer_xl.FAMILY,
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
+DEFAULT_MODEL: Any = _FAMILIES[0].config
+SIZES: dict[str, Any] = {name: config for family in _FAMILIES for name, config in family.sizes.items()}
+if not TYPE_CHECKING:
+    # A config file fixes the family of its model; the command line offers the fields of that family.
+    ModelConfig = Annotated[Union[tuple(family.config for family in _FAMILIES)], tyro.conf.AvoidSubcommands]  # noqa: UP007
 
 
-def family_of(config: Any) -> "Family":
+def family_of(config: Any) -> Family:
     """Return the family of a model's config."""
-    from jaxlm.models.families import FAMILIES
-
     return FAMILIES[config.kind]
 
 
-def context_of(config: Any) -> Context:
-    """Return the tokens that a state depends on in the family of a config, as `family_of(config).context`."""
-    return _CONTEXTS[type(config)]
-
-
 def build(config: Any, execution: Execution | None = None) -> "Model":
-    """Return the model of a config. execution: how it is computed; default: `Execution()`."""
-    from jaxlm.models.family import Model
+    """Return the model of a config. execution: how it is computed; default: `Execution()`. JAX is imported here."""
+    from jaxlm.models.model import Model
 
     return Model(family_of(config), config, Execution() if execution is None else execution)
 
@@ -118,8 +66,12 @@ def with_vocabulary(config: Any, size: int) -> Any:
     return replace(config, vocab_size=size)
 
 
-def __getattr__(name: str) -> Any:
-    """Import the families on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'jaxlm.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"jaxlm.models.{_MODULES[name]}"), name)
+def with_wide_feed_forward(config: Any) -> Any:
+    """Return a model's config whose feed-forwards, if it has any, are four times as wide as its states."""
+    return replace(config, feed_forward_width=4 * config.width) if hasattr(config, "feed_forward_width") else config
+
+
+def with_length(config: Any, length: int) -> Any:
+    """Return a model's config that reads sequences of `length` tokens: with more positions if it has fewer."""
+    positions = family_of(config).positions
+    return config if positions is None else replace(config, **{positions: max(getattr(config, positions), length)})

@@ -1,262 +1,92 @@
-"""The interface between model families and the rest of the program: inputs, outputs, and the row of a family.
+"""The description of a model family, which needs no JAX: what the rest of the program asks about it.
 
-A family is a config, and beside it a file with its module and a `Family` that describes it to the rest of the program.
-`jaxlm/models/families.py` lists the families, `jaxlm/models/__init__.py` builds models; no other code asks for the
-family of a model.
+A family is a folder, `models/NAME/`. Its `__init__.py` holds the config, the published sizes and a `Family`; its
+`model.py` holds the arithmetic, an `Arithmetic`, which is imported when a model is built.
 """
 
-import functools
-import operator
+import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-import jax.numpy as jnp
-from flax import linen as nn
-
-from jaxlm.nn.config import Context, Execution
-from jaxlm.nn.pointwise import fold
+if TYPE_CHECKING:
+    from jaxlm.models.model import Arithmetic
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
-DEFAULT_WINDOW = 2048  # its longest window of a text that is cut, as in the harness's Hugging Face backend
+DEFAULT_WINDOW = 2048  # its longest window of a text that is split, as in the harness's Hugging Face backend
 
-
-def no_carry(config: Any, rows: int, dtype: Any) -> None:
-    """Return no state, as a family without one does."""
-    return None
-
-
-class Inputs(NamedTuple):
-    """Rows of tokens.
-
-    ids, positions: int32 (B, L). segments: int32 (B, L), the sequences of a packed row numbered from 1, 0 is padding;
-    None: one sequence per row. token_type_ids: int32 (B, L), the segment of a pair that a token is in, 0 or 1; None:
-    all 0. Families without segment embeddings ignore them.
-
-    Example:
-      >>> inputs = jaxlm.Inputs(ids=[[5, 6, 7]], positions=[[0, 1, 2]])
-      >>> inputs.segments is None
-      True
-    """
-
-    ids: jax.Array
-    positions: jax.Array
-    segments: jax.Array | None = None
-    token_type_ids: jax.Array | None = None
-
-
-class Outputs(NamedTuple):
-    """Results of one pass over `Inputs`.
-
-    states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, if
-    requested; where layers differ in width, D is the widest and the others end in zeros. carry: the state that the
-    model keeps of these tokens, None if no carry was given. output: the arrays of this pass that the output layer
-    needs, for example the token table that it is tied to. undropped: `states` before their dropout, None if they have
-    none.
-    """
-
-    states: jax.Array
-    layers: jax.Array | None
-    carry: Any
-    output: Any
-    undropped: jax.Array | None = None
-
-
-class OutputLayer(Protocol):
-    """The layer between states and scores over the vocabulary. params: the whole tree, {"backbone", "head"}."""
-
-    def init(self, key: jax.Array) -> dict[str, Any]:
-        """Return fresh parameters of its own, boxed with their logical axes; they are stored in `params["head"]`."""
-
-    def available(self, params: Mapping[str, Any]) -> bool:
-        """Return True if `params` holds the parameters of the layer."""
-
-    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
-        """Return float32 scores (…, V) of states (…, D). output: `Outputs.output`."""
-
-    def loss(
-        self, params: Any, states: jax.Array, output: Any, targets: jax.Array, weights: jax.Array, chunks: int = 0
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the sums of weighted negative log-likelihoods (nats) and of weighted correct predictions.
-
-        states: (B, M, D); targets, weights: (B, M). chunks: number of chunks for the logits; 0: chosen automatically.
-        """
+Sees = Literal["left", "both"]
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that models can be hashed
 class Family:
-    """A model family: the parts of its models, and its properties for the rest of the program.
+    """A model family: its properties for the rest of the program.
 
-    name: the config's `kind`. title: for messages. config: its dataclass. module: (config, execution) -> Flax module;
-    its call is `module(inputs, carry, train=…, layers=…) -> Outputs`. output_layer: config -> output layer. context:
-    the tokens that a state depends on. input_format: the arrangement of task examples. flops_per_token: (config,
-    length, predicted) -> FLOPs of a training step per token, forward and backward, where `predicted` is the fraction of
-    positions that the output layer scores (None: as in pretraining). max_length: the positions of a config, None: any
-    number.
+    config: its dataclass, whose `kind` is the family's name. title: a noun phrase for messages. role: whether its
+    models continue a text, or read one that has CLS, SEP and MASK. input_format: the arrangement of task examples.
+    sizes: the published configs by name. vocab_size: the published vocabulary, for estimates without a tokenizer.
+    finetuning_rate: the published learning rate of fine-tuning, for tasks without one of their own.
     """
 
-    name: str
-    title: str
     config: type
-    module: Callable[[Any, Execution], nn.Module]
-    output_layer: Callable[[Any], OutputLayer]
-    context: Context
+    title: str
+    role: Literal["decoder", "encoder"]
     input_format: Literal["gpt1", "bert"]
-    flops_per_token: Callable[[Any, int, float | None], float]
-    max_length: Callable[[Any], int | None]
     sizes: Mapping[str, Any]
-    """The published configs by name."""
     vocab_size: int
-    """The published vocabulary, for estimates without a tokenizer."""
     finetuning_rate: float
-    """The published learning rate of fine-tuning, for tasks without one of their own."""
-    initial_carry: Callable[[Any, int, Any], Any] = no_carry
-    """(config, rows, dtype) -> the state before the first token of a training stream, leaves (layers, rows, …); None:
-    none. dtype: of the computation."""
-    cached_carry: Callable[[Any, int, Any], Any] | None = None
-    """As initial_carry, for an evaluation, whose parameters do not change; None: the same."""
-    decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
-    """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
-    next_sentence_head: Callable[[Any], nn.Module] | None = None
-    """The head that classifies pooled states of sentence pairs in pretraining; None without one."""
+    sees: Callable[[Any], Sees] = lambda config: "left"
+    """config -> the tokens that a state depends on besides its own: those on its left, or all of its sequence."""
+    objectives: Callable[[Any], tuple[str, ...]] = lambda config: ("language_model",)
+    """config -> the pretraining objectives that train a model."""
+    layouts: tuple[str, ...] = ("windows", "packed", "streams")
+    """The layouts of pretraining rows that its models read."""
+    positions: str | None = None
+    """The field of the config with the number of positions; None: a model reads sequences of any length."""
+    segment_types: str | None = None
+    """The field of the config with the number of embeddings of the segments of a pair; None: no such embeddings."""
+    other_sizes: Mapping[str, str] = field(default_factory=dict)
+    """The fields of the config that `show` prints besides layers and width, each with the word after the number."""
+    carries: bool = False
+    """True if a model can continue from the state that it left behind."""
+    memory_fields: tuple[str, ...] = ()
+    """The fields of the config that an evaluation may change, as no parameter depends on them."""
+    keeps_output_layer: bool = True
+    """True if a fine-tuned model has the output layer of pretraining; False if the task's head replaces it."""
     layers: str | None = "blocks"
     """The name of the parameters whose leaves have a leading axis of layers; None: no such parameters."""
     layer_name: Callable[[int], str] = "layer_{}".format
     """The name of the parameters of a layer, counted from 0, where `layers` is None."""
     embeddings: str = "embeddings"
     """The name of the parameters below the first layer."""
-    packed: bool = True
-    """False if a row must not hold several documents that do not attend to each other."""
-    memory_fields: tuple[str, ...] = ()
-    """The fields of the config that an evaluation may change, as no parameter depends on them."""
+    pooler: str | None = None
+    """The name of the parameters that pool a sequence, which published checkpoints may lack; None: no such
+    parameters."""
     vocabulary_leaves: tuple[str, ...] = (r"embeddings/tokens(_\d+)?",)
     """Regular expressions of the parameters with one row per id on their first axis, which grow with new special
     tokens."""
 
     @property
-    def carries(self) -> bool:
-        """True if a model of the family can continue from the state that it left behind."""
-        return self.initial_carry is not no_carry
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model of a family: a config, and how it is executed. Parameters are one tree, {"backbone": …, "head": …}."""
-
-    family: Family
-    config: Any
-    execution: Execution = Execution()
+    def name(self) -> str:
+        """The `kind` of its configs."""
+        kind: Any = self.config
+        return str(kind.kind)
 
     @property
-    def module(self) -> nn.Module:
-        """The Flax module of the backbone."""
-        return self.family.module(self.config, self.execution)
+    def is_encoder(self) -> bool:
+        """True if its models read texts that have CLS, SEP and MASK."""
+        return self.role == "encoder"
 
     @property
-    def output_layer(self) -> OutputLayer:
-        """The output layer."""
-        return self.family.output_layer(self.config)
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens in a sequence; UNLIMITED without a position table."""
-        length = self.family.max_length(self.config)
-        return UNLIMITED if length is None else length
-
-    @property
-    def is_causal(self) -> bool:
-        """True if a state depends only on its own token and those before it."""
-        return self.family.context == "causal" or getattr(self.config, "attention", None) == "causal"
-
-    def stream_carry(self, rows: int, *, cached: bool = False) -> Any:
-        """Return the carry before the first token of `rows` rows of streams; None for a model without one.
-
-        cached: for an evaluation, faster and of the same meaning as that of training.
-        """
-        of_family = self.family.cached_carry if cached and self.family.cached_carry else self.family.initial_carry
-        return of_family(self.config, rows, self.execution.compute_dtype())
-
-    def init(self, key: jax.Array) -> Any:
-        """Return fresh parameters of the backbone, boxed with their logical axes."""
-        ids = jnp.zeros((1, 1), jnp.int32)
-        return self.module.init(key, Inputs(ids, ids))["params"]
-
-    def __call__(
-        self, params: Any, inputs: Inputs, carry: Any = None, *, key: jax.Array | None = None, layers: bool = False
-    ) -> Outputs:
-        """Return the outputs for `inputs`. key: of dropout; None: evaluation. layers: return all layers' states."""
-        rngs = None if key is None else {"dropout": key}
-        variables = {"params": self._stacked(params["backbone"])}
-        found: Any = self.module.apply(variables, inputs, carry, train=key is not None, layers=layers, rngs=rngs)
+    def arithmetic(self) -> "Arithmetic":
+        """The functions of its models. JAX is imported here."""
+        found: Arithmetic = importlib.import_module(f"jaxlm.models.{self.name}.model").ARITHMETIC
         return found
 
-    def windowed_states(self, params: Any, inputs: Inputs, window: int, key: jax.Array | None = None) -> jax.Array:
-        """Return the states (B, L, D) of rows read in windows of so many tokens, for a family that carries a state.
+    def num_segments(self, config: Any) -> int:
+        """Return the number of segments of a pair that a model tells apart."""
+        return 1 if self.segment_types is None else getattr(config, self.segment_types)
 
-        A window begins with the state that the one before left, and no gradient flows between them. Dropout masks are
-        new in each. ULMFiT's backpropagation through time for text classification (Howard and Ruder, 2018, section 3.3;
-        courses/dl2, MultiBatchRNN in old/fastai/lm_rnn.py:127-145). Rows have one segment, padded at the end.
-        """
-        rows, length = inputs.ids.shape
-        count = -(-length // window)
-
-        def split(x_BL: jax.Array) -> jax.Array:
-            padded = jnp.pad(x_BL, ((0, 0), (0, count * window - length)))
-            return jnp.swapaxes(padded.reshape(rows, count, window), 0, 1)
-
-        def read(carry: Any, part: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
-            number, ids, positions = part
-            found = self(params, Inputs(ids, positions), jax.lax.stop_gradient(carry), key=fold(key, number))
-            return found.carry, found.states
-
-        parts = (jnp.arange(count), split(inputs.ids), split(inputs.positions))
-        _, states = jax.lax.scan(read, self.stream_carry(rows), parts)
-        return jnp.swapaxes(states, 0, 1).reshape(rows, count * window, -1)[:, :length]
-
-    def by_layer(self, params: Any) -> Any:
-        """Return the same parameters with the leaves of each layer as arrays of their own; the model accepts both.
-
-        XLA for CPUs copies each layer's slice of a stacked leaf in every pass: for GPT-2 124M that is a tenth of a pass
-        over 384 tokens and half of a decoding step. Elsewhere, on several devices, and in a loop over layers the
-        parameters are returned unchanged. Both copies of the layers are in memory while the caller keeps them.
-        """
-        name, backbone = self.family.layers, params["backbone"]
-        if name is None or isinstance(backbone[name], tuple):
-            return params
-        leaves = jax.tree.leaves(backbone[name])
-        layers = len(leaves[0])
-        devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-        if len(devices) != 1 or devices.pop().platform != "cpu" or self.execution.layers_per_iteration(layers) < layers:
-            return params
-        return {**params, "backbone": {**backbone, name: _split(backbone[name], layers)}}
-
-    def _stacked(self, backbone: Any) -> Any:
-        """Return parameters of the backbone as the module reads them. See `by_layer`."""
-        name = self.family.layers
-        if name is None or not isinstance(backbone[name], tuple):
-            return backbone
-        # With all layers unrolled, XLA removes this together with the slices that follow.
-        return {**backbone, name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *backbone[name])}
-
-    def pool(self, params: Any, states: jax.Array) -> jax.Array:
-        """Return the pooled representation (…, D) of sequences from the states (…, D) of their first tokens."""
-        found: Any = self.module.apply({"params": params["backbone"]}, states, method="pool")
-        return found
-
-    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
-        """Return float32 scores (…, V) over the vocabulary. See `OutputLayer`."""
-        return self.output_layer.logits(params, states, output)
-
-    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and correct predictions. See `OutputLayer`."""
-        return self.output_layer.loss(params, states, output, targets, weights, chunks)
-
-    def flops_per_token(self, length: int, predicted: float | None = None) -> float:
-        """Return the FLOPs of a training step per token. See `Family`."""
-        return self.family.flops_per_token(self.config, length, predicted)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _split(stacked: Any, layers: int) -> tuple[Any, ...]:
-    return tuple(jax.tree.map(operator.itemgetter(index), stacked) for index in range(layers))
+    def max_length(self, config: Any) -> int:
+        """Return the most tokens in a sequence of a model; UNLIMITED without a position table."""
+        return UNLIMITED if self.positions is None else getattr(config, self.positions)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 ActivationName = Literal["gelu_tanh", "gelu_erf"]
-Context = Literal["causal", "bidirectional"]
 Backend = Literal["auto", "xla", "splash", "cudnn"]
 Features = Literal[
     "embeddings",
@@ -124,10 +123,18 @@ class Execution:
             return _dtype("float32" if _platform() == "cpu" else "bfloat16")
         return _dtype(self.dtype)
 
+    def check(self, num_layers: int) -> None:
+        """Raise InputError for numbers out of range. num_layers: those of the model."""
+        if self.loss_chunks < 0:
+            raise InputError(f"execution.loss_chunks must be at least 0, got {self.loss_chunks}; give 0 for automatic")
+        if not 0 <= self.unroll <= num_layers:
+            raise InputError(
+                f"execution.unroll must be from 0 to {num_layers}, the model's layers, got {self.unroll}; give 0 for "
+                "automatic"
+            )
+
     def layers_per_iteration(self, num_layers: int) -> int:
         """Return the `unroll` of the layer loop. The loop itself costs a CPU 10 to 18 % of a step, a TPU a third."""
-        if self.unroll < 0 or self.unroll > num_layers:
-            raise InputError(f"execution.unroll must be from 0 to the model's {num_layers} layers, got {self.unroll}")
         return self.unroll or (1 if _platform() == "gpu" else num_layers)
 
 

@@ -19,7 +19,7 @@ from flax import linen as nn
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.partition import with_axes
 from jaxlm.errors import InputError
-from jaxlm.models.family import Inputs, Model, Outputs
+from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
 from jaxlm.nn.pointwise import LayerNorm
 from jaxlm.objectives.objective import Coefficient, Sums

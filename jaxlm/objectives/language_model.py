@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import Batch
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
 from jaxlm.objectives.objective import Coefficient, Objective, Sums
 

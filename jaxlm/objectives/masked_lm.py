@@ -10,8 +10,8 @@ import numpy as np
 from flax import linen as nn
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.models.family import Inputs, Model
 from jaxlm.models.heads import take_places
+from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.masking import Masked, MaskingConfig, Specials, mask_tokens
 from jaxlm.objectives.objective import Objective, Sums, apply, cross_entropy
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.models.family import Inputs, Model, Outputs
 from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, PooledHead, SequenceHead, concat_pooled, take_states
+from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.batch_norm import STATISTICS, SUMS, moved
 from jaxlm.objectives.objective import Objective, Sums, apply
 from jaxlm.objectives.task_loss import ABSENT, TaskLoss, tag_weights
@@ -116,7 +116,7 @@ def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
     length = batch.ids.shape[-1]
     index_L, ids = jnp.arange(length), batch.ids.reshape(-1, length)
     positions = jnp.broadcast_to(index_L, ids.shape)
-    if model.family.context == "causal":
+    if not model.family.is_encoder:
         return Inputs(ids, positions)
     lengths, second = batch.lengths.reshape(-1, 1), batch.second.reshape(-1, 1)
     real = index_L < lengths

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from jaxlm.data.config import MEMBERS
-from jaxlm.models import CONFIGS, DEFAULT_MODEL
+from jaxlm.models import DEFAULT_MODEL, FAMILIES
 from jaxlm.objectives.config import OBJECTIVES
 
 # Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
@@ -123,8 +123,8 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_adaptive(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved config of a model with all fields of `adaptive`, if its family has that now."""
-    config, own = CONFIGS.get(str(model.get("kind", DEFAULT_MODEL.kind))), model.get("adaptive", {})
-    if config is None or not isinstance(own, dict) or "adaptive" not in {field.name for field in fields(config)}:
+    family, own = FAMILIES.get(str(model.get("kind", DEFAULT_MODEL.kind))), model.get("adaptive", {})
+    if family is None or not isinstance(own, dict) or "adaptive" not in {field.name for field in fields(family.config)}:
         return dict(model)
     prefix = "model.adaptive."
     added = {name.removeprefix(prefix): value for name, value in ADDED_OPTIONS.items() if name.startswith(prefix)}

@@ -15,10 +15,12 @@ from jaxlm.config import CHOSEN_BY_FLAG, to_json
 from jaxlm.data.config import DataConfig, Windows
 from jaxlm.distributed.config import MeshConfig, check_batch
 from jaxlm.errors import InputError
-from jaxlm.models import DEFAULT_MODEL, ModelConfig, build, family_of
+from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
+from jaxlm.models.family import UNLIMITED
 from jaxlm.nn.config import Execution, Features, check_rate
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, ObjectiveConfig
 from jaxlm.training.optimizer_config import OptimizerConfig
+from jaxlm.wording import either
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -118,22 +120,15 @@ class PretrainConfig:
         self.data.check()
         self.objective.check()
         check_averages(self)
-        is_causal = build(self.model).is_causal
-        wanted = "language_model" if is_causal else "masked_lm"
-        if self.objective.kind != wanted:
-            kind = "causal" if is_causal else "bidirectional"
+        family = family_of(self.model)
+        wanted = family.objectives(self.model)
+        if self.objective.kind not in wanted:
+            kind = "causal" if family.sees(self.model) == "left" else "bidirectional"
             raise InputError(
-                f"objective.kind must be {wanted} for a {kind} model, got {self.objective.kind}; give that objective"
+                f"objective.kind must be {either(wanted)} for a {kind} model, got "
+                f"{self.objective.kind}; give that objective"
             )
-        encoder = family_of(self.model).context == "bidirectional"
-        if self.data.layout == ("streams" if encoder else "pairs"):
-            layouts = "pairs, windows or packed" if encoder else "windows, packed or streams"
-            raise InputError(
-                f"data.layout must be {layouts} for {family_of(self.model).title}, got {self.data.layout}; give one of "
-                "these"
-            )
-        if self.data.layout == "packed":
-            check_packed(self.model, "data.layout")
+        check_layout(self.model, self.data.layout, "data.layout")
         if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
             if self.objective.positions != "all":
                 raise InputError("objective.positions must be all for rows of pairs, got last; leave it out")
@@ -144,7 +139,8 @@ class PretrainConfig:
                         "it out"
                     )
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
-        check_sizes(self.data.longest_row(self.length), 0 if encoder else self.execution.loss_chunks, self.model)
+        chunks = 0 if family.is_encoder else self.execution.loss_chunks
+        check_sizes(self.data.longest_row(self.length), chunks, self.model)
 
 
 @dataclass(frozen=True)
@@ -242,11 +238,11 @@ class FinetuneConfig:
         check_fields(replace(self, optimizer=replace(self.optimizer, peak_lr=0.0 if rate is None else rate)))
         if self.auxiliary_lm < 0:
             raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}; give 0 for none")
-        encoder = family_of(self.model).context == "bidirectional"
+        encoder = family_of(self.model).is_encoder
         if self.auxiliary_lm and (encoder or self.frozen):
             reason = "an encoder" if encoder else "a frozen model"
             raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
-        if self.auxiliary_lm and not build(self.model).output_layer.available({}):
+        if self.auxiliary_lm and not family_of(self.model).keeps_output_layer:
             raise InputError(
                 f"auxiliary_lm must be 0 for {family_of(self.model).title}, whose output layer is replaced by the "
                 f"head, got {self.auxiliary_lm}; leave it out"
@@ -298,14 +294,11 @@ class FinetuneConfig:
             raise InputError(f"backprop_window must be 0 {reason}, got {self.backprop_window}; leave it out")
 
 
-def check_packed(model: Any, name: str) -> None:
-    """Raise InputError for rows of several documents and a model that reads across them. name: of the layout."""
+def check_layout(model: Any, layout: str, name: str) -> None:
+    """Raise InputError for rows that models of this family do not read. name: of the field."""
     family = family_of(model)
-    if not family.packed:
-        raise InputError(
-            f"{name} must be streams or windows for {family.title}, which reads on across documents, got packed; give "
-            "one of these"
-        )
+    if layout not in family.layouts:
+        raise InputError(f"{name} must be {either(family.layouts)} for {family.title}, got {layout}; give one of these")
 
 
 def check_freezing(config: FinetuneConfig) -> None:
@@ -354,11 +347,7 @@ def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
     check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every", "patience")
     config.model.check()
     config.optimizer.check()
-    if config.execution.loss_chunks < 0:
-        raise InputError(
-            f"execution.loss_chunks must be at least 0, got {config.execution.loss_chunks}; give 0 for automatic"
-        )
-    config.execution.layers_per_iteration(config.model.num_layers)
+    config.execution.check(config.model.num_layers)
     if config.num_epochs is not None and not config.num_epochs > 0:
         raise InputError(f"num_epochs must be above 0, got {config.num_epochs}; give more")
     if config.eval_every < 0:
@@ -412,12 +401,12 @@ def check_batches(config: Any, mesh: "Mesh") -> int:
 def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
     """Raise InputError for a length above the position table, or one that its loss chunks do not divide."""
     longest = family_of(model).max_length(model)
-    if length < 1 or (longest is not None and length > longest):
-        if longest is None:
+    if not 1 <= length <= longest:
+        if longest == UNLIMITED:
             raise InputError(f"length must be at least 1, got {length}; give more")
         raise InputError(
             f"length must be from 1 to {longest}, the positions of the model, got {length}; give at most {longest}, or "
-            "train a model with more model.num_positions"
+            f"train a model with more model.{family_of(model).positions}"
         )
     if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
         raise InputError(f"execution.loss_chunks must divide length {length}, got {loss_chunks}; give 0 for automatic")
@@ -436,7 +425,7 @@ def filled(
     longest: the number of positions to use; default: all of the model. Returns the config, its length and its batch
     size, which are never None.
     """
-    longest = longest or build(config.model).max_length
+    longest = longest or family_of(config.model).max_length(config.model)
     if config.optimizer.peak_lr is None:
         rate = float(paper.get("peak_lr", family_of(config.model).finetuning_rate))
         config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))

@@ -340,8 +340,9 @@ def fresh_parts(source: Source, state: TrainState) -> tuple[str, ...]:
 
 def fresh_pooler(source: Source, state: TrainState) -> tuple[str, ...]:
     """Return the pattern of the pooler if the model has one and the published encoder lacks it."""
-    missing = "pooler" in state.params["backbone"] and "pooler" not in source.saved["backbone"]
-    return ("backbone/pooler/.*",) if missing else ()
+    pooler = family_of(source.model).pooler
+    missing = pooler in state.params["backbone"] and pooler not in source.saved["backbone"]
+    return (f"backbone/{pooler}/.*",) if missing else ()
 
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:

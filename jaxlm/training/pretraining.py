@@ -21,7 +21,7 @@ from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import PhasedRows
 from jaxlm.data.store import Store
 from jaxlm.models import build
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.language_model import language_model
@@ -142,8 +142,8 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
         continues = np.zeros(config.model.vocab_size, bool) if tokenizer is None else tokenizer.continues
     next_sentence, of_pairs = None, config.data.layout == "pairs"
     most_segments = 1 if config.data.layout == "windows" else config.length
-    if of_pairs and objective.next_sentence_coefficient and model.family.next_sentence_head is not None:
-        next_sentence = model.family.next_sentence_head(config.model)
+    if of_pairs and objective.next_sentence_coefficient and model.next_sentence_head is not None:
+        next_sentence = model.next_sentence_head
 
     def init_params(key: jax.Array) -> Any:
         body, words, pairs = jax.random.split(key, 3)

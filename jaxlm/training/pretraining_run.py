@@ -23,7 +23,7 @@ from jaxlm.data.versions import DataVersions
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog

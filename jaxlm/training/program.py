@@ -15,7 +15,7 @@ from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxlm.compiler.memory import check_program_memory
 from jaxlm.distributed.mesh import abstract_replicated
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.objectives.objective import Objective
 from jaxlm.training.averaging import no_iterates
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
@@ -121,6 +121,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
         optimizer,
         micro_batches=config.micro_batches,
         dropout_bits=config.execution.dropout_bits,
+        layers=learner.model.family.layers,
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     step = jax.jit(pure_step, donate_argnums=0, out_shardings=(shardings, None))

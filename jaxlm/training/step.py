@@ -226,6 +226,7 @@ def make_train_step(
     *,
     micro_batches: int = 1,
     dropout_bits: Literal["threefry", "rbg"] = "threefry",
+    layers: str | None = None,
 ) -> Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]:
     """Return (state, batch, settings) -> (state, metrics): one update from the gradient over the global batch.
 
@@ -235,6 +236,7 @@ def make_train_step(
     later steps into no-ops, unless it is skipped as a spike. A skipped spike changes the step, the recent norms and, if
     it is finite, the carry only. The first step of a stage of gradual unfreezing begins with the optimizer's state
     before the first update.
+    layers: the name of the parameters with a leading axis of layers, for `layer_norms`.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
     GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms.
@@ -297,7 +299,7 @@ def make_train_step(
 
         def norms(opt_state: Any) -> Metrics:
             direction = optimizer.direction(gradient, opt_state, state.params)
-            found = layer_norms(optimizer.begun(direction, stage), rate)
+            found = layer_norms(optimizer.begun(direction, stage), rate, layers)
             return found if spike is None else jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
@@ -374,13 +376,16 @@ def joined_rows(tree: Any, axis: int) -> Any:
     return jax.tree.map(join, tree)
 
 
-def layer_norms(direction: Any, rate: jax.Array) -> Metrics:
-    """Return `rate` times the norm of each layer of a tree, `blocks` (N,), and of each other part of the model."""
+def layer_norms(direction: Any, rate: jax.Array, layers: str | None) -> Metrics:
+    """Return `rate` times the norm of each layer of a tree, and of each other part of the model.
+
+    layers: the name of the parameters with a leading axis of N layers, whose norms are (N,); None: no such parameters.
+    """
     squares: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(direction):
         names = [entry.key for entry in path]
         name = names[1] if names[0] == "backbone" else names[0]
-        axes = tuple(range(1, leaf.ndim)) if name == "blocks" else None
+        axes = tuple(range(1, leaf.ndim)) if name == layers else None
         squares[name] = squares.get(name, 0.0) + jnp.sum(jnp.square(leaf), axis=axes)
     return {name: rate * jnp.sqrt(total) for name, total in squares.items()}
 

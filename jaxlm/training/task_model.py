@@ -77,7 +77,7 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
         return {"backbone": model.init(body_key), "head": variables.pop("params"), **variables}
 
     def flops_per_token(length: int) -> float:
-        return model.flops_per_token(length, None if model.family.context == "causal" else 0.0)
+        return model.flops_per_token(length, None if not model.family.is_encoder else 0.0)
 
     loss = TaskLoss(task.kind, task.class_weights, config.label_smoothing)
     objective = task_objective(

@@ -12,6 +12,7 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import phases, trained_phase
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
+from jaxlm.models import DEFAULT_MODEL, FAMILIES
 from jaxlm.models.family import UNLIMITED
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.earlier_versions import completed
@@ -35,9 +36,10 @@ def trained_length(run: RunDirectory, step: int) -> int:
 
 def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
     saved = run.config
-    if "num_positions" not in saved["model"]:
+    field = FAMILIES[saved["model"].get("kind", DEFAULT_MODEL.kind)].positions
+    if field is None:
         return UNLIMITED
-    positions = int(saved["model"]["num_positions"])
+    positions = int(saved["model"][field])
     if "published" in saved:
         return min(positions, saved.get("length") or positions)
     of_start = saved[OF_START] if OF_START in saved else _of_earlier_start(run, positions, chain)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config
+from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
@@ -20,8 +21,6 @@ from jaxlm.views.store import tokenizer_lines
 from jaxlm.wording import counted
 
 LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, beside the loss
-# Sizes that some families have, as they are shown.
-MODEL_SIZES = {"num_heads": "heads", "units": "units", "num_positions": "positions"}
 CURVE = 10  # lines of a run's metrics that are shown
 
 
@@ -37,7 +36,7 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
     model = config.model
     yield f"run {run.name}: {kind}"
     sizes = f"{counted(model.num_layers, 'layer')} x {model.width}"
-    sizes += "".join(f", {getattr(model, f)} {said}" for f, said in MODEL_SIZES.items() if hasattr(model, f))
+    sizes += "".join(f", {getattr(model, name)} {word}" for name, word in family_of(model).other_sizes.items())
     if steps:
         params = named_leaves(checkpoints.metadata(steps[-1]).tree["params"])
         sizes += f", {sum(int(np.prod(leaf.shape)) for leaf in params.values()):,} parameters"

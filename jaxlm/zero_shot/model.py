@@ -11,7 +11,7 @@ from jaxlm.inference.decoding import left_context
 from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.inference.stream_scoring import StreamScorer
-from jaxlm.models.family import Model
+from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward

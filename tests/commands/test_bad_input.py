@@ -61,7 +61,7 @@ def pretrained(tmp_path_factory, stores):
         ("--length 513", ["--length must be from 1 to 512, the positions of the model, got 513"]),
         ("--length 0", ["length must be above 0, got 0"]),
         ("--execution.loss-chunks 3", ["--execution.loss-chunks must divide length 32, got 3"]),
-        ("--execution.unroll 3", ["execution.unroll must be", "2 layers", "got 3"]),
+        ("--execution.unroll 3", ["execution.unroll must be from 0 to 2, the model's layers", "got 3"]),
         ("--batch-size 0", ["--batch-size must be above 0, got 0"]),
         ("--num-steps 0", ["--num-steps must be above 0, got 0"]),
         ("--num-epochs 0", ["--num-epochs must be above 0, got 0"]),

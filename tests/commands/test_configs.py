@@ -25,12 +25,12 @@ from toy_runs import (
 
 from jaxlm.config import command_line, find_config, from_json, load_config, to_json
 from jaxlm.models import FAMILIES, build
-from jaxlm.models.awd_lstm_config import AWDLSTMConfig
+from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
-from jaxlm.models.character_transformer_config import CharacterTransformerConfig
+from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
-from jaxlm.models.transformer_xl_config import TransformerXLConfig
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 

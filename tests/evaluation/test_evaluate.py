@@ -23,7 +23,7 @@ from jaxlm.inference.decoding import left_context
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.progress import Progress
 from jaxlm.tasks import CustomConfig, read_labelled
 from jaxlm.tasks.batching.gpt1_inputs import arrange

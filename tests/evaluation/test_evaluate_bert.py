@@ -24,8 +24,8 @@ from jaxlm.inference import masked_lm_scoring
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, masked_lm_scores, masked_text
 from jaxlm.models import build
-from jaxlm.models.bert import MaskedLMHead
-from jaxlm.models.family import Inputs
+from jaxlm.models.bert.model import MaskedLMHead
+from jaxlm.models.model import Inputs
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -21,8 +21,10 @@ from jaxlm.evaluation.evaluation_steps import (
     position_lines,
     with_memory,
 )
-from jaxlm.models import GPTConfig, TransformerXLConfig, build, without_dropout
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models import build, without_dropout
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.model import Inputs, Model
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.training.perplexity import totals
 from jaxlm.training.program import carry_of
 

@@ -13,8 +13,9 @@ from jaxlm.data.batch import Batch
 from jaxlm.evaluation.arguments import PointerCache
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.models import build
-from jaxlm.models.awd_lstm import AWDLSTMConfig, empty_state
-from jaxlm.models.family import Inputs
+from jaxlm.models.awd_lstm import AWDLSTMConfig
+from jaxlm.models.awd_lstm.model import empty_state
+from jaxlm.models.model import Inputs
 
 TOY = AWDLSTMConfig(vocab_size=11, num_layers=1, width=6, init_range=1.0)
 

@@ -12,8 +12,8 @@ from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
 from jaxlm.inference.sampling import ENDED, Sampler, Sampling, candidates, sample_ids
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 
 CONFIG = GPTConfig(

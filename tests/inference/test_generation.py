@@ -17,8 +17,8 @@ from jaxlm.inference.generation import GenerationSettings, Generator, generate
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.sampling import Sampling
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
 from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 
 PROMPTS = ["The cat sat", "A fox", "", "In the morning the bird sang in the tree.", "on"]

@@ -14,7 +14,7 @@ from jaxlm.inference.decoding import left_context
 from jaxlm.inference.padded_sizes import WORTH, PaddedSizes
 from jaxlm.inference.scoring import Scored, _chunks, batch_length, sequence_log_probs, text_sequence
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.perplexity import perplexity

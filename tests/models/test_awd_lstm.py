@@ -20,9 +20,9 @@ from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.models import awd_lstm, build, without_dropout
-from jaxlm.models.awd_lstm import AWDLSTMConfig, empty_state
-from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB, AWD_LSTM_WT2
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.awd_lstm import AWD_LSTM_PTB, AWD_LSTM_WT2, AWDLSTMConfig
+from jaxlm.models.awd_lstm.model import empty_state
+from jaxlm.models.model import Inputs, Model
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training.config import PretrainConfig
 

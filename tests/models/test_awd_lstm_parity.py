@@ -17,8 +17,9 @@ from parity import awd_lstm_case as case
 from jaxlm.data.batch import Batch
 from jaxlm.data.config import LONGER
 from jaxlm.models import awd_lstm, build
-from jaxlm.models.awd_lstm import AWDLSTMConfig, empty_state
-from jaxlm.models.family import Model
+from jaxlm.models.awd_lstm import AWDLSTMConfig
+from jaxlm.models.awd_lstm.model import empty_state
+from jaxlm.models.model import Model
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.averaging import no_iterates

@@ -26,7 +26,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings, to_de
 from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, BertConfig
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of

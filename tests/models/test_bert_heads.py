@@ -13,9 +13,9 @@ from toy_pairs import STILL_BERT, TOY_BERT, make_pair, random_bert, random_tree
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.models import build
-from jaxlm.models.bert import MaskedLMHead, NextSentenceHead
-from jaxlm.models.family import Inputs
+from jaxlm.models.bert.model import MaskedLMHead, NextSentenceHead
 from jaxlm.models.heads import ChosenLayers, LSTMHead, PooledHead, SpanHead, TaggingHead
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.objectives.objective import mean

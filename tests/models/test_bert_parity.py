@@ -19,9 +19,10 @@ from toy_pairs import CONTINUES, SPECIALS, bert_shapes, pair_rows
 
 from jaxlm.data.batch import ExampleBatch, PairBatch
 from jaxlm.models import build
-from jaxlm.models.bert import BertConfig, NextSentenceHead
-from jaxlm.models.family import Inputs
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.bert.model import NextSentenceHead
 from jaxlm.models.heads import PooledHead, SpanHead, TaggingHead
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.lstm import BiLSTM
 from jaxlm.objectives.masked_lm import masked_language_model

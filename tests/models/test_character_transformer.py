@@ -21,9 +21,8 @@ from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.models import build, without_dropout
-from jaxlm.models.character_transformer import CharacterTransformerConfig
-from jaxlm.models.character_transformer_config import T12, T64
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models.character_transformer import T12, T64, CharacterTransformerConfig
+from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses, contributes
 from jaxlm.objectives.config import LanguageModel

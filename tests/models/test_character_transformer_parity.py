@@ -16,7 +16,7 @@ from parity import character_transformer_case as case
 from jaxlm.data.batch import Batch
 from jaxlm.models import build
 from jaxlm.models.character_transformer import CharacterTransformerConfig
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
 from jaxlm.objectives.language_model import language_model

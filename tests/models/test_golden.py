@@ -15,13 +15,13 @@ from flax import linen as nn
 from toy import boxed_shapes, init_params
 from toy_pairs import bert_shapes, init_bert
 
-from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB
+from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
-from jaxlm.models.character_transformer_config import T12
+from jaxlm.models.character_transformer import T12
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
-from jaxlm.models.transformer_xl_config import ENWIK8
+from jaxlm.models.transformer_xl import ENWIK8
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.parameter_groups import decay_mask

@@ -15,8 +15,8 @@ from toy import NO_DROPOUT, boxed_shapes, inputs_of, sums_of
 
 from jaxlm.data.batch import Batch
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
 from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer

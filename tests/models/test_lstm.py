@@ -30,8 +30,9 @@ from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.models import build
-from jaxlm.models.family import Inputs, Model
-from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig, empty_state
+from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig
+from jaxlm.models.lstm.model import empty_state
+from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.recurrence import LSTMState, lstm
 from jaxlm.runs.trees import named_leaves
 from jaxlm.training.config import FinetuneConfig

@@ -15,8 +15,9 @@ from parity import lstm_case as case
 
 from jaxlm.data.batch import Batch
 from jaxlm.models import build
-from jaxlm.models.family import Inputs, Model
-from jaxlm.models.lstm import LSTMConfig, empty_state
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.lstm.model import empty_state
+from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer

@@ -11,8 +11,9 @@ from toy import LENGTH, STILL, TOY, boxed_shapes, empty_params, inputs_of, packe
 
 from jaxlm.errors import InputError
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
-from jaxlm.models.gpt import GPT1, empty_cache
+from jaxlm.models.gpt import GPT1
+from jaxlm.models.gpt.model import empty_cache
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 
 
@@ -336,5 +337,5 @@ def test_parameters_by_layer_give_the_same_states(params):
 def test_execution_refuses_an_unroll_beyond_the_layers():
     assert Execution().layers_per_iteration(12) == 12  # on the CPU
     with pytest.raises(InputError, match="execution.unroll must be .*, got 13"):
-        Execution(unroll=13).layers_per_iteration(12)
+        Execution(unroll=13).check(12)
     assert Execution().compute_dtype() == jnp.float32

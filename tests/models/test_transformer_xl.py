@@ -15,8 +15,9 @@ from toy_runs import Process, assert_one_line, checksums, copy_at, make_stores, 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
-from jaxlm.models import TransformerXLConfig, build, transformer_xl, without_dropout
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models import build, transformer_xl, without_dropout
+from jaxlm.models.model import Inputs, Model
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.relative_positions import by_key
 from jaxlm.training.config import PretrainConfig
 

@@ -14,8 +14,9 @@ from flax import linen as nn
 from parity import transformer_xl_case as case
 
 from jaxlm.data.batch import Batch
-from jaxlm.models import TransformerXLConfig, build, without_dropout
-from jaxlm.models.family import Inputs, Model
+from jaxlm.models import build, without_dropout
+from jaxlm.models.model import Inputs, Model
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer

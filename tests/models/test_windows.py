@@ -9,8 +9,12 @@ import pytest
 from flax import linen as nn
 
 from jaxlm.errors import InputError
-from jaxlm.models import AWDLSTMConfig, BertConfig, GPTConfig, LSTMConfig, build, without_dropout
-from jaxlm.models.family import Inputs
+from jaxlm.models import build, without_dropout
+from jaxlm.models.awd_lstm import AWDLSTMConfig
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.model import Inputs
 from jaxlm.training.config import FinetuneConfig
 
 ROWS, LENGTH, WINDOW = 3, 11, 4

@@ -12,16 +12,12 @@ from flax import linen as nn
 
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config
-from jaxlm.models import (
-    AWDLSTMConfig,
-    GPTConfig,
-    LSTMConfig,
-    TransformerXLConfig,
-    build,
-    with_vocabulary,
-    without_dropout,
-)
-from jaxlm.models.family import Inputs
+from jaxlm.models import build, with_vocabulary, without_dropout
+from jaxlm.models.awd_lstm import AWDLSTMConfig
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.model import Inputs
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.config import Adaptive
 from jaxlm.nn.execution import Execution

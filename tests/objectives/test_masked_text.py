@@ -15,7 +15,7 @@ from jaxlm.data.batch import Batch, mask_seeds
 from jaxlm.data.config import Streams
 from jaxlm.errors import InputError
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.objectives.masked_lm import masked_language_model
 from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.text import train_wordpiece

@@ -15,8 +15,8 @@ from toy import LENGTH, STILL, examples, packed, random_params, sums_of, weights
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
 from jaxlm.models.heads import SequenceHead
+from jaxlm.models.model import Inputs
 from jaxlm.nn.cross_entropy import projected_cross_entropy
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import mean

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from jaxlm.models.awd_lstm_config import AWD_LSTM_WT2
+from jaxlm.models.awd_lstm import AWD_LSTM_WT2
 
 
 def time_torch(rows: int, length: int, steps: int, warmup: int) -> float:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from jaxlm.models.transformer_xl_config import ENWIK8
+from jaxlm.models.transformer_xl import ENWIK8
 
 
 def time_torch(rows: int, length: int, layers: int, steps: int, warmup: int) -> float:

@@ -9,8 +9,8 @@ import pytest
 from toy import TOY, assert_trees_same, examples
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, replicated, to_devices, use_mesh
-from jaxlm.models import LSTMConfig
 from jaxlm.models.heads import concat_pooled
+from jaxlm.models.lstm import LSTMConfig
 from jaxlm.objectives.task import sequence_inputs
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig

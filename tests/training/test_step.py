@@ -199,7 +199,9 @@ def test_metrics_of_a_step(training):
     assert set(metrics) == {"loss", "nll", "accuracy", "learning_rate", "gradient_norm", "update_norm", "halted"}
     assert float(metrics["loss"]) == pytest.approx(float(metrics["nll"])) and 0 <= float(metrics["accuracy"]) <= 1
     assert set(
-        layer_norms({"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}}, 1.0)
+        layer_norms(
+            {"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}}, 1.0, "blocks"
+        )
     ) == {
         "head",
         "blocks",

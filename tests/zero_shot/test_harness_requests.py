@@ -10,7 +10,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.zero_shot.harness_generation import GenerationRequests, continuation
 from jaxlm.zero_shot.harness_requests import HarnessRequests, rolling_windows
 

@@ -10,7 +10,7 @@ import toy_encoder
 from toy_runs import assert_one_line, run_here
 
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.zero_shot.continuations import best_threshold
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.task import Text

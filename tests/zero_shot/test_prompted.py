@@ -18,7 +18,7 @@ from toy_run import toy_tokenizer
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.models import build
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.zero_shot import prompted
 from jaxlm.zero_shot.generated import Continuation, Continuer

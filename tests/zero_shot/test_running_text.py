@@ -13,8 +13,10 @@ from toy_run import toy_tokenizer
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.models import LSTMConfig, TransformerXLConfig, build, without_dropout
-from jaxlm.models.family import Inputs
+from jaxlm.models import build, without_dropout
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.model import Inputs
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.execution import Execution
 from jaxlm.progress import Progress
 from jaxlm.zero_shot import running_text

@@ -21,7 +21,7 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShotOptions
 from jaxlm.evaluation.zero_shot import Results, changed_options, read_results
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.models.family import Inputs
+from jaxlm.models.model import Inputs
 from jaxlm.zero_shot.continuations import best_threshold, cloze_questions
 from jaxlm.zero_shot.pronouns import read_schemas
 from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS

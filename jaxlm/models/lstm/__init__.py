@@ -1,10 +1,11 @@
-"""The config of the LSTM, and the published sizes. The module is in `jaxlm/models/lstm.py`."""
+"""The description of the LSTM: config, published sizes and properties. The arithmetic is in `model.py`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Adaptive, Context, check_above_zero, check_rate
+from jaxlm.models.family import Family
+from jaxlm.nn.config import Adaptive, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,15 @@ class LSTMConfig:
 # Section 5, with GPT-1's vocabulary: 56 million parameters, of GPT-1's 117 million.
 GPT1_LSTM = LSTMConfig(vocab_size=40_478)
 
-SIZES = {"lstm": GPT1_LSTM}
-CONTEXT: Context = "causal"
+FAMILY = Family(
+    config=LSTMConfig,
+    title="a recurrent decoder (lstm)",
+    role="decoder",
+    input_format="gpt1",
+    sizes={"lstm": GPT1_LSTM},
+    vocab_size=GPT1_LSTM.vocab_size,
+    finetuning_rate=6.25e-5,  # GPT-1's, the same framework
+    other_sizes={"units": "units"},
+    carries=True,
+    layers=None,
+)

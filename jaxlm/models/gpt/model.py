@@ -14,12 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.models.family import Family, Inputs, Outputs
-from jaxlm.models.gpt_config import CONTEXT, GPT1, SIZES, GPTConfig
-from jaxlm.models.gpt_config import GPT2 as GPT2
-from jaxlm.models.gpt_config import GPT2_LARGE as GPT2_LARGE
-from jaxlm.models.gpt_config import GPT2_MEDIUM as GPT2_MEDIUM
-from jaxlm.models.gpt_config import GPT2_XL as GPT2_XL
+from jaxlm.models.gpt import GPTConfig
+from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import attend
@@ -231,18 +227,9 @@ def _branch_end(config: GPTConfig) -> Any:
     return nn.initializers.normal(config.init_std * scale)
 
 
-FAMILY = Family(
-    name="gpt",
-    title="a decoder (gpt)",
-    config=GPTConfig,
+ARITHMETIC = Arithmetic(
     module=GPT,
     output_layer=lambda config: AdaptiveOutput(config.adaptive),
-    context=CONTEXT,
-    input_format="gpt1",
     flops_per_token=flops_per_token,
-    max_length=lambda config: config.num_positions,
-    sizes=SIZES,
-    vocab_size=GPT1.vocab_size,
-    finetuning_rate=6.25e-5,  # section 4.1
     decoding_carry=empty_cache,
 )

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.models.bert_config import BERT_BASE, CONTEXT, SIZES, BertConfig
-from jaxlm.models.bert_config import BERT_LARGE as BERT_LARGE
-from jaxlm.models.bert_config import TABLE_6 as TABLE_6
-from jaxlm.models.family import Family, Inputs, Outputs
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.attention import attend
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
 from jaxlm.nn.execution import Execution, stacked
@@ -252,18 +250,9 @@ class MaskedLMOutput:
         return found
 
 
-FAMILY = Family(
-    name="bert",
-    title="an encoder (bert)",
-    config=BertConfig,
+ARITHMETIC = Arithmetic(
     module=Bert,
     output_layer=MaskedLMOutput,
-    context=CONTEXT,
-    input_format="bert",
     flops_per_token=flops_per_token,
-    max_length=lambda config: config.num_positions,
-    sizes=SIZES,
-    vocab_size=BERT_BASE.vocab_size,
-    finetuning_rate=2e-5,  # from the example of google-research/bert's README
     next_sentence_head=lambda config: NextSentenceHead(config.init_std),
 )

@@ -1,10 +1,11 @@
-"""The config of Transformer-XL, and the published sizes. The module is in `jaxlm/models/transformer_xl.py`."""
+"""The description of Transformer-XL: config, published sizes and properties. The arithmetic is in `model.py`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Adaptive, Context, check_above_zero, check_rate
+from jaxlm.models.family import Family
+from jaxlm.nn.config import Adaptive, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,22 @@ WT103_LARGE = TransformerXLConfig(
     adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000), divisor=4),
 )
 
-SIZES = {
-    "transformer-xl-enwik8": ENWIK8,
-    "transformer-xl-enwik8-large": ENWIK8_LARGE,
-    "transformer-xl-wt103": WT103,
-    "transformer-xl-wt103-large": WT103_LARGE,
-}
-CONTEXT: Context = "causal"
+FAMILY = Family(
+    config=TransformerXLConfig,
+    title="a decoder with a memory (transformer_xl)",
+    role="decoder",
+    input_format="gpt1",
+    sizes={
+        "transformer-xl-enwik8": ENWIK8,
+        "transformer-xl-enwik8-large": ENWIK8_LARGE,
+        "transformer-xl-wt103": WT103,
+        "transformer-xl-wt103-large": WT103_LARGE,
+    },
+    vocab_size=ENWIK8.vocab_size,
+    finetuning_rate=6.25e-5,  # GPT-1's; the paper has no fine-tuning
+    layouts=("windows", "streams"),
+    other_sizes={"num_heads": "heads"},
+    carries=True,
+    memory_fields=("memory_length", "clamp_length", "same_length"),
+    vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
+)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.models.character_transformer_config import CONTEXT, SIZES, T12, CharacterTransformerConfig
-from jaxlm.models.family import Family, Inputs, Outputs
+from jaxlm.models.character_transformer import CharacterTransformerConfig
+from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.attention import attend
 from jaxlm.nn.cross_entropy import UntiedOutput
 from jaxlm.nn.execution import Execution, stacked
@@ -193,18 +193,9 @@ def output_layer(config: CharacterTransformerConfig) -> UntiedOutput:
     return UntiedOutput(config.vocab_size, config.width, config.init_std)
 
 
-FAMILY = Family(
-    name="character_transformer",
-    title="a decoder (character_transformer)",
-    config=CharacterTransformerConfig,
+ARITHMETIC = Arithmetic(
     module=CharacterTransformer,
     output_layer=output_layer,
-    context=CONTEXT,
-    input_format="gpt1",
     flops_per_token=flops_per_token,
-    max_length=lambda config: config.num_positions,
-    sizes=SIZES,
-    vocab_size=T12.vocab_size,
-    finetuning_rate=6.25e-5,  # GPT-1's; the paper does not fine-tune
     decoding_carry=empty_cache,
 )

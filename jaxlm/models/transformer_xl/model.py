@@ -21,8 +21,8 @@ from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.models.family import Family, Inputs, Outputs
-from jaxlm.models.transformer_xl_config import CONTEXT, ENWIK8, SIZES, TransformerXLConfig
+from jaxlm.models.model import Arithmetic, Inputs, Outputs
+from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, attend
@@ -351,23 +351,11 @@ def _distance_scores(q_BHLK: jax.Array, relative_SD: jax.Array, kernel_DHK: jax.
     return by_distances
 
 
-FAMILY = Family(
-    name="transformer_xl",
-    title="a decoder with a memory (transformer_xl)",
-    config=TransformerXLConfig,
+ARITHMETIC = Arithmetic(
     module=TransformerXL,
     output_layer=lambda config: AdaptiveOutput(config.adaptive),
-    context=CONTEXT,
-    input_format="gpt1",
     flops_per_token=flops_per_token,
-    max_length=lambda config: None,
-    sizes=SIZES,
-    vocab_size=ENWIK8.vocab_size,
-    finetuning_rate=6.25e-5,  # GPT-1's; the paper has no fine-tuning
     initial_carry=empty_memory,
     cached_carry=lambda config, rows, dtype: empty_cache(config, rows, config.memory_length, dtype),
     decoding_carry=empty_cache,
-    packed=False,
-    memory_fields=("memory_length", "clamp_length", "same_length"),
-    vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
 )

@@ -1,10 +1,11 @@
-"""The config of GPT-1 and GPT-2, and the published sizes. The module is in `jaxlm/models/gpt.py`."""
+"""The description of GPT-1 and GPT-2: config, published sizes and properties. The arithmetic is in `model.py`."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import ActivationName, Adaptive, Context, check_above_zero, check_rate
+from jaxlm.models.family import Family
+from jaxlm.nn.config import ActivationName, Adaptive, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -83,5 +84,14 @@ GPT2_LARGE = replace(GPT2, num_layers=36, width=1280, num_heads=20, feed_forward
 
 GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_width=6400)
 
-SIZES = {"gpt1": GPT1, "gpt2": GPT2}
-CONTEXT: Context = "causal"
+FAMILY = Family(
+    config=GPTConfig,
+    title="a decoder (gpt)",
+    role="decoder",
+    input_format="gpt1",
+    sizes={"gpt1": GPT1, "gpt2": GPT2},
+    vocab_size=GPT1.vocab_size,
+    finetuning_rate=6.25e-5,  # section 4.1
+    positions="num_positions",
+    other_sizes={"num_heads": "heads", "num_positions": "positions"},
+)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.models.awd_lstm_config import AWD_LSTM_PTB, CONTEXT, SIZES, AWDLSTMConfig
-from jaxlm.models.family import Family, Inputs, Outputs
+from jaxlm.models.awd_lstm import AWDLSTMConfig
+from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered, project
@@ -135,21 +135,10 @@ def _stacked(hidden: list[jax.Array]) -> jax.Array:
     return jnp.stack([jnp.pad(x, ((0, 0), (0, 0), (0, widest - x.shape[-1]))) for x in hidden])
 
 
-FAMILY = Family(
-    name="awd_lstm",
-    title="a recurrent decoder (awd_lstm)",
-    config=AWDLSTMConfig,
+ARITHMETIC = Arithmetic(
     module=AWDLSTM,
     output_layer=lambda config: AdaptiveOutput(config.adaptive),
-    context=CONTEXT,
-    input_format="gpt1",
     flops_per_token=flops_per_token,
-    max_length=lambda config: None,
-    sizes=SIZES,
-    vocab_size=AWD_LSTM_PTB.vocab_size,
-    finetuning_rate=1e-2,  # ULMFiT's
     initial_carry=lambda config, rows, dtype: empty_state(config, rows),
     decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
-    layers=None,
-    vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
 )

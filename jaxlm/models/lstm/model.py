@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.models.family import Family, Inputs, Outputs
-from jaxlm.models.lstm_config import CONTEXT, GPT1_LSTM, SIZES, LSTMConfig
+from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
 from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import gathered, project
@@ -110,20 +110,10 @@ class Layer(nn.Module):
 _STATES = ("batch", "length", "whole_width")
 
 
-FAMILY = Family(
-    name="lstm",
-    title="a recurrent decoder (lstm)",
-    config=LSTMConfig,
+ARITHMETIC = Arithmetic(
     module=LSTM,
     output_layer=lambda config: AdaptiveOutput(config.adaptive),
-    context=CONTEXT,
-    input_format="gpt1",
     flops_per_token=flops_per_token,
-    max_length=lambda config: None,
-    sizes=SIZES,
-    vocab_size=GPT1_LSTM.vocab_size,
-    finetuning_rate=6.25e-5,  # GPT-1's, the same framework
     initial_carry=lambda config, rows, dtype: empty_state(config, rows),
     decoding_carry=lambda config, rows, length, dtype: empty_state(config, rows),
-    layers=None,
 )

@@ -1,10 +1,11 @@
-"""The config of BERT, and the published sizes. The module is in `jaxlm/models/bert.py`."""
+"""The description of BERT: config, published sizes and properties. The arithmetic is in `model.py`."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import ActivationName, Context, check_above_zero, check_rate
+from jaxlm.models.family import Family
+from jaxlm.nn.config import ActivationName, check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -82,5 +83,20 @@ TABLE_6 = {
     ]
 }
 
-SIZES = {"bert-base": BERT_BASE, "bert-large": BERT_LARGE}
-CONTEXT: Context = "bidirectional"
+FAMILY = Family(
+    config=BertConfig,
+    title="an encoder (bert)",
+    role="encoder",
+    input_format="bert",
+    sizes={"bert-base": BERT_BASE, "bert-large": BERT_LARGE},
+    vocab_size=BERT_BASE.vocab_size,
+    finetuning_rate=2e-5,  # from the example of google-research/bert's README
+    sees=lambda config: "left" if config.attention == "causal" else "both",
+    objectives=lambda config: ("language_model",) if config.attention == "causal" else ("masked_lm",),
+    layouts=("pairs", "windows", "packed"),
+    positions="num_positions",
+    segment_types="num_types",
+    other_sizes={"num_heads": "heads", "num_positions": "positions"},
+    keeps_output_layer=False,
+    pooler="pooler",
+)

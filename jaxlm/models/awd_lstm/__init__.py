@@ -1,11 +1,12 @@
-"""The config of AWD-LSTM, and the published sizes. The module is in `jaxlm/models/awd_lstm.py`."""
+"""The description of AWD-LSTM: config, published sizes and properties. The arithmetic is in `model.py`."""
 
 import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Adaptive, Context, check_rate
+from jaxlm.models.family import Family
+from jaxlm.nn.config import Adaptive, check_rate
 
 
 @dataclass(frozen=True)
@@ -67,5 +68,16 @@ class AWDLSTMConfig:
 AWD_LSTM_PTB = AWDLSTMConfig(vocab_size=10_000)
 AWD_LSTM_WT2 = replace(AWD_LSTM_PTB, vocab_size=33_278, embedding_dropout_rate=0.65, dropout_rate=0.2)
 
-SIZES = {"awd-lstm-ptb": AWD_LSTM_PTB, "awd-lstm-wt2": AWD_LSTM_WT2}
-CONTEXT: Context = "causal"
+FAMILY = Family(
+    config=AWDLSTMConfig,
+    title="a recurrent decoder (awd_lstm)",
+    role="decoder",
+    input_format="gpt1",
+    sizes={"awd-lstm-ptb": AWD_LSTM_PTB, "awd-lstm-wt2": AWD_LSTM_WT2},
+    vocab_size=AWD_LSTM_PTB.vocab_size,
+    finetuning_rate=1e-2,  # ULMFiT's
+    other_sizes={"units": "units"},
+    carries=True,
+    layers=None,
+    vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
+)

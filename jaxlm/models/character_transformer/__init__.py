@@ -1,10 +1,11 @@
-"""The config of the character Transformer, T12 and T64. The module is in `jaxlm/models/character_transformer.py`."""
+"""The description of the character Transformer, T12 and T64. The arithmetic is in `model.py`."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.nn.config import Context, check_above_zero, check_rate
+from jaxlm.models.family import Family
+from jaxlm.nn.config import check_above_zero, check_rate
 
 
 @dataclass(frozen=True)
@@ -51,5 +52,15 @@ class CharacterTransformerConfig:
 T12 = CharacterTransformerConfig(vocab_size=256)
 T64 = replace(T12, num_layers=64)
 
-SIZES = {"t12": T12, "t64": T64}
-CONTEXT: Context = "causal"
+FAMILY = Family(
+    config=CharacterTransformerConfig,
+    title="a decoder (character_transformer)",
+    role="decoder",
+    input_format="gpt1",
+    sizes={"t12": T12, "t64": T64},
+    vocab_size=T12.vocab_size,
+    finetuning_rate=6.25e-5,  # GPT-1's; the paper does not fine-tune
+    keeps_output_layer=False,
+    positions="num_positions",
+    other_sizes={"num_heads": "heads", "num_positions": "positions"},
+)
