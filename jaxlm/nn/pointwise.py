@@ -1,5 +1,7 @@
 """Dropout, activations and layer normalization: what acts on each position by itself."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -7,6 +9,8 @@ from flax import linen as nn
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.config import STEPS, ActivationName
+
+Activation = ActivationName | Literal["relu"]
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tuple[int, ...] = ()) -> jax.Array:
@@ -35,11 +39,14 @@ def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.concatenate([words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)], axis=-1)
 
 
-def activate(x: jax.Array, name: ActivationName) -> jax.Array:
-    """Return the GELU of each element (Hendrycks and Gimpel, 2016), in its tanh form or exactly, by the error function.
+def activate(x: jax.Array, name: Activation) -> jax.Array:
+    """Return the ReLU or the GELU of each element (Hendrycks and Gimpel, 2016).
 
-    google-research/bert and GPT-1 use the tanh form, Hugging Face's BERT the exact one; they differ by up to 5e-4.
+    The GELU has a tanh form, which google-research/bert and GPT-1 use, and an exact one by the error function, that of
+    Hugging Face's BERT; they differ by up to 5e-4.
     """
+    if name == "relu":
+        return jax.nn.relu(x)
     approximate = name == "gelu_tanh"
     if devices.platform() != "cpu":
         return jax.nn.gelu(x, approximate=approximate)

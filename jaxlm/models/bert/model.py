@@ -16,11 +16,11 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
-from jaxlm.nn.attention import attend
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
 from jaxlm.nn.execution import Execution, stacked
-from jaxlm.nn.linear import embed, gathered, linear, linear_head, project, project_heads, project_to_heads
+from jaxlm.nn.linear import embed, gathered, linear, linear_head, project
 from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
+from jaxlm.nn.transformer import FeedForward, SelfAttention
 
 
 def flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:
@@ -100,72 +100,20 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD, segments_BL, train: bool, keep: bool):
-        config = self.config
+        config, execution = self.config, self.execution
         key = self.make_rng("dropout") if train else None
-        a_BLD = Attention(config, self.execution, name="attention")(x_BLD, segments_BL, fold(key, 0))
+        init = nn.initializers.truncated_normal(config.init_std)
+        attention = SelfAttention(config, execution, init, init, config.attention == "causal", name="attention")
+        a_BLD, _ = attention(x_BLD, segments_BL, fold(key, 0))
         x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(
             x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
         )
-        m_BLD = FeedForward(config, self.execution, name="feed_forward")(x_BLD)
+        m_BLD = FeedForward(config, execution, config.activation, init, init, name="feed_forward")(x_BLD)
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
             x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
         x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
         return x_BLD, x_BLD if keep else None
-
-
-class Attention(nn.Module):
-    """Self-attention. One kernel (D, 3, H, K) computes queries, keys and values, separate in the original."""
-
-    config: BertConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD, segments_BL, key):
-        config = self.config
-        d, h = config.width, config.num_heads
-        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
-        names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width_in", "whole_width")
-        kernel_in = self.param("qkv_kernel", with_axes(init, names_in), (d, 3, h, d // h))
-        bias_in = self.param("qkv_bias", with_axes(zeros, names_in[1:]), (3, h, d // h))
-        kernel_out = self.param("out_kernel", with_axes(init, names_out), (h, d // h, d))
-        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-
-        q_BHLK, k_BHLK, v_BHLK = (
-            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], names_in[:1] + names_in[2:], self.execution)
-            for part in range(3)
-        )
-        a_BHLK = attend(
-            q_BHLK,
-            k_BHLK,
-            v_BHLK,
-            causal=config.attention == "causal",
-            segments_BL=segments_BL,
-            dropout_rate=config.attention_dropout_rate,
-            dropout_key=key,
-            backend=self.execution.attention,
-        )
-        return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution)
-
-
-class FeedForward(nn.Module):
-    """Two layers with the config's activation between them."""
-
-    config: BertConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD):
-        config = self.config
-        d, f = config.width, config.feed_forward_width
-        init, zeros = nn.initializers.truncated_normal(config.init_std), nn.initializers.zeros_init()
-        names_in, names_out = ("width", "feed_forward"), ("feed_forward_in", "whole_width")
-        kernel_in = self.param("in_kernel", with_axes(init, names_in), (d, f))
-        bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
-        kernel_out = self.param("out_kernel", with_axes(init, names_out), (f, d))
-        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        h_BLF = activate(project(x_BLD, kernel_in, bias_in, names_in, self.execution), config.activation)
-        return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
 
 
 class Pooler(nn.Module):

@@ -7,7 +7,7 @@ and one more at the end. Unlike BERT both are causal and have neither a segment 
 embedding.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
-from jaxlm.nn.attention import attend
 from jaxlm.nn.execution import Execution, stacked
-from jaxlm.nn.linear import embed, project, project_heads, project_to_heads
-from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
+from jaxlm.nn.linear import embed
+from jaxlm.nn.pointwise import LayerNorm, dropout, fold
+from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache
 
 
 def flops_per_token(config: GPTConfig, length: int, predicted: float | None = None) -> float:
@@ -29,20 +29,6 @@ def flops_per_token(config: GPTConfig, length: int, predicted: float | None = No
     per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
     matrices = config.num_layers * per_layer + vocabulary_matrices(config.vocab_size, config.width, config.adaptive)
     return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
-
-
-class Cache(NamedTuple):
-    """Keys and values of the positions decoded so far, for all layers: (N, B, H, S, K) each."""
-
-    k_NBHSK: jax.Array
-    v_NBHSK: jax.Array
-
-
-def empty_cache(config: GPTConfig, batch_size: int, length: int, dtype: jnp.dtype) -> Cache:
-    """Return a cache with room for `length` positions."""
-    head_width = config.width // config.num_heads
-    shape = (config.num_layers, batch_size, config.num_heads, length, head_width)
-    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class GPT(nn.Module):
@@ -118,13 +104,11 @@ class Block(nn.Module):
     def __call__(self, x_BLD, segments_BL, cache, first_B, train: bool, keep: bool):
         config = self.config
         key = self.make_rng("dropout") if train else None
-        a_BLD, cache = Attention(config, self.execution, name="attention")(
-            x_BLD, segments_BL, cache, first_B, fold(key, 0)
-        )
+        a_BLD, cache = _attention(config, self.execution)(x_BLD, segments_BL, fold(key, 0), cache, first_B)
         x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(
             x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
         )
-        m_BLD = FeedForward(config, self.execution, name="feed_forward")(x_BLD)
+        m_BLD = _feed_forward(config, self.execution)(x_BLD)
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
             x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
@@ -143,82 +127,23 @@ class PreNormBlock(nn.Module):
         config = self.config
         key = self.make_rng("dropout") if train else None
         n_BLD = LayerNorm(config.norm_eps, name="attention_norm")(x_BLD)
-        a_BLD, cache = Attention(config, self.execution, name="attention")(
-            n_BLD, segments_BL, cache, first_B, fold(key, 0)
-        )
+        a_BLD, cache = _attention(config, self.execution)(n_BLD, segments_BL, fold(key, 0), cache, first_B)
         x_BLD = x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
         n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
-        m_BLD = FeedForward(config, self.execution, name="feed_forward")(n_BLD)
+        m_BLD = _feed_forward(config, self.execution)(n_BLD)
         x_BLD = x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
         return x_BLD, (cache, x_BLD if keep else None)
 
 
-class Attention(nn.Module):
-    """Causal self-attention. One kernel (D, 3, H, K) computes queries, keys and values, as the original's c_attn."""
-
-    config: GPTConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD, segments_BL, cache, first_B, key):
-        config = self.config
-        d, h = config.width, config.num_heads
-        init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
-        names_in, names_out = ("width", "qkv", "heads", "head_width"), ("heads", "head_width_in", "whole_width")
-        kernel_in = self.param("qkv_kernel", with_axes(init, names_in), (d, 3, h, d // h))
-        bias_in = self.param("qkv_bias", with_axes(zeros, names_in[1:]), (3, h, d // h))
-        kernel_out = self.param("out_kernel", with_axes(_branch_end(config), names_out), (h, d // h, d))
-        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-
-        q_BHLK, k_BHLK, v_BHLK = (
-            project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], names_in[:1] + names_in[2:], self.execution)
-            for part in range(3)
-        )
-        if cache is not None:
-            cache = Cache(_put(cache.k_NBHSK, k_BHLK, first_B), _put(cache.v_NBHSK, v_BHLK, first_B))
-            k_BHLK, v_BHLK = cache.k_NBHSK, cache.v_NBHSK
-        a_BHLK = attend(
-            q_BHLK,
-            k_BHLK,
-            v_BHLK,
-            causal=True,
-            segments_BL=segments_BL,
-            query_offset=0 if cache is None else first_B,
-            dropout_rate=config.attention_dropout_rate,
-            dropout_key=key,
-            backend=self.execution.attention,
-        )
-        return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution), cache
+def _attention(config: GPTConfig, execution: Execution) -> SelfAttention:
+    init = nn.initializers.normal(config.init_std)
+    return SelfAttention(config, execution, init, _branch_end(config), name="attention")
 
 
-def _put(kept_BHSK: jax.Array, new_BHLK: jax.Array, first_B: jax.Array) -> jax.Array:
-    """Return the cache of a layer with new keys or values from position first_B of each row on."""
-
-    def put(kept_HSK, new_HLK, first):
-        return jax.lax.dynamic_update_slice(kept_HSK, new_HLK.astype(kept_HSK.dtype), (0, first, 0))
-
-    return jax.vmap(put)(kept_BHSK, new_BHLK, first_B)
-
-
-class FeedForward(nn.Module):
-    """Two layers with the config's activation between them."""
-
-    config: GPTConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD):
-        config = self.config
-        d, f = config.width, config.feed_forward_width
-        init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
-        names_in, names_out = ("width", "feed_forward"), ("feed_forward_in", "whole_width")
-        kernel_in = self.param("in_kernel", with_axes(init, names_in), (d, f))
-        bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
-        kernel_out = self.param("out_kernel", with_axes(_branch_end(config), names_out), (f, d))
-        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        h_BLF = activate(project(x_BLD, kernel_in, bias_in, names_in, self.execution), config.activation)
-        return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
+def _feed_forward(config: GPTConfig, execution: Execution) -> FeedForward:
+    init = nn.initializers.normal(config.init_std)
+    return FeedForward(config, execution, config.activation, init, _branch_end(config), name="feed_forward")
 
 
 def _branch_end(config: GPTConfig) -> Any:

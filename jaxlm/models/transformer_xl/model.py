@@ -27,9 +27,10 @@ from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, attend
 from jaxlm.nn.execution import Execution, stacked
-from jaxlm.nn.linear import gathered, project, project_heads, project_to_heads
+from jaxlm.nn.linear import gathered, project_heads, project_to_heads
 from jaxlm.nn.pointwise import LayerNorm, dropout, fold
 from jaxlm.nn.relative_positions import by_key, sinusoids
+from jaxlm.nn.transformer import FeedForward
 
 
 def flops_per_token(config: TransformerXLConfig, length: int, predicted: float | None = None) -> float:
@@ -175,7 +176,7 @@ class Block(nn.Module):
         attention = Attention(config, self.execution, name="attention")
         a_BLD, kept = attention(x_BLD, kept, shared, None, key)
         x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(x_BLD + a_BLD)
-        m_BLD = FeedForward(config, self.execution, name="feed_forward")(x_BLD, fold(key, 2))
+        m_BLD = _feed_forward(config, self.execution, x_BLD, fold(key, 2))
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD + m_BLD)
         x_BLD = constrain(x_BLD, _STATES)
         return x_BLD, (kept, x_BLD if keep else None)
@@ -198,7 +199,7 @@ class PreNormBlock(nn.Module):
         a_BLD, kept = Attention(config, self.execution, name="attention")(x_BLD, kept, shared, norm, key)
         x_BLD = x_BLD + a_BLD
         n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
-        x_BLD = x_BLD + FeedForward(config, self.execution, name="feed_forward")(n_BLD, fold(key, 2))
+        x_BLD = x_BLD + _feed_forward(config, self.execution, n_BLD, fold(key, 2))
         x_BLD = constrain(x_BLD, _STATES)
         return x_BLD, (kept, x_BLD if keep else None)
 
@@ -243,30 +244,17 @@ class Attention(nn.Module):
         return dropout(a_BLD, config.dropout_rate, fold(key, 1)), kept
 
 
-class FeedForward(nn.Module):
-    """Two layers with a ReLU between them, and dropout after each."""
-
-    config: TransformerXLConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD, key: jax.Array | None):
-        config = self.config
-        d, f = config.width, config.feed_forward_width
-        init, zeros = nn.initializers.normal(config.init_std), nn.initializers.zeros_init()
-        names_in, names_out = ("width", "feed_forward"), ("feed_forward_in", "whole_width")
-        kernel_in = self.param("in_kernel", with_axes(init, names_in), (d, f))
-        bias_in = self.param("in_bias", with_axes(zeros, ("feed_forward",)), (f,))
-        kernel_out = self.param("out_kernel", with_axes(init, names_out), (f, d))
-        bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
-        h_BLF = jax.nn.relu(project(x_BLD, kernel_in, bias_in, names_in, self.execution))
-        h_BLF = dropout(h_BLF, config.dropout_rate, fold(key, 0))
-        y_BLD = project(h_BLF, kernel_out, bias_out, names_out, self.execution)
-        return dropout(y_BLD, config.dropout_rate, fold(key, 1))
-
-
 _STATES = ("batch", "length", "whole_width")
 _NO_SEGMENT = -1  # of a slot that holds nothing: no token has it
+
+
+def _feed_forward(
+    config: TransformerXLConfig, execution: Execution, x_BLD: jax.Array, key: jax.Array | None
+) -> jax.Array:
+    """Return the feed-forward of the states, a new submodule, with dropout of its hidden layer and of its outputs."""
+    init, rate = nn.initializers.normal(config.init_std), config.dropout_rate
+    feed_forward = FeedForward(config, execution, "relu", init, init, rate, name="feed_forward")
+    return dropout(feed_forward(x_BLD, fold(key, 0)), rate, fold(key, 1))
 
 
 def _attention_biases(module: nn.Module, config: TransformerXLConfig) -> jax.Array:
