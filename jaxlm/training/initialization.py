@@ -211,7 +211,7 @@ def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | N
 
 
 def _own_steps(run: RunDirectory) -> list[int]:
-    return Checkpoints(run.checkpoints, read_only=True).steps()
+    return Checkpoints(run.checkpoints, read_only=True).agreed_steps()
 
 
 def _pinned(start: str, known: str | None) -> str:
