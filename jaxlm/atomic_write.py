@@ -2,19 +2,25 @@
 
 `atomic_file` is the one primitive. It writes to a hidden file in the same directory, syncs it, renames it and syncs the
 directory. If the block fails, the hidden file is removed and the previous file keeps its content. A killed process may
-leave its hidden file, whose name holds the process id, so that no other process writes to it.
+leave its hidden file, whose name holds the process id, so that no other process writes to it; the next `atomic_output`
+of the same file removes it.
 """
 
 import contextlib
 import errno
+import fcntl
+import glob
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.bounded_read import SIGNATURE, signature
 from jaxlm.errors import InputError
+
+_NEW = 60  # seconds within which a hidden file may be opened and not locked yet
 
 
 @contextlib.contextmanager
@@ -23,6 +29,8 @@ def atomic_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open(mode, encoding="utf-8" if mode == "w" else None) as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held while the process lives: see _remove_left
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -52,12 +60,22 @@ def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
 def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
     """Open the file of an --output as `atomic_file` does. InputError if it cannot be written."""
     check_output(path)
+    _remove_left(path)
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(atomic_file(path, mode))
         except OSError as error:
             raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
         yield file
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the hidden files of `path` that killed processes have left, on any machine: those that nobody locks."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - left.stat().st_mtime > _NEW:
+                left.unlink()
 
 
 def check_output(path: Path, flag: str = "--output") -> None:

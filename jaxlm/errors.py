@@ -55,6 +55,16 @@ class Stopped(Exception):
     """A stop by SIGTERM or SIGINT after everything was saved; the same command continues."""
 
 
+class StoppedEarly(KeyboardInterrupt):
+    """A stop by SIGTERM or SIGINT before training began, when there is nothing to save.
+
+    It is raised wherever the program is, so it is no Exception: code that takes those for damaged files lets it pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("stopped before training began, nothing is lost; the same command continues")
+
+
 def run_command(main: Callable[[], None]) -> None:
     """Call `main` and end the process with the exit code for its outcome and one line on standard error."""
     _log_to_standard_error()
@@ -103,7 +113,7 @@ def last_line(error: BaseException) -> str | None:
             return f"error: {text}"
         case RunError():
             return f"failed: {text}"
-        case Stopped():
+        case Stopped() | StoppedEarly():
             return text
     return None
 
@@ -117,7 +127,7 @@ def report(error: BaseException) -> int:
             return EXIT_INPUT
         case RunError():
             print(line, file=sys.stderr)
-        case Stopped():
+        case Stopped() | StoppedEarly():
             print(line, file=sys.stderr)
             return EXIT_STOPPED
         case KeyboardInterrupt():  # in a command that has nothing to save

@@ -1,5 +1,6 @@
 """Atomic writes: a file is complete or absent, whatever ends the write."""
 
+import fcntl
 import json
 import os
 import stat
@@ -66,6 +67,25 @@ def test_killed_write_keeps_what_was_there(tmp_path):
     ended = subprocess.run([sys.executable, "-c", program, path], cwd=root, check=False)
     assert ended.returncode == -9 and path.read_text() == "before"
     assert all(entry.name.startswith(".") for entry in tmp_path.iterdir() if entry != path)
+
+
+def test_an_output_removes_what_killed_writers_left(tmp_path):
+    """Fails if a hidden file stays forever, or if that of a living process is removed."""
+    path = tmp_path / "out[1].tsv"
+    for name in (".out[1].tsv.1.partial", ".out[1].tsv.2.partial", ".out1.tsv.1.partial"):
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / ".out[1].tsv.3.partial").write_text("just opened, not locked yet")
+    with (tmp_path / ".out[1].tsv.2.partial").open() as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        with atomic_output(path) as file:
+            file.write("new")
+    kept = [".out1.tsv.1.partial", ".out[1].tsv.2.partial", ".out[1].tsv.3.partial", "out[1].tsv"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(kept)
+    with atomic_output(path) as file:  # its own hidden file is locked while it is written
+        (hidden,) = tmp_path.glob(f".out[[]1].tsv.{os.getpid()}.partial")
+        with hidden.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_order_of_system_calls(tmp_path, monkeypatch):

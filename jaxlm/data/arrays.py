@@ -45,13 +45,15 @@ class CheckedArray:
     """One-dimensional memory-mapped array of a store. An index or a slice checks each chunk on its first read.
 
     `numpy.asarray` checks all chunks and returns the array itself. dtype, shape: of the array. Thread-safe.
-    Raises DamagedStore if a chunk differs from what was written.
+    Raises DamagedStore if a chunk differs from what was written, or has a value below 0 or above `most`.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype, length: int, checksums: np.ndarray | None = None):
+    def __init__(
+        self, path: Path, dtype: np.dtype, length: int, checksums: np.ndarray | None = None, most: int | None = None
+    ):
         """Map the file. checksums: (chunks,) uint32, or None for an array that is already checked."""
         self.dtype, self.shape = dtype, (length,)
-        self._path, self._checksums = path, checksums
+        self._path, self._checksums, self._most = path, checksums, most
         try:
             # asarray: same pages, but slices of a memmap are slow.
             self._array = np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.zeros(0, dtype)
@@ -106,10 +108,21 @@ class CheckedArray:
             raise DamagedStore(
                 f"{self._path} is damaged in bytes {begin:,} to {begin + wanted - 1:,} (wrong checksum); {REMEDY}"
             )
+        check_values(self._path, np.frombuffer(content, self.dtype), self._most)
         with self._lock:
             if not self._checked[chunk]:
                 self._checked[chunk] = 1
                 self._left -= 1
+
+
+def check_values(path: Path, values: np.ndarray, most: int | None) -> None:
+    """Raise DamagedStore if a value of an array is below 0 or above `most`, which None does not check."""
+    if most is None or not len(values):
+        return
+    unsigned = values.view(f"<u{values.dtype.itemsize}")  # the negative ones are the largest
+    if int(largest := unsigned.max()) > most:
+        found = int(values[unsigned == largest][0])
+        raise DamagedStore(f"{path} must have values from 0 to {most:,}, got {found:,}; {REMEDY}")
 
 
 def file_sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,8 @@ from jaxlm.host import LockHeld, lock_file
 from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec
 from jaxlm.wording import counted
+
+log = logging.getLogger(__name__)
 
 # Defaults of arguments that a store does not record: it is older than they, or a sample was not asked for.
 EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased", "sample": None}
@@ -105,6 +108,11 @@ class locked:
             self._file = lock_file(self._partial / "lock")
         except LockHeld as holder:
             raise InputError(f"{self._partial} is in use by {holder}; wait for it or stop it") from None
+        if self._file is None:
+            log.warning(
+                "%s is on a file system without locks: make sure that only one jaxlm.prepare writes to it",
+                self._partial,
+            )
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.bounded_read import parse_json
-from jaxlm.data.arrays import CheckedArray, check_old, check_whole, read_checksums
+from jaxlm.data.arrays import MOST_AT_ONCE, CheckedArray, check_old, check_values, check_whole, read_checksums
 from jaxlm.errors import InputError
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.wording import similar_directory
@@ -127,7 +127,12 @@ class Store:
                 check_old(path, array)
             else:
                 checksums = self._checksums[name]
-        return CheckedArray(path, np.dtype(array["dtype"]), array["shape"][0], checksums)
+        # The checksums are no secret: a text made to do harm has right ones.
+        most = self.vocab_size - 1 if name == "tokens" else self.num_tokens
+        found = CheckedArray(path, np.dtype(array["dtype"]), array["shape"][0], checksums, most)
+        if checksums is None and array["bytes"] <= MOST_AT_ONCE:
+            check_values(path, np.asarray(found), most)
+        return found
 
     @cached_property
     def _checksums(self) -> dict[str, np.ndarray] | None:
@@ -211,6 +216,11 @@ def _check_arrays(store: Store) -> None:
             raise ValueError(f"{name} has {array['bytes']} bytes for {array['dtype']} {array['shape']}")
     if missing := sorted(set(sizes) - set(arrays)):
         raise ValueError(f"it has no {missing[0]}")
+    for section in store.sections:
+        parts = ((section.first_token, section.tokens, store.num_tokens),)
+        for first, count, of in (*parts, (section.first_document, section.documents, store.documents)):
+            if first < 0 or count < 0 or first + count > of:
+                raise ValueError(f"the section {section.source} has {count} from {first} on of {of}")
 
 
 def _no_store(path: Path) -> str:

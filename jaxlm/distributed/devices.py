@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from jax._src import compilation_cache  # neither the cache nor its format has a public name
+from jax._src.lru_cache import LRUCache
 
+from jaxlm.atomic_write import write_file
 from jaxlm.errors import RunError, one_line
 
 # TFLOP/s per device as JAX counts devices, by a substring of `device_kind`. The first entry that matches is used.
@@ -160,11 +163,28 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm"
 
 
+class _AtomicCache(LRUCache):
+    """JAX's cache of compiled programs on disk, with entries that are written completely and replaced if damaged.
+
+    JAX writes a file in place and keeps the one that exists. A kill or a full disk then leaves a torn entry, which
+    every later start fails to read and compiles again. JAX writes an entry only if it could not read it.
+    """
+
+    def put(self, key: str, value: bytes) -> None:
+        entry = self.path / f"{key}-cache"
+        if self.eviction_enabled or "://" in str(self.path):  # files with access times, and objects, which are atomic
+            entry.unlink(missing_ok=True)
+            super().put(key, value)
+        else:
+            write_file(Path(entry), value)
+
+
 def enable_compilation_cache() -> None:
     """Cache compiled programs on disk between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder.
 
     Those are cached whose compilation took JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, a second unless told.
     """
+    compilation_cache.LRUCache = _AtomicCache  # type: ignore[misc]  # there is no public way to give a cache
     if os.environ.get("JAX_COMPILATION_CACHE_DIR") is None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
     if os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS") is None:

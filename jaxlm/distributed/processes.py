@@ -17,7 +17,7 @@ from jax._src import cloud_tpu_init, distributed  # neither the test for a TPU V
 from jax.experimental import multihost_utils
 
 from jaxlm.distributed.config import DistributedConfig
-from jaxlm.errors import EXIT_FAILED, InputError
+from jaxlm.errors import EXIT_FAILED, InputError, StoppedEarly
 from jaxlm.versions import COMPILERS, installed
 
 log = logging.getLogger(__name__)
@@ -157,12 +157,17 @@ def _check(config: DistributedConfig) -> None:
 class StopSignal:
     """Request by SIGTERM or SIGINT to stop after the current step; a second one ends the process at once.
 
+    Until `requested` is called for the first time, training has not begun, and a signal raises StoppedEarly wherever
+    the program is: reading, encoding and compiling may take minutes.
+
     With several processes the runtime's preemption service agrees on the step: it listens to SIGTERM itself, and a
-    handler here would disable it, so only SIGINT is handled, by passing it on as SIGTERM.
+    handler here would disable it, so only SIGINT is handled, by passing it on as SIGTERM. They stop before the first
+    step at the earliest, together.
     """
 
     def __init__(self) -> None:
         self.received = False
+        self._begun = False
         self._asked = 0
         self._several = jax.process_count() > 1
         signal.signal(signal.SIGINT, self._on_signal)
@@ -174,9 +179,12 @@ class StopSignal:
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
         self.received = True
+        if not self._begun and not self._several:
+            raise StoppedEarly
 
     def requested(self) -> bool:
         """Return True to stop before the next step, equal on every process. Each process must call it once per step."""
+        self._begun = True
         if self._several:
             # Counted here: the runtime agrees on a number ahead of it, and steps restart with each seed.
             self._asked += 1

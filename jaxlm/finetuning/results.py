@@ -70,7 +70,7 @@ def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> 
     source = Checkpoints(kept, read_only=True)
     restored = source.restore_partial({"params": programs.abstract.params})
     with Checkpoints(context.run.checkpoints, keep_newest=1) as checkpoints:
-        if not checkpoints.steps():
+        if not checkpoints.agreed_steps():
             checkpoints.save(restored.step, restored.state, config=context.resolved, extra=best)
             checkpoints.wait()
 

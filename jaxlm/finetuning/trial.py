@@ -239,7 +239,7 @@ class _TrialRun:
 def _train(trial: _TrialRun, title: str) -> Best:
     """Train a trial from its newest checkpoint or its first state to the end; return the selected parameters."""
     context, programs, config = trial.context, trial.programs, trial.context.config
-    if resumed := bool(trial.checkpoints.steps()):
+    if resumed := bool(trial.checkpoints.agreed_steps()):
         state, trial.best, notes = _resumed(context, programs, trial.checkpoints, trial.seed, trial.rate)
     else:
         state, notes = started_state(context, programs, trial.seed)
@@ -296,7 +296,7 @@ def _resumed(
     best = Best(restored.state.get("best"), saved.get("step"), saved.get("figures", {}), patience)
     if "best" not in restored.extra:  # earlier versions kept the best beside the checkpoints
         kept = Checkpoints(context.run.root / trial_directory(seed, rate) / "kept", read_only=True)
-        if steps := [step for step in first_process_decides(kept.steps) if step <= restored.step]:
+        if steps := [step for step in kept.agreed_steps() if step <= restored.step]:
             found = kept.restore_partial({"params": programs.abstract.params}, step=steps[-1])
             best = Best(found.state["params"], found.step, found.extra["dev"], patience)
     return from_saved(restored.state, programs.abstract, seed), best, notes
@@ -317,7 +317,7 @@ def finish_trial(context: TrialContext, programs: Programs, best: Best, seed: in
 def _is_kept(context: TrialContext, best: Best, directory: PurePath) -> bool:
     """Return True if exactly these parameters are saved already, by a start that was stopped afterwards."""
     kept = Checkpoints(context.run.root / directory, read_only=True)
-    if first_process_decides(kept.steps) != [best.step]:
+    if kept.agreed_steps() != [best.step]:
         return False
     try:
         return kept.metadata().checksums == leaf_checksums({"params": best.params})

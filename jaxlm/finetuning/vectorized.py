@@ -263,7 +263,7 @@ def _train(group: _VectorizedTrials, checkpoints: Checkpoints, title: str) -> tu
     context, trials = group.context, group.trials
     config, task = context.config, context.task
     keeps_best = context.keeps_best
-    if resumed := bool(checkpoints.steps()):
+    if resumed := bool(checkpoints.agreed_steps()):
         state, best, failed, notes = group.resumed(checkpoints)
     else:
         state, notes = group.started()

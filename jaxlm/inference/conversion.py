@@ -162,7 +162,7 @@ def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -
     )
     target = Path(location).expanduser()
     longest = run.trained_length if run.task is None else run.config.length
-    write_export(
+    written = write_export(
         target,
         export,
         tokenizer=run.given_tokenizer,
@@ -180,6 +180,8 @@ def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -
             about=About(arguments.license, arguments.language, arguments.datasets),
         ),
     )
+    if not written:
+        say(f"{target} is complete: it has the files of this export; nothing to do")
     say(f"{target}: {export.architecture}, {sum(leaf.size for leaf in export.leaves.values()):,} parameters")
     for note in export.notes:
         say(f"  {note}")

@@ -1,5 +1,6 @@
 """Export of a model to a directory that Hugging Face's `from_pretrained` loads, without missing or extra tensors."""
 
+import filecmp
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -158,13 +159,15 @@ def write_export(
     dtype: str = "F32",
     card: str = "",
     longest: int | None = None,
-) -> None:
+) -> bool:
     """Write `directory`, which must be empty or new; it is written completely or not at all.
 
+    A directory that has these files already is left as it is; returns whether it was written.
     longest: length of the longest sequence that the model reads. Default: its number of positions.
     """
-    if directory.exists() and any(directory.iterdir()):
-        raise InputError(f"{directory} is not empty; choose another directory, or delete it first")
+    exists = directory.exists() and any(directory.iterdir())
+    if exists and not (directory / FILE).is_file():
+        raise _not_empty(directory)
     values = dict(export.config) | config_from_model(export.model)
     for key in ("hidden_act", "activation_function"):  # of two names for one activation keep the original
         if key in values and ACTIVATIONS.get(export.config.get(key, "")) == export.model.activation:
@@ -192,12 +195,28 @@ def write_export(
             tokenizer.save(fresh / OWN)
         write_file(fresh / "README.md", card)
         write_tensors(fresh / FILE, planned, FLOATS[dtype])
+        if exists:
+            if not _has_files_of(directory, fresh):
+                raise _not_empty(directory)
+            return False
         if directory.exists():
             directory.rmdir()
         rename_synced(fresh, directory)
+        return True
     except OSError as error:
         raise InputError(
             f"{directory} is not writable: {error.strerror or error}; make room, or choose another"
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _not_empty(directory: Path) -> InputError:
+    return InputError(f"{directory} is not empty; choose another directory, or delete it first")
+
+
+def _has_files_of(directory: Path, other: Path) -> bool:
+    """Return True if a directory has all files of another one, with the same content."""
+    names = [str(path.relative_to(other)) for path in other.rglob("*") if path.is_file()]
+    _, differing, missing = filecmp.cmpfiles(directory, other, names, shallow=False)
+    return not differing and not missing

@@ -1,6 +1,7 @@
 """Model directories of Hugging Face: config.json, model.safetensors (or shards), and the tokenizer's files."""
 
 import math
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,12 @@ def _labels(values: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     labels = tuple(str(named.get(str(number))) for number in range(len(named)))
     if set(named) != {str(number) for number in range(len(named))} or len(set(labels)) != len(labels):
         raise InputError(f"{name}: id2label must give each number from 0 a distinct name; fix the file")
+    for label in labels:
+        if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in label):
+            raise InputError(
+                f"{name}: id2label must have names without control characters and line ends, got {label!r:.80}; "
+                "fix the file"
+            )
     return labels
 
 

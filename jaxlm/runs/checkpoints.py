@@ -33,7 +33,7 @@ from jaxlm.distributed.agreement import first_process_decides, of_every_process
 from jaxlm.distributed.devices import returning_memory
 from jaxlm.errors import InputError, RunError, quiet_orbax
 from jaxlm.runs.checksums import leaf_checksums
-from jaxlm.runs.storage_errors import failure_reason, free_space, not_a_file, raise_unless_damage
+from jaxlm.runs.storage_errors import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
 from jaxlm.runs.trees import listed, named_leaves, nested_leaves, shape_and_type
 
 PyTree = Any
@@ -223,9 +223,16 @@ class Checkpoints:
                     path.rmtree(missing_ok=True)
         older = [known for known in self.steps() if known < step]
         newest = f"step {older[-1]} is the newest complete one" if older else "there is no older one"
+        goes_on = "the same command resumes from there" if older else "the same command begins again"
+        reason = failure_reason(error)
+        if reason in NO_ROOM:
+            why, remedy = f"{reason}{free_space(self.directory)}", "free some space, then"
+        elif "ArrayMetadata" in reason or not ("://" in str(self.directory) or self.directory.is_dir()):
+            why, remedy = "the directory was changed meanwhile", "let nothing move or remove files there, then"
+        else:
+            why, remedy = reason, "remove the reason, then"
         return RunError(
-            f"{self.directory}: the checkpoint of step {step} could not be written: {failure_reason(error)}"
-            f"{free_space(self.directory)}; {newest}; free some space, then the same command resumes from there"
+            f"{self.directory}: the checkpoint of step {step} could not be written: {why}; {newest}; {remedy} {goes_on}"
         )
 
     # Reading
@@ -239,6 +246,14 @@ class Checkpoints:
         except Exception as error:  # each storage has its own; a run taken as empty would start from scratch
             raise RunError(f"{self.directory} could not be read: {failure_reason(error)}; try again") from error
         return sorted(found)
+
+    def agreed_steps(self) -> list[int]:
+        """Return `steps` as process 0 sees them, on every process, each of which must call this.
+
+        A shared file system may show a directory as it was some seconds ago, so that one process would resume and
+        another begin, and each would wait for the other.
+        """
+        return first_process_decides(self.steps)
 
     def restore(
         self,
@@ -278,7 +293,7 @@ class Checkpoints:
 
         Returns sentences for the log. Every process must call this after resuming from `step`.
         """
-        newer = first_process_decides(lambda: [known for known in self.steps() if known > step])
+        newer = [known for known in self.agreed_steps() if known > step]
         moved = self._move_aside(newer, "superseded")
         return [
             f"checkpoint {old} is newer than step {step} resumed from; moved to {name}" for old, name in moved.items()

@@ -339,6 +339,12 @@ class RunDirectory:
             ) from None
         if self._lock is not None:
             _locks.append(self._lock)
+        elif self._mirror is None:
+            log.warning(
+                "%s is on a file system without locks: make sure that only one program trains in it, as two would mix "
+                "their checkpoints and metrics",
+                self.name,
+            )
 
 
 def saved_config(place: Path | str) -> dict[str, Any] | None:

@@ -154,6 +154,9 @@ def _disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+_LAST = 2**31 - 1  # a step is an int32
+
+
 def _step_of(line: bytes) -> int | None:
     """Return the step of a complete line, or None for an incomplete or damaged one."""
     if not line.endswith(b"\n"):
@@ -162,7 +165,7 @@ def _step_of(line: bytes) -> int | None:
         step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return None
-    return step if isinstance(step, int) else None
+    return step if isinstance(step, int) and 0 <= step <= _LAST else None
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ import jax
 from jaxlm.errors import InputError, RunError
 from jaxlm.wording import byte_size
 
+NO_ROOM = ("No space left on device", "Disk quota exceeded", "File too large")  # reasons of failed writes
 _WORDS = {"DATA_LOSS": "corrupted", "OUT_OF_RANGE": "truncated", "NOT_FOUND": "missing"}  # TensorStore's codes
 _NOT_DAMAGE = (
     "PERMISSION_DENIED",
@@ -34,7 +35,7 @@ def root_cause(error: BaseException) -> BaseException:
 def failure_reason(error: BaseException) -> str:
     """Return the informative part of an error's text, without TensorStore's specifications."""
     text = " ".join(str(root_cause(error)).split()) or type(error).__name__
-    for known in ("No space left on device", "Disk quota exceeded", "File too large"):
+    for known in NO_ROOM:
         if known in text:
             return known
     files = re.findall(r'local file "([^"]+)"', text)

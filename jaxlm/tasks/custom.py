@@ -44,6 +44,9 @@ METRICS: dict[str, tuple[str, ...]] = {
 SKIP_FLAG = "--custom.skip-bad-rows"
 
 
+_MOST_LABELS = 5_000  # of a classification; the table of its confusions has the square of that
+
+
 @dataclass(frozen=True)
 class CustomConfig:
     """A user's own task, for `--task custom`: files and the names of their columns."""
@@ -313,6 +316,12 @@ def _labelled_task(task: Task, rows: list[tuple[int, Example]], custom: CustomCo
     if task.kind == "classification":
         if len(found) < 2:
             raise InputError(f"{name}: a classification needs two or more labels, but every row has {found[0]!r}")
+        if len(found) > _MOST_LABELS:
+            raise InputError(
+                f"custom.label must name a column with at most {_MOST_LABELS:,} labels, got {custom.label} with "
+                f"{len(found):,} in {len(rows):,} rows of {name}; choose "
+                "another column, or --custom.kind regression for numbers"
+            )
         return dataclasses.replace(task, labels=tuple(found))
     count = len(rows[0][1].choices)
     if count < 2:

@@ -6,6 +6,7 @@ differ between programs (TREC's classes 4 and 5 are swapped between two public c
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,14 @@ class Task:
             return None
         return self.positive_label or (self.labels[1] if len(self.labels) == 2 else None)
 
+    @functools.cached_property
+    def _numbers(self) -> tuple[dict[str, int], ...]:
+        """The number of each name in `labels` and in each of `spellings`, of equal names the first.
+
+        A search in the tuples would take minutes where each of 10^5 rows has a label of its own.
+        """
+        return tuple({name: k for k, name in reversed(list(enumerate(n)))} for n in (self.labels, *self.spellings))
+
     def label_set(self, logits: np.ndarray) -> np.ndarray:
         """Return True for each predicted label of a `multilabel` task, bool (…, labels), from its outputs."""
         return probability(logits) >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
@@ -108,7 +117,7 @@ class Task:
         Several labels are returned in the order of `labels`, each once.
         """
         if isinstance(text, tuple):
-            return tuple(sorted({str(self.parse_label(name)) for name in text}, key=self.labels.index))
+            return tuple(sorted({str(self.parse_label(name)) for name in text}, key=self._numbers[0].__getitem__))
         if self.kind == "regression":
             try:
                 score = float(text)
@@ -117,9 +126,9 @@ class Task:
             if not math.isfinite(score):
                 raise ValueError(f"a score must be finite, got {text!r}")
             return score
-        for names in (self.labels, *self.spellings):
-            if text in names:
-                return self.labels[names.index(text)]
+        for numbers in self._numbers:
+            if text in numbers:
+                return self.labels[numbers[text]]
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
         raise ValueError(f"a label must be one of {shown}, got {text!r}")
 
@@ -135,7 +144,7 @@ class Task:
             return [float(name in label) for name in self.labels]
         if self.kind == "regression":
             return (float(label) - self.mean) / self.deviation
-        return self.labels.index(str(label))
+        return self._numbers[0][str(label)]
 
     def prediction(self, outputs: np.ndarray) -> tuple[str | float | list[str], dict[str, float]]:
         """Return the prediction as the files spell it, and a probability for each label.

@@ -43,7 +43,7 @@ class Parameters:
 
     tokenizer: that of the source, None without one. load(tree): reads the leaves of a tree of abstract arrays onto
     their shardings; returns them and notes. fingerprint: SHA-256 of the parameters, independent of their location.
-    checkpoints, step: those of a run.
+    checkpoints, step: those of a run. earlier_fingerprint: that of a run in earlier versions, which left heads out.
     """
 
     saved: Any
@@ -52,6 +52,7 @@ class Parameters:
     tokenizer: Tokenizer | None
     checkpoints: Checkpoints | None = None
     step: int | None = None
+    earlier_fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,21 @@ def open_source(start: str) -> Source:
     run.check_config(metadata.config, f"checkpoint {metadata.step}", MAY_DIFFER)
     model = from_json(ModelConfig, completed(config)["model"], "model")
     part = metadata.weights
-    checksums = {name: value for name, value in metadata.checksums.items() if name.startswith(f"{part}/backbone/")}
+
+    def fingerprint_of(*parts: str) -> str:
+        begins = tuple(f"{part}/{name}/" for name in parts)
+        checksums = {name: value for name, value in metadata.checksums.items() if name.startswith(begins)}
+        return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
 
     def load(wanted: Any) -> tuple[Any, Sequence[str]]:
         restored = checkpoints.restore_partial({part: wanted}, step=metadata.step)
         return restored.state[part], restored.notes
 
-    fingerprint = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+    fingerprint = fingerprint_of("backbone", "head")
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None
-    parameters = Parameters(metadata.tree[part], load, fingerprint, tokenizer, checkpoints, metadata.step)
+    parameters = Parameters(
+        metadata.tree[part], load, fingerprint, tokenizer, checkpoints, metadata.step, fingerprint_of("backbone")
+    )
     return Source(
         name=f"{path}@{metadata.step}",
         model=model,
@@ -174,16 +181,17 @@ def source_of(run: str, start: str) -> Source:
     # Earlier versions did not save the start of a pretraining run; it is no longer needed after the first checkpoint.
     goes_on = name == saved.get("start") or (not started and bool(_own_steps(directory)))
     tokenizer = _own_tokenizer(directory, saved) if goes_on else None
-    if tokenizer is None:
-        return open_source(name)
     fingerprint = saved.get("fingerprints", {}).get("start")
+    if tokenizer is None:
+        source = open_source(name)
+        return replace(source, fingerprint=fingerprint) if _is_earlier(fingerprint, source.opened()) else source
 
     def opened() -> Parameters:
         try:
             parameters = open_source(name).opened()
         except InputError as error:
             raise InputError(f"{error}; {run} needs parameters from there: restore it") from error
-        if fingerprint not in (None, parameters.fingerprint):
+        if fingerprint not in (None, parameters.fingerprint) and not _is_earlier(fingerprint, parameters):
             raise InputError(
                 f"--start {name} must have the parameters that {run} began from, got others; restore them, or choose "
                 "another --run"
@@ -201,6 +209,11 @@ def source_of(run: str, start: str) -> Source:
     )
 
 
+def _is_earlier(fingerprint: str | None, parameters: Parameters) -> bool:
+    """Return True if an earlier version has recorded these parameters as the start of a run."""
+    return fingerprint is not None and fingerprint == parameters.earlier_fingerprint
+
+
 def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | None:
     """Return the run's copy of its tokenizer, or None if it is not there yet, or damaged."""
     try:
@@ -211,7 +224,7 @@ def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | N
 
 
 def _own_steps(run: RunDirectory) -> list[int]:
-    return Checkpoints(run.checkpoints, read_only=True).steps()
+    return Checkpoints(run.checkpoints, read_only=True).agreed_steps()
 
 
 def _pinned(start: str, known: str | None) -> str:

@@ -260,8 +260,8 @@ def _pretrain(
         run.save_tokenizer(planned.stores[0].tokenizer())
         checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
         with checkpoints, use_mesh(ready.mesh):
-            steps = checkpoints.steps()
-            if steps and _is_complete(checkpoints, num_steps):
+            steps = checkpoints.agreed_steps()
+            if _is_complete(checkpoints, steps, num_steps):
                 end = f"{steps[-1]} of {counted(num_steps, 'step')}"
                 observer.say(f"{run.name} is complete: {end}; nothing to do")
                 return result | {"step": steps[-1]}
@@ -275,14 +275,14 @@ def _pretrain(
             except Stopped:
                 if not observer.stopped:
                     raise
-            saved = checkpoints.steps()
-            complete = bool(saved) and _is_complete(checkpoints, num_steps)
+            saved = checkpoints.agreed_steps()
+            complete = _is_complete(checkpoints, saved, num_steps)
     return result | {"step": saved[-1] if saved else 0, "complete": complete}
 
 
-def _is_complete(checkpoints: Checkpoints, num_steps: int) -> bool:
-    """Return True if the newest checkpoint is that of the last step, or the one at which training ended early."""
-    return checkpoints.steps()[-1] >= num_steps or bool(checkpoints.metadata().extra.get("ended_early"))
+def _is_complete(checkpoints: Checkpoints, steps: Sequence[int], num_steps: int) -> bool:
+    """Return True if the newest of the steps is the last one, or the one at which training ended early."""
+    return bool(steps) and (steps[-1] >= num_steps or bool(checkpoints.metadata().extra.get("ended_early")))
 
 
 def _train(
@@ -298,7 +298,7 @@ def _train(
 ) -> None:
     """Train from the first state to the last step. beginning: as returned by `first_state`."""
     state, origin, notes = beginning
-    planned, source, resumes = ready.plan, ready.plan.source, bool(checkpoints.steps())
+    planned, source, resumes = ready.plan, ready.plan.source, bool(checkpoints.agreed_steps())
     config, num_steps = planned.config, planned.num_steps
     first_step = int(state.step)
     if first_step >= num_steps:
@@ -360,7 +360,7 @@ def first_state(
     The origin is this run's newest checkpoint, else the state or the parameters of another run, else from scratch.
     """
     config, source, program = ready.plan.config, ready.plan.source, ready.program
-    if checkpoints.steps():
+    if checkpoints.agreed_steps():
         state, notes = resume(checkpoints, program.abstract, config.seed)
         return state, f"resumed at step {int(state.step)}", notes
     if source is not None and start_with == "state":

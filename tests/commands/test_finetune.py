@@ -6,8 +6,11 @@ or when a start takes other parameters than it says.
 
 import json
 import math
+import os
 import random
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import jax
@@ -347,3 +350,20 @@ def test_a_newer_checkpoint_of_the_start_does_not_disturb_a_run_that_goes_on(tmp
     shutil.rmtree(source)  # Fails on 2968321: it was opened at every start, needed or not
     ended = run_here("finetune", *finetune_arguments(run, task, "--start", source))
     assert ended.code == 0 and "is complete" in ended.output, ended.errors
+
+
+def test_a_stop_before_training_begins_takes_effect_at_once(tmp_path, pretrained, task, monkeypatch):
+    """Fails if a signal during minutes of encoding waits for the first step, or passes for damaged files."""
+
+    def encoding(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except Exception as error:
+            raise AssertionError("taken for another error") from error
+
+    monkeypatch.setattr("jaxlm.finetuning.run.encoded_splits", encoding)
+    began = time.monotonic()
+    ended = run_here("finetune", *finetune_arguments(tmp_path / "run", task, "--start", pretrained))
+    assert_one_line(ended, 75, "stopped before training began, nothing is lost; the same command continues")
+    assert time.monotonic() - began < 50 and not (tmp_path / "run").exists()

@@ -40,6 +40,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.objectives.language_model import language_model
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer, train_sentencepiece
@@ -431,3 +432,22 @@ def test_out_of_device_memory_says_what_to_change(stores, tmp_path, monkeypatch)
     said = ended.errors.splitlines()[-1]
     for remedy in ("--micro-batches", "--execution.remat", "--mesh.fsdp", "12345678901"):
         assert remedy in said, said
+
+
+def test_a_stop_before_a_resumed_run_trains_moves_nothing_aside(base, stores, tmp_path, monkeypatch):
+    """Fails if the signal waits for the first step, or if a checkpoint that is read then passes for damaged."""
+    run = copy_at(base, 10, tmp_path / "run")
+    read = Checkpoints._read
+
+    def reading(*arguments, **given):
+        os.kill(os.getpid(), signal.SIGINT)
+        return read(*arguments, **given)
+
+    arguments = pretrain_arguments(run, stores, *STEADY, "--num-steps", 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_read", reading)
+        ended = run_here("pretrain", *arguments)
+    assert ended.code == 75 and ended.errors.splitlines()[-1].startswith("stopped before training began"), ended.errors
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "5"]
+    ended = run_here("pretrain", *arguments)
+    assert ended.code == 0 and starts(run)[-1]["started_from"] == "resumed at step 10", ended.errors

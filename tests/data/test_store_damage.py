@@ -13,7 +13,7 @@ from pair_store import pair_store, random_documents
 from toy_runs import assert_one_line, checkpoints, make_stores, metrics, pretrain_arguments, run_here
 
 from jaxlm.data import arrays
-from jaxlm.data.arrays import CHECKSUMS, DamagedStore
+from jaxlm.data.arrays import CHECKSUMS, DamagedStore, chunk_checksums, file_sha256
 from jaxlm.data.config import MEMBERS, Packed, SentencePairs, Windows
 from jaxlm.data.loader import validation_batches
 from jaxlm.data.rows import training_rows
@@ -61,6 +61,8 @@ ALTERED = {
     "a list": (lambda d: d.update(arrays=[]), "is not a token store's (AttributeError"),
     "a vocabulary": (lambda d: d["tokenizer"].update(size=10**12), "token_counts is <i8"),
     "documents": (lambda d: d.update(documents=d["documents"] + 1), "document_starts is <i8"),
+    "a section": (lambda d: d["sections"][0].update(tokens=10**9), "has 1000000000 from 0 on of"),
+    "a negative section": (lambda d: d["sections"][0].update(first_document=-1), "from -1 on of"),
     "no sections": (lambda d: d.pop("sections"), "is not a token store's (KeyError"),
 }
 
@@ -77,6 +79,33 @@ def test_a_description_that_lies_is_one_line(store, tmp_path, alter, said):
     with pytest.raises(InputError, match="delete it and prepare it again") as raised:
         open_store(store)
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("chunks", [True, False], ids=["chunk checksums", "old"])
+@pytest.mark.parametrize(
+    ("name", "value", "use"),
+    [
+        ("tokens", 60_000, lambda store: store.tokens[7]),
+        ("document_starts", 10**12, lambda store: store.document_starts[7]),
+        ("document_starts", -1, lambda store: store.document_starts[7]),
+    ],
+)
+def test_values_that_no_text_has_are_one_line(store, name, value, use, chunks):
+    """Fails if ids beyond the vocabulary, in a store whose checksums are right, are found as a loss that is NaN."""
+    description = json.loads((store / "description.json").read_text())
+    array = description["arrays"][name]
+    values = np.fromfile(store / array["file"], array["dtype"])
+    values[9] = value
+    values.tofile(store / array["file"])
+    array["sha256"] = file_sha256(store / array["file"])
+    description["fingerprint"] = description_fingerprint(description)
+    (store / "description.json").write_text(json.dumps(description))
+    if chunks:
+        (store / CHECKSUMS).write_bytes(chunk_checksums(store, description))
+    else:
+        (store / CHECKSUMS).unlink()
+    with pytest.raises(DamagedStore, match=rf"{name}\.bin must have values from 0 to [\d,]+, got {value:,}; "):
+        use(open_store(store))
 
 
 @pytest.mark.parametrize("layout", ["windows", "packed", "pairs"])

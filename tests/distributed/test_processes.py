@@ -3,7 +3,9 @@
 Fails when a process feeds other rows, logs what is process 0's to log, or is left waiting when its neighbour stops.
 """
 
+import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from toy_processes import free_port, joined, run_several, start_several
 from toy_runs import (
+    REPOSITORY,
     assert_one_line,
     bert_arguments,
     checkpoints,
@@ -110,6 +113,58 @@ def test_one_device_goes_on_with_what_eight_began(one, stores, tmp_path):
     assert ended.code == 0, ended.errors
     assert starts(run)[-1]["devices"]["count"] == 1
     assert_near(metrics(run), metrics(one))
+
+
+def test_two_processes_select_end_early_and_sample_as_one(stores, tmp_path):
+    """Fails if a process keeps other parameters, goes on alone, or waits where the other writes a sample."""
+    words = ("--num-steps", 12, "--eval-every", 2, "--checkpoint-every", 4, "--select", "best", "--patience", 1)
+    words += ("--optimizer.peak-lr", 3.0, "--sample-every", 2, "--sample-prompt", "the cat")  # the loss soon rises
+    runs = [tmp_path / "one", tmp_path / "two"]
+    ended = run_here("pretrain", *pretrain_arguments(runs[0], stores, *words))
+    assert ended.code == 0, ended.errors
+    ends = run_several("pretrain", *pretrain_arguments(runs[1], stores, *words), log=tmp_path / "log")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    last = [checkpoints(run)[-1] for run in runs]
+    assert last[0] == last[1] < 12
+    assert_near(metrics(runs[1], "validation_loss"), metrics(runs[0], "validation_loss"), 1e-4)
+    samples = [[line for line in read_metrics(run / "metrics.jsonl") if "sample" in line] for run in runs]
+    assert samples[0] and [line["step"] for line in samples[0]] == [line["step"] for line in samples[1]]
+    again = run_several("pretrain", *pretrain_arguments(runs[1], stores, *words), log=tmp_path / "again")
+    assert [ended.code for ended in again] == [0, 0] and "is complete" in again[0].output, again
+
+
+STALE = """
+import runpy, sys
+from jaxlm.runs.checkpoints import Checkpoints
+
+if sys.argv[-1] == "1":
+    Checkpoints.steps = lambda self: []
+runpy.run_module("jaxlm.pretrain", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_process_with_a_stale_listing_goes_on_with_the_other(one, stores, tmp_path):
+    """Process 1 sees no checkpoint, as a shared file system may show it. Fails if it begins while the other resumes."""
+    run = copy_at(one, 8, tmp_path / "run")
+    port = free_port()
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    for turn in ("resumed", "complete"):
+        words = [str(word) for word in pretrain_arguments(run, stores, *STEPS)]
+        commands = [[sys.executable, "-c", STALE, *words, *map(str, joined(port, 2, number))] for number in range(2)]
+        with contextlib.ExitStack() as stack:
+            processes = []
+            for number, command in enumerate(commands):
+                output = stack.enter_context((tmp_path / f"{turn}-{number}").open("w"))
+                processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+                stack.callback(processes[-1].kill)
+            assert [process.wait(120) for process in processes] == [0, 0], (tmp_path / f"{turn}-0").read_text()
+    assert starts(run)[-1]["started_from"] == "resumed at step 8" and checkpoints(run)[-1] == 12
+    assert_near(metrics(run), metrics(one))
+    assert "is complete" in (tmp_path / "complete-0").read_text()
 
 
 def test_eight_devices_then_four_then_two_processes_of_four(one, stores, tmp_path):

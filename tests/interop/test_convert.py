@@ -291,6 +291,21 @@ def test_a_padded_table_gives_no_ids_that_the_tokenizer_lacks(runs, tmp_path):
         )
 
 
+def test_an_export_may_be_repeated(runs, tmp_path):
+    """Fails if a command that was killed after its last step, and is given again, is refused; or overwrites."""
+    directory = export(runs["gpt"], tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    again = run_here("convert", "export", runs["gpt"], "--to", f"hf:{directory}")
+    assert again.code == 0 and "out is complete: it has the files of this export; nothing to do" in again.output
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+    for strange in ("config.json", "model.safetensors"):
+        (directory / strange).write_bytes(b"other")
+        ended = run_here("convert", "export", runs["gpt"], "--to", f"hf:{directory}")
+        assert_one_line(ended, 2, "is not empty; choose another directory")
+        assert (directory / strange).read_bytes() == b"other"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 def test_of_two_dropout_rates_one_is_exported_and_the_other_said(tmp_path):
     """Fails on 2968321: such a run cannot be exported, though a model that computes has no dropout."""
     model = dataclasses.replace(toy_encoder.SIZES, vocab_size=40, dropout_rate=0.2, embedding_dropout_rate=0.3)

@@ -130,6 +130,8 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, what):
         ),
         ({"problem_type": "regression"}, 3, "problem_type regression must have one output, got 3"),
         ({"id2label": {"0": "a", "1": "b", "2": "b"}}, 3, "id2label must give each number from 0 a distinct name"),
+        ({"id2label": {"0": "a", "1": "b\x1b[2J", "2": "c"}}, 3, "id2label must have names without control characters"),
+        ({"id2label": {"0": "a", "1": "b\nc", "2": "c"}}, 3, "id2label must have names without control characters"),
         ({"id2label": {"0": "a", "one": "b"}}, 3, "id2label must give each number from 0 a distinct name"),
     ],
 )

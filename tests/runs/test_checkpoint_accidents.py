@@ -6,6 +6,8 @@ process waits for another that has given up.
 
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +16,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+
+from jaxlm.distributed import agreement
+from jaxlm.errors import RunError
+from jaxlm.runs.checkpoints import Checkpoints
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -206,3 +214,43 @@ def test_two_processes_save_meet_damage_and_agree(tmp_path):
     assert lines[3] == f"holds [4, {512 * 64 // 2}]"  # the step on each device, and half of what is cut
     assert lines[4].startswith("aside ['checkpoint 3 is newer") and lines[4].endswith("[1, 2] [3]")
     assert len((tmp_path / "run" / "starts.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_directory_that_is_changed_is_no_full_disk(tmp_path, monkeypatch, removed):
+    """Fails if the line tells to free space, or has the insides of Orbax. It may have made the directory again."""
+    directory = tmp_path / "checkpoints"
+    inside = "No ArrayMetadata found for process_index=0; But input PyTree contains <ParamInfo object at 0x7ff0>"
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.save(1, {"x": jnp.ones(3)}, config={})
+        checkpoints.wait()
+
+        def save(step, args):
+            shutil.rmtree(directory)
+            if not removed:
+                directory.mkdir()
+            raise FileNotFoundError(2, "No such file") if removed else ValueError(inside)
+
+        monkeypatch.setattr(checkpoints._manager, "save", save)
+        with pytest.raises(RunError) as raised:
+            checkpoints.save(2, {"x": jnp.ones(3)}, config={})
+    assert str(raised.value) == (
+        f"{directory}: the checkpoint of step 2 could not be written: the directory was changed meanwhile; there is no "
+        "older one; let nothing move or remove files there, then the same command begins again"
+    )
+
+
+def test_steps_are_those_of_process_0(tmp_path, monkeypatch):
+    """A stale listing of another process is not used. Fails if one process would resume and the other begin."""
+    checkpoints = Checkpoints(tmp_path, read_only=True)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(agreement, "_broadcast", lambda own: {"value": [4, 8]})
+    assert (checkpoints.steps(), checkpoints.agreed_steps()) == ([], [4, 8])
+
+
+@pytest.mark.parametrize("package", ["training", "finetuning"])
+def test_training_decides_by_agreed_steps(package):
+    """Fails if a decision that all processes take is taken by each for itself."""
+    for path in sorted((Path(agreement.__file__).parents[1] / package).glob("*.py")):
+        assert not re.search(r"\.steps\(\)", path.read_text()), path

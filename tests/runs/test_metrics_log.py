@@ -282,3 +282,10 @@ def test_the_time_left_does_not_count_a_compilation():
 def test_durations():
     seconds = (None, math.nan, 0.4, 65, 3601, 86_400 * 2 + 3 * 3600)
     assert [duration(each) for each in seconds] == ["-", "-", "0:00", "1:05", "1:00:01", "2d 03:00"]
+
+
+@pytest.mark.parametrize("step", [10**30, 2**31, -1])
+def test_a_step_that_no_run_has_is_a_damaged_line(tmp_path, step):
+    """Fails if a report of such a file ends in a traceback, as a step is an int32 there."""
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2.0}}\n{{"step": {step}, "loss": 1.0}}\n')
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1]

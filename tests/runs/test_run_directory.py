@@ -3,6 +3,8 @@
 Fails when another config trains over a run, when two programs write in one directory, or when an error is not one line.
 """
 
+import errno
+import fcntl
 import json
 import os
 import shlex
@@ -14,6 +16,7 @@ import jax
 import pytest
 
 from jaxlm.atomic_write import write_json
+from jaxlm.data.plan import locked
 from jaxlm.errors import InputError
 from jaxlm.runs import directory
 from jaxlm.runs.directory import RunDirectory, split_start
@@ -241,3 +244,21 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError):
         write_json(file, {"a": float("nan")})
     assert json.loads(file.read_text()) == {"a": 1}
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, caplog):
+    """Lustre without flock answers ENOSYS. Fails if two programs could mix their checkpoints without a word."""
+    with RunDirectory(tmp_path / "locked") as run:
+        run.open(CONFIG)
+    assert not caplog.records
+
+    def no_locks(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (tmp_path / "run").mkdir()
+    with RunDirectory(tmp_path / "run") as run, locked(run.path):
+        run.open(CONFIG)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.split(" is on a file system without locks: ")[0] for line in told] == [str(run.path)] * 2
+    assert "make sure that only one program trains in it" in told[1]

@@ -1,6 +1,7 @@
 """A user's own files: labels found in the data, kinds, pairs and choices, and every wrong input in one line."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -198,3 +199,21 @@ def test_runs_from_before_there_were_encoders_are_read():
     assert task.paper_for("gpt1") == {"length": 512} and task.paper_for("bert") == {} and task.selects == "dev"
     with pytest.raises(InputError, match="task.json: options: .* read it with the version that wrote it"):
         Task.from_json(values | {"options": {"strides": 3}})
+
+
+def test_a_label_for_each_row_is_one_line(tmp_path):
+    """Fails if 10^5 labels are searched one after another for each row, which takes minutes, or end in a traceback."""
+    rows = "".join(f"a\tl{number}\n" for number in range(5_001))
+    with pytest.raises(InputError, match="at most 5,000 labels, got label with 5,001 in 5,001 rows of"):
+        read(tmp_path, f"text\tlabel\n{rows}", dev="text\tlabel\na\tl1\n")
+    task = Task(
+        "many",
+        "classification",
+        "single",
+        "accuracy",
+        ("accuracy",),
+        labels=tuple(str(number) for number in range(100_000)),
+    )
+    began = time.process_time()
+    assert all(task.label_number(task.parse_label(label)) == int(label) for label in task.labels)
+    assert time.process_time() - began < 20

@@ -5,17 +5,20 @@ Fails when the softmax changes its rows, or dropout its rate, without a word.
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
+import jax
 import pytest
 import toy_run
-from toy_runs import finetune_arguments, make_task, run_here
+from toy_runs import assert_one_line, bert_arguments, finetune_arguments, make_pair_stores, make_task, run_here, starts
 
 from jaxlm.errors import InputError
 from jaxlm.models import dropout_rates
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.training.initialization import FREE_FIELDS, dropout_notes, model_of_source
+from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.training.initialization import FREE_FIELDS, dropout_notes, model_of_source, open_source
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -85,3 +88,41 @@ def test_fine_tuning_keeps_the_tables_and_says_the_dropout(tmp_path, monkeypatch
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     again = run_here("finetune", *finetune_arguments(tmp_path / "run", task, *flags))
     assert again.code == 0 and "is complete" in again.output, again.errors
+
+
+def with_other_heads(run):
+    """Replace the newest checkpoint of a run by one that differs in the heads."""
+    with Checkpoints(run / "checkpoints", read_only=True) as checkpoints:
+        restored = checkpoints.restore(lambda metadata: metadata.tree)
+    shutil.rmtree(run / "checkpoints")
+    head = jax.tree.map(lambda leaf: leaf + 1, restored.state["params"]["head"])
+    state = restored.state | {"params": restored.state["params"] | {"head": head}}
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        checkpoints.save(restored.step, state, config=restored.config, extra=restored.extra)
+
+
+@pytest.mark.slow
+def test_other_heads_are_another_start(tmp_path):
+    """A run without a checkpoint begins again, from the same parameters, also one of an earlier version, whose
+    fingerprint left the heads out. Fails if an exchanged head is not noticed.
+    """
+    source, run, stores = tmp_path / "source", tmp_path / "run", make_pair_stores(tmp_path)
+
+    def train(run, *more):
+        return run_here("pretrain", *bert_arguments(run, stores, "--data.validation", "--num-steps", 1, *more))
+
+    assert train(source).code == 0 and train(run, "--start", source).code == 0
+    config, known = json.loads((run / "config.json").read_text()), open_source(str(source)).opened()
+    assert config["fingerprints"]["start"] == known.fingerprint != known.earlier_fingerprint
+    config["fingerprints"]["start"] = known.earlier_fingerprint
+    (run / "config.json").write_text(json.dumps(config))
+    moved = source.rename(tmp_path / "moved")
+    shutil.rmtree(run / "checkpoints")
+    assert train(run, "--start", moved).code == 0
+    assert starts(run)[-1]["started_from"] == f"parameters of {moved}@1"
+    config = json.loads((run / "config.json").read_text())
+    config["fingerprints"]["start"] = known.fingerprint
+    (run / "config.json").write_text(json.dumps(config))
+    with_other_heads(moved)
+    shutil.rmtree(run / "checkpoints")
+    assert_one_line(train(run, "--start", moved), 2, f"must have the parameters that {run} began from, got others")
