@@ -53,9 +53,9 @@ def pretrained(tmp_path_factory, stores):
 @pytest.mark.parametrize(
     "flags, fragments",
     [
-        ("--batch-size 12", ["--batch-size 12", "--micro-batches 1", "data 8", "fsdp 1", "= 8"]),
-        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--batch-size 16", "data 4 x fsdp 2 = 32"]),
-        ("--eval-batch-size 12", ["--eval-batch-size 12", "data 8"]),
+        ("--batch-size 12", ["--batch-size must be a multiple of mesh data 8 x fsdp 1 = 8, got 12; give 16"]),
+        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--micro-batches 4 x mesh data 4 x fsdp 2 = 32, got 16"]),
+        ("--eval-batch-size 12", ["--eval-batch-size must be a multiple of mesh data 8", "got 12"]),
         ("--mesh.data 3", ["data 3", "does not fit 8 devices"]),
         ("--mesh.data -1 --mesh.fsdp -1", ["at most one -1"]),
         ("--length 513", ["--length must be from 1 to 512, the positions of the model, got 513"]),
@@ -112,8 +112,8 @@ def pair_stores(tmp_path_factory):
         ("--length 4", ["rows of pairs must have at least 5 slots", "got 4"]),
         ("--length 513", ["--length must be from 1 to 512, the positions of the model, got 513"]),
         ("--model.num-positions 32", ["--length must be from 1 to 32, the positions of the model, got 64"]),
-        ("--batch-size 12", ["--batch-size 12", "data 8"]),
-        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--batch-size 16", "data 4 x fsdp 2 = 32"]),
+        ("--batch-size 12", ["--batch-size must be a multiple of mesh data 8", "got 12"]),
+        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--micro-batches 4 x mesh data 4 x fsdp 2 = 32, got 16"]),
         ("--data.random-share 2", ["--data.random-share must be from 0 to 1, got 2"]),
         ("--data.mask-copies 0", ["--data.mask-copies must be at least 1, got 0"]),
         ("--data.pairs-per-row -1", ["--data.pairs-per-row must be at least 0, got -1"]),
@@ -280,7 +280,7 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
         ("--tokenizer what:ever", ["what:ever"]),
         ("--tokenizer store:STORE --transfer-layers 1", ["--transfer-layers", "--start"]),
         ("--start START --transfer-layers 3", ["--transfer-layers must be from 0 to 2", "got 3"]),
-        ("--start START --batch-size 12", ["--batch-size 12", "data 8"]),
+        ("--start START --batch-size 12", ["--batch-size must be a multiple of mesh data 8", "got 12"]),
         ("--start START --length 513", ["length must be at most 32", "got 513", "--beyond-length"]),
         ("--start START --length 4", ["length must be at least 5", "got 4"]),
         ("--start START --seeds 0", ["seeds must be above 0, got 0"]),
@@ -339,7 +339,7 @@ def test_one_line_from_a_process_of_its_own_too(stores, tmp_path):
     """What libraries write past Python's streams, or at the end of a process, is seen only here."""
     log: Path = tmp_path / "log"
     arguments = pretrain_arguments(tmp_path / "run", stores, "--batch-size", 12)
-    assert_one_line(run_process("pretrain", *arguments, log=log, devices=8), 2, "--batch-size 12")
+    assert_one_line(run_process("pretrain", *arguments, log=log, devices=8), 2, "--batch-size must be", "got 12")
 
 
 def test_an_interrupt_is_one_line():

@@ -48,7 +48,7 @@ def test_sizes_that_do_not_fit_are_refused(model):
     if model == "gpt1":  # an encoder's loss is over masked tokens, which chunks of the length do not divide
         with pytest.raises(InputError, match=r"loss_chunks.* 5"):
             measured(f"--model {model} {TOY} --loss-chunks 5")
-    with pytest.raises(InputError, match="batch_size 3"):
+    with pytest.raises(InputError, match="batch_size must be .*, got 3"):
         measured(f"--model {model} {TOY} --batch 3")
     with pytest.raises(InputError, match="steps must be positive"):
         measured(f"--model {model} {TOY} --steps 0")

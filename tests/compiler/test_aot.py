@@ -334,7 +334,7 @@ def test_changes_are_tried_in_order():
     [
         ("mesh.fsdp='4", "--compare"),
         ("mesh.fsdp=3", "does not fit 4 devices"),
-        ("micro-batches=5", "batch_size 32"),
+        ("micro-batches=5", "batch_size must be .*, got 32"),
         ("topology=v5e:3x5", "the sides are even x even, or 1x1"),
     ],
 )

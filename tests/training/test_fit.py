@@ -41,7 +41,7 @@ def fitted(config, mesh):
 def test_numbers_are_those_the_mesh_can_deal_out(mesh):
     """Fails when a micro-batch would have rows for some devices only."""
     assert memory_fit.micro_batch_counts(24, mesh) == [1, 2, 3, 4, 6, 12]
-    with pytest.raises(InputError, match="batch_size 25"):
+    with pytest.raises(InputError, match="batch_size must be .*, got 25"):
         memory_fit.micro_batch_counts(25, mesh)
 
 
@@ -64,7 +64,7 @@ def test_auto_is_one_where_memory_is_not_known(mesh, caplog):
     assert "do not report their memory" in caplog.text
     assert fitted(replace(CONFIG, micro_batches=2), mesh).micro_batches == 2
     assert check_batches(CONFIG, mesh) == 128
-    with pytest.raises(InputError, match="batch_size 129"):
+    with pytest.raises(InputError, match="batch_size must be .*, got 129"):
         check_batches(replace(CONFIG, batch_size=129), mesh)
 
 

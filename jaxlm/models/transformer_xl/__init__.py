@@ -114,7 +114,7 @@ FAMILY = Family(
     },
     vocab_size=ENWIK8.vocab_size,
     finetuning_rate=6.25e-5,  # GPT-1's; the paper has no fine-tuning
-    layouts=("windows", "streams"),
+    layouts=("streams", "windows"),
     other_sizes={"num_heads": "heads"},
     carries=True,
     memory_fields=("memory_length", "clamp_length", "same_length"),
