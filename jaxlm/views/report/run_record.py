@@ -244,5 +244,6 @@ def _samples(path: Path, count: int) -> list[str]:
     text = read_regular(path, LONGEST_SAMPLES).decode(errors="replace")
     if path.suffix == ".txt":
         return [text.strip()] if text.strip() else []
-    lines = itertools.islice((line for line in text.splitlines() if line.strip()), count)
+    # Not splitlines(), which also breaks at separators that a text may hold, such as U+2028.
+    lines = itertools.islice((line for line in text.split("\n") if line.strip()), count)
     return [str(json.loads(line)["text"]) for line in lines]
