@@ -54,7 +54,10 @@ def pretrained(tmp_path_factory, stores):
     "flags, fragments",
     [
         ("--batch-size 12", ["--batch-size must be a multiple of mesh data 8 x fsdp 1 = 8, got 12; give 16"]),
-        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--micro-batches 4 x mesh data 4 x fsdp 2 = 32, got 16"]),
+        (
+            "--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2",
+            ["--micro-batches 4 x mesh data 4 x fsdp 2 = 32, got 16"],
+        ),
         ("--eval-batch-size 12", ["--eval-batch-size must be a multiple of mesh data 8", "got 12"]),
         ("--mesh.data 3", ["data 3", "does not fit 8 devices"]),
         ("--mesh.data -1 --mesh.fsdp -1", ["at most one -1"]),
@@ -113,7 +116,10 @@ def pair_stores(tmp_path_factory):
         ("--length 513", ["--length must be from 1 to 512, the positions of the model, got 513"]),
         ("--model.num-positions 32", ["--length must be from 1 to 32, the positions of the model, got 64"]),
         ("--batch-size 12", ["--batch-size must be a multiple of mesh data 8", "got 12"]),
-        ("--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2", ["--micro-batches 4 x mesh data 4 x fsdp 2 = 32, got 16"]),
+        (
+            "--batch-size 16 --micro-batches 4 --mesh.data 4 --mesh.fsdp 2",
+            ["--micro-batches 4 x mesh data 4 x fsdp 2 = 32, got 16"],
+        ),
         ("--data.random-share 2", ["--data.random-share must be from 0 to 1, got 2"]),
         ("--data.mask-copies 0", ["--data.mask-copies must be at least 1, got 0"]),
         ("--data.pairs-per-row -1", ["--data.pairs-per-row must be at least 0, got -1"]),

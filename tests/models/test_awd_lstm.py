@@ -19,8 +19,9 @@ from toy_runs import Process, assert_one_line, checksums, make_stores, metrics, 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
-from jaxlm.models import awd_lstm, build, without_dropout
+from jaxlm.models import build, without_dropout
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB, AWD_LSTM_WT2, AWDLSTMConfig
+from jaxlm.models.awd_lstm import model as awd_lstm
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Inputs, Model
 from jaxlm.runs.checkpoints import Checkpoints

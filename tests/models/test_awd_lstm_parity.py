@@ -16,8 +16,9 @@ from parity import awd_lstm_case as case
 
 from jaxlm.data.batch import Batch
 from jaxlm.data.config import LONGER
-from jaxlm.models import awd_lstm, build
+from jaxlm.models import build
 from jaxlm.models.awd_lstm import AWDLSTMConfig
+from jaxlm.models.awd_lstm import model as awd_lstm
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Model
 from jaxlm.nn.execution import Execution

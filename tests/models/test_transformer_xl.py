@@ -15,9 +15,11 @@ from toy_runs import Process, assert_one_line, checksums, copy_at, make_stores, 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
-from jaxlm.models import build, transformer_xl, without_dropout
+from jaxlm.models import SIZES, build, without_dropout
 from jaxlm.models.model import Inputs, Model
 from jaxlm.models.transformer_xl import TransformerXLConfig
+from jaxlm.models.transformer_xl import model as transformer_xl
+from jaxlm.nn import transformer
 from jaxlm.nn.relative_positions import by_key
 from jaxlm.training.config import PretrainConfig
 
@@ -186,6 +188,7 @@ def test_dropout_has_the_rates_of_the_config(params, monkeypatch):
         return original(x, rate, key, **more)
 
     monkeypatch.setattr(transformer_xl, "dropout", recorded)
+    monkeypatch.setattr(transformer, "dropout", recorded)  # of the feed-forward
     regularized = build(replace(TOY, dropout_rate=0.25))
     found = jax.eval_shape(lambda: regularized(params, Inputs(IDS, IDS), key=jax.random.key(1)))
     assert found.undropped is not None
@@ -198,7 +201,7 @@ def test_dropout_has_the_rates_of_the_config(params, monkeypatch):
 def test_the_published_sizes():
     """Fails when a part of the published models is missing: parameters computed from the original code."""
     for name, millions in (("transformer-xl-enwik8", 41.06), ("transformer-xl-enwik8-large", 277.23)):
-        boxed = jax.eval_shape(build(transformer_xl.SIZES[name]).init, jax.random.key(0))
+        boxed = jax.eval_shape(build(SIZES[name]).init, jax.random.key(0))
         assert round(sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(boxed))) / 1e6, 2) == millions
 
 
