@@ -21,7 +21,7 @@ from jaxlm.interop.shapes import backbone_shapes, check_sizes
 from jaxlm.interop.tensors import Info
 from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
 from jaxlm.text import Case, Tokenizer
-from jaxlm.text.bpe import GPT2Tokenizer
+from jaxlm.text.bpe import read_gpt2
 from jaxlm.text.gpt1 import GPT1Tokenizer
 
 PIECES = 10
@@ -136,7 +136,7 @@ def _gpt2(directory: Path, spec: str) -> Published:
     names = {_gpt2_name(name): name for name in bundle.infos}
     check_sizes(model, bundle.infos, names, f"{directory}/hparams.json")
     leaves = read_leaves(rules_for("gpt2", ()), backbone_shapes(model), bundle, names, model.num_layers)
-    tokenizer = GPT2Tokenizer.from_directory(directory) if (directory / "encoder.json").is_file() else None
+    tokenizer = read_gpt2(directory) if (directory / "encoder.json").is_file() else None
     return Published(spec, model, leaves, tokenizer, bundle.fingerprint(), "GPT2LMHeadModel", "F32")
 
 

@@ -3,58 +3,38 @@
 The tokenization is lossless: 256 byte symbols and their merges spell any text. Id 50256, <|endoftext|>, ends documents.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.text.tokenizer import Tokenizer, cut_before_white_space, library_offsets, read_file
+from jaxlm.text.library import LibraryTokenizer
+from jaxlm.text.tokenizer import read_file
 
 VOCABULARY_FILE = "encoder.json"
 MERGES_FILE = "vocab.bpe"
 END = "<|endoftext|>"
+BLANK = "\u0120"  # in the byte-level alphabet
 
 
-class GPT2Tokenizer(Tokenizer):
-    """GPT-2's `encoder.json` and `vocab.bpe` (50,257 ids in the published pair)."""
+def build_gpt2(vocabulary: bytes, merges: bytes, name: str = "GPT-2's vocabulary") -> LibraryTokenizer:
+    """Return the tokenizer of GPT-2's `encoder.json` and `vocab.bpe` (50,257 ids in the published pair)."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers
 
-    kind = "gpt2"
-    cuts = True
-    opening = "\u0120"  # a blank in the byte-level alphabet
+    ids, pairs = read_vocabulary(vocabulary, name), read_merges(merges, name)
+    library = Library(build_bpe(models.BPE, ids, pairs, name))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    library.decoder = decoders.ByteLevel()
+    files = {VOCABULARY_FILE: vocabulary, MERGES_FILE: merges}
+    specials = {"end": ids[END]} if END in ids else {}
+    # The pattern that splits words takes white space only at the front of a word.
+    return LibraryTokenizer("gpt2", library, files, specials, cuts=True, opening=BLANK)
 
-    def __init__(self, vocabulary: bytes, merges: bytes, name: str = "GPT-2's vocabulary"):
-        from tokenizers import Tokenizer as Library
-        from tokenizers import decoders, models, pre_tokenizers
 
-        ids, pairs = read_vocabulary(vocabulary, name), read_merges(merges, name)
-        self._library = Library(build_bpe(models.BPE, ids, pairs, name))
-        self._library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        self._library.decoder = decoders.ByteLevel()
-        specials = {"end": ids[END]} if END in ids else {}
-        super().__init__({VOCABULARY_FILE: vocabulary, MERGES_FILE: merges}, max(ids.values()) + 1, specials)
-
-    @classmethod
-    def from_directory(cls, directory: Path) -> "GPT2Tokenizer":
-        directory = Path(directory)
-        return cls(read_file(directory / VOCABULARY_FILE), read_file(directory / MERGES_FILE), str(directory))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
-        return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
-
-    def cut(self, text: str, limit: int) -> int:
-        # The pattern that splits words takes white space only at the front of a word.
-        return cut_before_white_space(text, limit)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._library.decode(ids, skip_special_tokens=False)
-
-    def _piece(self, i: int) -> str:
-        return self._library.id_to_token(i) or f"<{i}>"
+def read_gpt2(directory: Path) -> LibraryTokenizer:
+    """Return the tokenizer of the two files in `directory`. InputError for a missing or damaged file."""
+    directory = Path(directory)
+    return build_gpt2(read_file(directory / VOCABULARY_FILE), read_file(directory / MERGES_FILE), str(directory))
 
 
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from jaxlm.text.gpt1 import END_OF_WORD, GPT1Tokenizer
+from jaxlm.text.library import LibraryTokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.text.tokenizer import Tokenizer
-from jaxlm.text.tokenizer_json import FILE, ROLE_NAMES, JsonTokenizer
+from jaxlm.text.tokenizer_json import FILE, ROLE_NAMES
 
 OWN = "jaxlm_tokenizer"
 
@@ -81,10 +82,10 @@ def library_of(tokenizer: Tokenizer, inputs: Inputs):
         library = _of_sentencepiece(tokenizer)
     elif isinstance(tokenizer, GPT1Tokenizer):
         library = _of_gpt1(tokenizer)
-    elif isinstance(tokenizer, JsonTokenizer):
-        library = Library.from_str(tokenizer.files[FILE].decode())
     else:
-        library = Library.from_str(tokenizer._library.to_str())  # type: ignore[attr-defined]
+        assert isinstance(tokenizer, LibraryTokenizer)
+        saved = tokenizer.files.get(FILE)  # with the padding and truncation that its users set
+        library = Library.from_str(saved.decode() if saved else tokenizer._library.to_str())
     ordered = sorted(tokenizer.specials.items(), key=lambda item: item[1])
     for role, i in ordered:
         spelling = tokenizer.pieces([i])[0]

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.text.tokenizer import ROLES, SPELLINGS, Tokenizer, cut_before_white_space, read_file, roles_by_spelling
+from jaxlm.text.tokenizer import ROLES, SPELLINGS, Tokenizer, read_file, roles_by_spelling
 
 MODEL_FILE = "sentencepiece.model"
 BYTES = 256
@@ -72,9 +72,6 @@ class SentencePieceTokenizer(Tokenizer):
                 "token offsets need sentencepiece 0.2.3 or later; install it: pip install 'sentencepiece>=0.2.3'"
             )
         return [_with_offsets(self._processor.encode_as_proto(text), text) for text in texts]
-
-    def cut(self, text: str, limit: int) -> int:
-        return cut_before_white_space(text, limit) if self.cuts else 0
 
     def cuts_at(self, text: str, place: int) -> bool:
         # No token contains a line break, so text can be split before one whatever precedes it.

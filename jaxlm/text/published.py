@@ -36,12 +36,12 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
         settings.check("gpt1")
         found = gpt1.GPT1Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
     elif has_json:
-        found = tokenizer_json.JsonTokenizer.from_directory(directory)
+        found = tokenizer_json.read_json(directory)
         found.notes = notes
         return _without_case(found, case, f"{directory}/{tokenizer_json.FILE} defines the text normalization")
     elif of_pairs:
         settings.check("gpt2")
-        found = bpe.GPT2Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
+        found = bpe.build_gpt2(read_file(vocabulary), read_file(merges), str(directory))
     elif (directory / wordpiece.FILE).is_file():
         return wordpiece_tokenizer(directory / wordpiece.FILE, case)
     else:
@@ -73,7 +73,7 @@ def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:
     settings.check("wordpiece")
     said = settings.truth("do_lower_case")
     lower_case = said if case == "auto" else case == "uncased"
-    found = wordpiece.WordPieceTokenizer(
+    found = wordpiece.build_wordpiece(
         read_file(file),
         str(file),
         lower_case,
@@ -93,7 +93,7 @@ def _saved_here(file: Path, case: wordpiece.Case) -> Tokenizer:
     if case != "auto":
         files[wordpiece.CASE_FILE] = f"{case}\n".encode()
     try:
-        found = wordpiece.WordPieceTokenizer.from_files(files, str(file))
+        found = wordpiece.wordpiece_from_files(files, str(file))
     except (ValueError, TypeError) as error:
         raise InputError(f"{file.parent}/{wordpiece.SETTINGS_FILE} is damaged ({error}); copy it again") from error
     source = "from --wordpiece-case" if case != "auto" else f"from {DESCRIPTION}"

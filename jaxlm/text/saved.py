@@ -80,10 +80,10 @@ def tokenizer_from_files(kind: str, files: Mapping[str, bytes], name: str) -> To
     if kind == "sentencepiece":
         return piece_models.SentencePieceTokenizer(files[piece_models.MODEL_FILE], name)
     if kind == "wordpiece":
-        return wordpiece.WordPieceTokenizer.from_files(files, name)
+        return wordpiece.wordpiece_from_files(files, name)
     if kind == "gpt1":
         return gpt1.GPT1Tokenizer(files[gpt1.VOCABULARY_FILE], files[gpt1.MERGES_FILE], name)
     if kind == "gpt2":
-        return bpe.GPT2Tokenizer(files[bpe.VOCABULARY_FILE], files[bpe.MERGES_FILE], name)
+        return bpe.build_gpt2(files[bpe.VOCABULARY_FILE], files[bpe.MERGES_FILE], name)
     roles = parse_json(files[tokenizer_json.ROLES_FILE])
-    return tokenizer_json.JsonTokenizer(files[tokenizer_json.FILE], roles, name)
+    return tokenizer_json.build_json(files[tokenizer_json.FILE], roles, name)

@@ -55,9 +55,9 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
         tokenizer.require_packages()
         return tokenizer
     if kind == "gpt2":
-        return bpe.GPT2Tokenizer.from_directory(path)
+        return bpe.read_gpt2(path)
     if kind == "hf":
-        return tokenizer_json.JsonTokenizer.from_directory(path)
+        return tokenizer_json.read_json(path)
     if kind == "store":
         if not (path / "tokenizer" / DESCRIPTION).exists():
             raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run, it has no tokenizer")

@@ -51,7 +51,7 @@ class Tokenizer(ABC):
     """
 
     kind: str
-    cuts = False  # whether `cut` and `cuts_at` are supported
+    cuts = False  # whether text may be split before white space without a change of its ids
     lost = ""  # what of a text its ids do not keep
     whole_bytes = 0  # memory per character of a text that is encoded whole, as measured on books
     continuing = ""  # prefix of tokens that continue a word, for schemes that mark them
@@ -97,7 +97,7 @@ class Tokenizer(ABC):
 
         Long documents are encoded block by block with it. A scheme that depends on its whole input always returns 0.
         """
-        return 0
+        return cut_before_white_space(text, limit) if self.cuts else 0
 
     def cuts_at(self, text: str, place: int) -> bool:
         """Return True if splitting `text` before character `place` is known not to change its ids."""
@@ -195,11 +195,6 @@ def roles_by_spelling(vocabulary: Mapping[str, int]) -> dict[str, int]:
                 found[role] = vocabulary[spelling]
                 break
     return found
-
-
-def library_offsets(encodings: Sequence) -> list[tuple[list[int], np.ndarray]]:
-    """Return ids and offsets from encodings of the `tokenizers` library, whose offsets count code points."""
-    return [(encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)) for encoding in encodings]
 
 
 def cut_before_white_space(text: str, limit: int) -> int:

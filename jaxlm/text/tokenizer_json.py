@@ -5,17 +5,15 @@ else from their spelling. The post-processing (special tokens), padding and trun
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.text.library import LibraryTokenizer
 from jaxlm.text.settings import read_object
-from jaxlm.text.tokenizer import ROLES, Tokenizer, cut_before_white_space, library_offsets, read_file, roles_by_spelling
-from jaxlm.text.wordpiece import cuts_between_words
+from jaxlm.text.tokenizer import ROLES, read_file, roles_by_spelling
 
 FILE = "tokenizer.json"
 ROLES_FILE = "roles.json"
@@ -40,82 +38,33 @@ ROLE_NAMES = {
 }
 
 
-class JsonTokenizer(Tokenizer):
-    """A `tokenizer.json`, and role -> spelling of its special tokens (None: roles are found by spelling)."""
+def build_json(content: bytes, roles: Mapping[str, str] | None = None, name: str = FILE) -> LibraryTokenizer:
+    """Return the tokenizer of a `tokenizer.json`.
 
-    kind = "tokenizers"
-    whole_bytes = 120
+    roles: role -> spelling of its special tokens; None: roles are found by spelling.
+    """
+    from tokenizers import Tokenizer as Library
 
-    def __init__(self, content: bytes, roles: Mapping[str, str] | None = None, name: str = "tokenizer.json"):
-        from tokenizers import Tokenizer as Library
+    _check_ids(content, name)
+    try:
+        library = Library.from_str(content.decode("utf-8"))
+    except Exception as error:  # the library raises a bare Exception
+        raise InputError(f"{name} must be a tokenizer.json that this version reads ({error})") from error
+    vocabulary = library.get_vocab(with_added_tokens=True)
+    specials = roles_by_spelling({t.content: i for i, t in library.get_added_tokens_decoder().items() if t.special})
+    specials.update({role: vocabulary[token] for role, token in (roles or {}).items() if token in vocabulary})
+    specials = {role: specials[role] for role in ROLES if role in specials}
+    spelt = {role: library.id_to_token(i) for role, i in specials.items()}
+    files = {FILE: content, ROLES_FILE: (json.dumps(spelt, indent=2) + "\n").encode()}
+    scheme = json.loads(library.to_str())
+    return LibraryTokenizer("tokenizers", library, files, specials, **_word_rules(scheme, vocabulary))
 
-        _check_ids(content, name)
-        try:
-            self._library = Library.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises a bare Exception
-            raise InputError(f"{name} must be a tokenizer.json that this version reads ({error})") from error
-        self._library.no_padding()
-        self._library.no_truncation()
-        # Text that contains the spelling of a special token is plain text.
-        self._library.encode_special_tokens = True
-        vocabulary = self._library.get_vocab(with_added_tokens=True)
-        size = max(vocabulary.values()) + 1
-        special = {t.content: i for i, t in self._library.get_added_tokens_decoder().items() if t.special}
-        specials = roles_by_spelling(special)
-        specials.update({role: vocabulary[token] for role, token in (roles or {}).items() if token in vocabulary})
-        specials = {role: specials[role] for role in ROLES if role in specials}
-        spelt = {role: self._library.id_to_token(i) for role, i in specials.items()}
-        files = {FILE: content, ROLES_FILE: (json.dumps(spelt, indent=2) + "\n").encode()}
-        super().__init__(files, size, specials)
-        self._special_ids = set(special.values())
-        scheme = json.loads(self._library.to_str())
-        kinds = _kinds(scheme)
-        self._is_bert = kinds == _BERT
-        splits = scheme["pre_tokenizer"] or {}
-        patterns = ({"Regex": r"\n|\S+"}, {"Regex": r"[\s\S]"})  # of `units`: no match depends on what precedes it
-        is_lookup = kinds == [None, "Split", "WordLevel"] and splits["pattern"] in patterns
-        is_bytes = kinds == [None, "ByteLevel", "BPE"] and not scheme["model"]["merges"]
-        is_bytes = is_bytes and splits["add_prefix_space"] is False
-        cuts = self._is_bert or _is_gpt2(scheme) or is_lookup or is_bytes
-        self.cuts = cuts and not any(map(_spans_white_space, scheme["added_tokens"]))
-        if is_lookup:
-            words = splits["behavior"] == "Removed"
-            self.lost = "no spacing, unknown words as one id" if words else "unknown characters as one id"
-        elif kinds[2] == "WordPiece":
-            self.continuing = scheme["model"]["continuing_subword_prefix"]
-        else:  # the marks for a blank in SentencePiece's and GPT-2's vocabularies
-            self.opening = next((mark for mark in _BLANKS if any(piece.startswith(mark) for piece in vocabulary)), "")
 
-    @classmethod
-    def from_directory(cls, directory: Path) -> "JsonTokenizer":
-        """Read `tokenizer.json` in `directory` (or the file itself), and the roles of its special tokens."""
-        path = Path(directory)
-        path = path / FILE if path.is_dir() else path
-        return cls(read_file(path), _named_roles(path.parent), str(path))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
-        return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
-
-    def cut(self, text: str, limit: int) -> int:
-        return cut_before_white_space(text, limit) if self.cuts else 0
-
-    def cuts_at(self, text: str, place: int) -> bool:
-        if self._is_bert:
-            return self.cuts and cuts_between_words(text, place)
-        return super().cuts_at(text, place)
-
-    @property
-    def _hidden(self) -> set[int]:
-        return super()._hidden | self._special_ids
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._library.decode(ids, skip_special_tokens=False)
-
-    def _piece(self, i: int) -> str:
-        return self._library.id_to_token(i) or f"<{i}>"
+def read_json(directory: Path) -> LibraryTokenizer:
+    """Read `tokenizer.json` in `directory` (or the file itself), and the roles of its special tokens."""
+    path = Path(directory)
+    path = path / FILE if path.is_dir() else path
+    return build_json(read_file(path), _named_roles(path.parent), str(path))
 
 
 def _check_ids(content: bytes, name: str) -> None:
@@ -137,6 +86,25 @@ def _check_ids(content: bytes, name: str) -> None:
 def _kinds(scheme: dict[str, Any]) -> list[str | None]:
     """Return the types of a scheme's normalizer, pre-tokenizer and model."""
     return [(scheme.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+
+
+def _word_rules(scheme: dict[str, Any], vocabulary: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of LibraryTokenizer that a scheme decides: how it splits texts and marks words."""
+    kinds, splits = _kinds(scheme), scheme["pre_tokenizer"] or {}
+    patterns = ({"Regex": r"\n|\S+"}, {"Regex": r"[\s\S]"})  # of `units`: no match depends on what precedes it
+    is_lookup = kinds == [None, "Split", "WordLevel"] and splits["pattern"] in patterns
+    is_bytes = kinds == [None, "ByteLevel", "BPE"] and not scheme["model"]["merges"]
+    is_bytes = is_bytes and splits["add_prefix_space"] is False
+    cuts = kinds == _BERT or _is_gpt2(scheme) or is_lookup or is_bytes
+    cuts = cuts and not any(map(_spans_white_space, scheme["added_tokens"]))
+    rules: dict[str, Any] = {"cuts": cuts, "bert_words": kinds == _BERT}
+    if is_lookup:
+        words = splits["behavior"] == "Removed"
+        return rules | {"lost": "no spacing, unknown words as one id" if words else "unknown characters as one id"}
+    if kinds[2] == "WordPiece":
+        return rules | {"continuing": scheme["model"]["continuing_subword_prefix"]}
+    # The marks for a blank in SentencePiece's and GPT-2's vocabularies.
+    return rules | {"opening": next((m for m in _BLANKS if any(piece.startswith(m) for piece in vocabulary)), "")}
 
 
 def _is_gpt2(scheme: dict[str, Any]) -> bool:

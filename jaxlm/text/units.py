@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm.errors import InputError
-from jaxlm.text.tokenizer_json import JsonTokenizer
+from jaxlm.text.library import LibraryTokenizer
+from jaxlm.text.tokenizer_json import build_json
 
 UNKNOWN = "<unk>"
 END = "<end of document>"  # with blanks, so that no word of a text is spelt like it
@@ -22,7 +23,7 @@ _SPECIALS = len(_ROLES)
 _WORD = re.compile(r"\n|\S+")
 
 
-def train_words(texts: Iterable[str], size: int, minimum_count: int = 1) -> JsonTokenizer:
+def train_words(texts: Iterable[str], size: int, minimum_count: int = 1) -> LibraryTokenizer:
     """Return a vocabulary of at most `size` ids: `<unk>`, the end of a document, and the most frequent words.
 
     A line break counts as a word. Of words that are equally frequent the first one in code point order comes first.
@@ -33,7 +34,7 @@ def train_words(texts: Iterable[str], size: int, minimum_count: int = 1) -> Json
     return _lookup(_most_frequent(counts, size, minimum_count), words=True)
 
 
-def train_characters(texts: Iterable[str], size: int, minimum_count: int = 1) -> JsonTokenizer:
+def train_characters(texts: Iterable[str], size: int, minimum_count: int = 1) -> LibraryTokenizer:
     """Return a vocabulary of at most `size` ids: `<unk>`, the end of a document, and the most frequent characters.
 
     See `train_words`.
@@ -42,7 +43,7 @@ def train_characters(texts: Iterable[str], size: int, minimum_count: int = 1) ->
     return _lookup(_most_frequent(counts, size, minimum_count), words=False)
 
 
-def bytes_tokenizer() -> JsonTokenizer:
+def bytes_tokenizer() -> LibraryTokenizer:
     """Return the vocabulary of the 256 bytes and the end of a document, 257 ids."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
@@ -52,7 +53,7 @@ def bytes_tokenizer() -> JsonTokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([END])
-    return JsonTokenizer(library.to_str().encode(), {"end": END}, "the vocabulary of bytes")
+    return build_json(library.to_str().encode(), {"end": END}, "the vocabulary of bytes")
 
 
 def whole_words(fragments: Iterable[tuple[str, bool]]) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _most_frequent(counts: Counter[str], size: int, minimum_count: int) -> list[
     return [unit for _, unit in ranked[: size - _SPECIALS]]
 
 
-def _lookup(units: Sequence[str], *, words: bool) -> JsonTokenizer:
+def _lookup(units: Sequence[str], *, words: bool) -> LibraryTokenizer:
     """Return the vocabulary of `<unk>`, END and units, in this order."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
@@ -97,7 +98,7 @@ def _lookup(units: Sequence[str], *, words: bool) -> JsonTokenizer:
     else:
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         library.decoder = decoders.Fuse()
-    return JsonTokenizer(library.to_str().encode(), _ROLES, f"the vocabulary of {'words' if words else 'characters'}")
+    return build_json(library.to_str().encode(), _ROLES, f"the vocabulary of {'words' if words else 'characters'}")
 
 
 def _byte_symbols() -> list[str]:

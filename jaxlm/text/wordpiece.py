@@ -16,23 +16,15 @@ text gives the same bytes.
 """
 
 import json
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal
-
-import numpy as np
 
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.text.library import LibraryTokenizer
 from jaxlm.text.piece_models import split_sentence
-from jaxlm.text.tokenizer import (
-    SPELLINGS,
-    Tokenizer,
-    cut_before_white_space,
-    library_offsets,
-    roles_by_spelling,
-)
+from jaxlm.text.tokenizer import SPELLINGS, roles_by_spelling
 
 FILE = "vocab.txt"
 CASE_FILE = "case.txt"  # only if the vocabulary does not show whether it lower-cases
@@ -42,6 +34,7 @@ Case = Literal["auto", "uncased", "cased"]
 UNKNOWN = "[UNK]"
 CONTINUES = "##"
 LONGEST_WORD = 200
+LOST = "no spacing, unknown words as one id, and of an uncased one lower case without accents"
 
 # The special tokens of a trained vocabulary, in this order from id 0.
 TRAINED_ROLES = ("pad", "unknown", "cls", "sep", "mask")
@@ -50,92 +43,61 @@ TRAINED_ROLES = ("pad", "unknown", "cls", "sep", "mask")
 # Words with rarer characters are split there in training, and unknown in texts.
 CHARACTER_FRACTION = 0.5
 
-_SPACES = " \n\t\r"
-# Characters that are words of their own, after which sentences end. (BERT splits words at all of Unicode's punctuation,
-# which depends on the version of Unicode.)
-_PUNCTUATION = frozenset(".!?:;,\"')]}…”’»›。！？；：，」』）】．｡؟۔।॥")
 
-
-class WordPieceTokenizer(Tokenizer):
-    """A `vocab.txt`: one token per line, with the line number from 0 as its id.
+def build_wordpiece(
+    vocabulary: bytes,
+    name: str = FILE,
+    lower_case: bool | None = None,
+    *,
+    strip_accents: bool | None = None,
+    part_ideographs: bool = True,
+) -> LibraryTokenizer:
+    """Return the tokenizer of a `vocab.txt`: one token per line, with the line number from 0 as its id.
 
     lower_case: whether text is lower-cased; None: yes if the vocabulary has no upper-case letter.
     strip_accents: whether accents are stripped; None: yes if text is lower-cased.
     part_ideographs: whether each Chinese character is a word of its own.
     """
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models
 
-    kind = "wordpiece"
-    lost = "no spacing, unknown words as one id, and of an uncased one lower case without accents"
-    cuts = True
-    continuing = CONTINUES
+    lines = _lines(vocabulary, name)
+    ids = {line.strip(): number for number, line in enumerate(lines)}
+    if UNKNOWN not in ids:
+        raise InputError(f"{name}: a WordPiece vocabulary must have {UNKNOWN}, got {len(lines)} lines without")
+    lower_case = _looks_lower(ids, "[]", "<>") if lower_case is None else lower_case
+    strip_accents = None if strip_accents == lower_case else strip_accents
+    library = Library(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
+    library.normalizer, library.pre_tokenizer = _normalization(lower_case, strip_accents, part_ideographs)
+    library.decoder = decoders.WordPiece()
+    files = {FILE: vocabulary}
+    if lower_case != _looks_lower(ids, "[]"):
+        files[CASE_FILE] = b"uncased\n" if lower_case else b"cased\n"
+    if strip_accents is not None or not part_ideographs:
+        settings = {"strip_accents": strip_accents, "part_ideographs": part_ideographs}
+        files[SETTINGS_FILE] = (json.dumps(settings) + "\n").encode()
+    specials = roles_by_spelling(ids)
+    return LibraryTokenizer(
+        "wordpiece", library, files, specials, cuts=True, bert_words=True, continuing=CONTINUES, lost=LOST
+    )
 
-    def __init__(
-        self,
-        vocabulary: bytes,
-        name: str = FILE,
-        lower_case: bool | None = None,
-        *,
-        strip_accents: bool | None = None,
-        part_ideographs: bool = True,
-    ):
-        from tokenizers import Tokenizer as Library
-        from tokenizers import decoders, models
 
-        lines = _lines(vocabulary, name)
-        ids = {line.strip(): number for number, line in enumerate(lines)}
-        if UNKNOWN not in ids:
-            raise InputError(f"{name}: a WordPiece vocabulary must have {UNKNOWN}, got {len(lines)} lines without")
-        self.lower_case = _looks_lower(ids, "[]", "<>") if lower_case is None else lower_case
-        strip_accents = None if strip_accents == self.lower_case else strip_accents
-        model = models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD)
-        self._library = Library(model)
-        self._library.normalizer, self._library.pre_tokenizer = _normalization(
-            self.lower_case, strip_accents, part_ideographs
-        )
-        self._library.decoder = decoders.WordPiece()
-        files = {FILE: vocabulary}
-        if self.lower_case != _looks_lower(ids, "[]"):
-            files[CASE_FILE] = b"uncased\n" if self.lower_case else b"cased\n"
-        if strip_accents is not None or not part_ideographs:
-            settings = {"strip_accents": strip_accents, "part_ideographs": part_ideographs}
-            files[SETTINGS_FILE] = (json.dumps(settings) + "\n").encode()
-        super().__init__(files, len(lines), roles_by_spelling(ids))
+def wordpiece_from_files(files: Mapping[str, bytes], name: str) -> LibraryTokenizer:
+    """Return the tokenizer that was saved in these `files`. KeyError or ValueError if they are not those of one.
 
-    @classmethod
-    def from_files(cls, files: Mapping[str, bytes], name: str) -> "WordPieceTokenizer":
-        """Return the tokenizer with these `files`. KeyError or ValueError if they are not those of one.
-
-        Without a CASE_FILE the case is guessed as in earlier versions, from all tokens but those in square brackets.
-        """
-        vocabulary = files[FILE]
-        case = files.get(CASE_FILE)
-        looks = _looks_lower(map(str.strip, _lines(vocabulary, name)), "[]")
-        lower_case = looks if case is None else case == b"uncased\n"
-        settings = parse_json(files.get(SETTINGS_FILE, b"{}"))
-        return cls(vocabulary, name, lower_case, **settings)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
-        return library_offsets(self._library.encode_batch(list(texts), add_special_tokens=False))
-
-    def cut(self, text: str, limit: int) -> int:
-        return cut_before_white_space(text, limit)
-
-    def cuts_at(self, text: str, place: int) -> bool:
-        return cuts_between_words(text, place)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._library.decode(ids, skip_special_tokens=False)
-
-    def _piece(self, i: int) -> str:
-        return self._library.id_to_token(i) or f"<{i}>"
+    Without a CASE_FILE the case is guessed as in earlier versions, from all tokens but those in square brackets.
+    """
+    vocabulary = files[FILE]
+    case = files.get(CASE_FILE)
+    looks = _looks_lower(map(str.strip, _lines(vocabulary, name)), "[]")
+    lower_case = looks if case is None else case == b"uncased\n"
+    settings = parse_json(files.get(SETTINGS_FILE, b"{}"))
+    return build_wordpiece(vocabulary, name, lower_case, **settings)
 
 
 def train_wordpiece(
     sentences: Iterable[str], size: int, case: Literal["uncased", "cased"] = "uncased"
-) -> WordPieceTokenizer:
+) -> LibraryTokenizer:
     """Train a vocabulary of exactly `size` ids: special tokens (TRAINED_ROLES), characters, longer tokens.
 
     The same sentences give the same bytes, in any order and on any number of cores. Raises InputError if there is no
@@ -167,7 +129,7 @@ def train_wordpiece(
             )
         # Excluding characters leaves too few merges: admit as many characters as tokens are missing.
         room += size - len(pieces)
-    return WordPieceTokenizer("".join(f"{piece}\n" for piece in pieces).encode(), FILE, case == "uncased")
+    return build_wordpiece("".join(f"{piece}\n" for piece in pieces).encode(), FILE, case == "uncased")
 
 
 def _train(lines: list[str], case: str, rare: str, first: list[str], size: int) -> list[str]:
@@ -229,13 +191,3 @@ def _normalization(lower_case: bool, strip_accents: bool | None = None, part_ide
         lowercase=lower_case, strip_accents=strip_accents, handle_chinese_chars=part_ideographs
     )
     return normalizer, pre_tokenizers.BertPreTokenizer()
-
-
-def cuts_between_words(text: str, place: int) -> bool:
-    """Return True if BERT's rules end a word before character `place` of `text`: at white space and punctuation.
-
-    A combining mark is never separated from the preceding character.
-    """
-    if not 0 < place < len(text) or unicodedata.category(text[place])[0] == "M":
-        return False
-    return text[place] in _SPACES or text[place - 1] in _SPACES or text[place - 1] in _PUNCTUATION

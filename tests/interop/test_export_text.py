@@ -24,10 +24,10 @@ from jaxlm.tasks import CustomConfig
 from jaxlm.tasks.batching.bert_inputs import arrange_segments
 from jaxlm.tasks.batching.gpt1_inputs import ROLES, arrange
 from jaxlm.text import OWN, Tokenizer, published_files, tokenizer_from_spec, train_sentencepiece
-from jaxlm.text.bpe import GPT2Tokenizer
+from jaxlm.text.bpe import build_gpt2
 from jaxlm.text.gpt1 import GPT1Tokenizer
-from jaxlm.text.tokenizer_json import JsonTokenizer
-from jaxlm.text.wordpiece import WordPieceTokenizer
+from jaxlm.text.tokenizer_json import build_json
+from jaxlm.text.wordpiece import build_wordpiece
 
 SIZES = GPTConfig(num_positions=48, num_layers=1, width=16, num_heads=2, feed_forward_width=64, init_std=0.3)
 FIRST = ("The cat sat.", "", "the hill " * 30, "one " * 20, "two " * 17)
@@ -55,13 +55,13 @@ def gpt1() -> GPT1Tokenizer:
 
 def tokenizers() -> dict[str, Tokenizer]:
     """One of each kind."""
-    twin = GPT2Tokenizer(*byte_level())
+    twin = build_gpt2(*byte_level())
     return {
         "sentencepiece": train_sentencepiece(toy_run.DOCUMENTS, 310),
-        "wordpiece": WordPieceTokenizer("".join(f"{piece}\n" for piece in toy_encoder.PIECES).encode()),
+        "wordpiece": build_wordpiece("".join(f"{piece}\n" for piece in toy_encoder.PIECES).encode()),
         "gpt1": gpt1(),
         "gpt2": twin,
-        "hf": JsonTokenizer(published_files(twin, 48)["tokenizer.json"], {"end": "<|endoftext|>"}),
+        "hf": build_json(published_files(twin, 48)["tokenizer.json"], {"end": "<|endoftext|>"}),
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 from jaxlm.errors import InputError
 from jaxlm.tasks.batching.tagged_rows import first_tokens
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
-from jaxlm.text.wordpiece import WordPieceTokenizer
+from jaxlm.text.wordpiece import build_wordpiece
 
 # Two code points of which a lower-casing tokenizer makes one, four bytes, a mark without a width, Chinese, two blanks.
 TEXT = "Zoe\u0301  saw\u200b the \U0001f642 ﬁne CAFÉ, 北京 don't"
@@ -14,11 +14,11 @@ VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] zoe saw the ﬁ ##ne cafe , 北 京
 
 
 def wordpiece(tmp_path):
-    return WordPieceTokenizer(VOCABULARY)
+    return build_wordpiece(VOCABULARY)
 
 
 def json_file(tmp_path):
-    (tmp_path / "tokenizer.json").write_text(WordPieceTokenizer(VOCABULARY)._library.to_str())
+    (tmp_path / "tokenizer.json").write_text(build_wordpiece(VOCABULARY)._library.to_str())
     return tokenizer_from_spec(f"hf:{tmp_path}")
 
 

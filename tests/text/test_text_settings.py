@@ -15,7 +15,7 @@ from jaxlm.data.preparation import PrepareConfig, prepare
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import read_published
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
-from jaxlm.text.wordpiece import CASE_FILE, FILE, SETTINGS_FILE, WordPieceTokenizer
+from jaxlm.text.wordpiece import CASE_FILE, FILE, SETTINGS_FILE, build_wordpiece
 
 # As the vocabulary of chinese_L-12_H-768_A-12, which lower-cases: no piece with a capital but the special ones.
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T> iphone nba hello world 我 用 和 日 ##本 日本 mochte möchte".split()
@@ -51,13 +51,13 @@ def test_special_pieces_in_angle_brackets_say_nothing_about_the_case(tmp_path, s
 
 def test_tokenizers_saved_before_keep_their_meaning_and_fingerprint(tmp_path):
     """What 2968321 saved of such a vocabulary is a cased one, without a file that says so."""
-    tokenizer = WordPieceTokenizer((directory(tmp_path) / "vocab.txt").read_bytes(), lower_case=False)
+    tokenizer = build_wordpiece((directory(tmp_path) / "vocab.txt").read_bytes(), lower_case=False)
     assert set(tokenizer.files) == {FILE}, "the old tokenizer would have another fingerprint"
     tokenizer.save(tmp_path / "old")
     loaded = load_tokenizer(tmp_path / "old")
     assert not loaded.lower_case and loaded.fingerprint == tokenizer.fingerprint
-    assert set(WordPieceTokenizer(("\n".join(CASED)).encode()).files) == {FILE}
-    assert set(WordPieceTokenizer(b"[UNK]\na\n").files) == {FILE}
+    assert set(build_wordpiece(("\n".join(CASED)).encode()).files) == {FILE}
+    assert set(build_wordpiece(b"[UNK]\na\n").files) == {FILE}
 
 
 def test_the_case_is_said_by_the_settings_or_the_flag(tmp_path):
@@ -206,7 +206,7 @@ def test_settings_of_a_byte_level_vocabulary(tmp_path):
 def test_a_description_names_files_of_its_kind_alone(tmp_path, name):
     """Fails on 2968321: any path is opened; /dev/zero and a pipe are read without end."""
     saved = tmp_path / "t"
-    WordPieceTokenizer(b"[UNK]\na\n").save(saved)
+    build_wordpiece(b"[UNK]\na\n").save(saved)
     (tmp_path / "secret").write_text("[UNK]\na\n")
     description = saved / "tokenizer_description.json"
     values = json.loads(description.read_text())
@@ -240,7 +240,7 @@ def test_a_description_names_files_of_its_kind_alone(tmp_path, name):
 )
 def test_a_description_of_other_types_is_damaged(tmp_path, change):
     """Fails on 2968321: most of these end in a TypeError."""
-    WordPieceTokenizer(b"[UNK]\na\n").save(tmp_path)
+    build_wordpiece(b"[UNK]\na\n").save(tmp_path)
     description = tmp_path / "tokenizer_description.json"
     description.write_text(json.dumps(json.loads(description.read_text()) | change))
     with pytest.raises(InputError, match=r"damaged|no tokenizer of kind"):

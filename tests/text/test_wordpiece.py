@@ -10,7 +10,7 @@ from test_text import random_text, sentences
 
 from jaxlm.errors import InputError
 from jaxlm.text import load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
-from jaxlm.text.wordpiece import FILE, WordPieceTokenizer
+from jaxlm.text.wordpiece import FILE, build_wordpiece
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_continuing_pieces_are_marked(tokenizer):
     assert tokenizer.continues.shape == (105,) and tokenizer.continues.dtype == bool
     for i, piece in enumerate(tokenizer.pieces(range(105))):
         assert tokenizer.continues[i] == piece.startswith("##")
-    plain = WordPieceTokenizer(b"[UNK]\n[CLS]\n##\n#\n##a\nb\n")
+    plain = build_wordpiece(b"[UNK]\n[CLS]\n##\n#\n##a\nb\n")
     assert plain.continues.tolist() == [False, False, False, False, True, False]
     grown = tokenizer.with_specials(["delimiter"])
     assert grown.continues.shape == (106,) and not grown.continues[105]
