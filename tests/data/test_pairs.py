@@ -58,10 +58,10 @@ def test_rows_hold_pairs_that_are_what_their_label_says(store, length, chunks, p
     rows = rows_of(store, length=length, chunks=chunks, pairs_per_row=per_row)
     batch, origins = epoch_of(rows)
     cap = per_row or length // 16
-    assert rows.pairs_per_row == batch.firsts.shape[1] <= cap
+    assert batch.firsts.shape[1] <= cap
     for b, row in enumerate(origins):
         assert 1 <= len(row) <= cap and batch.segments[b].max() == len(row)
-        np.testing.assert_array_equal(batch.pair_weights[b], np.arange(rows.pairs_per_row) < len(row))
+        np.testing.assert_array_equal(batch.pair_weights[b], np.arange(batch.firsts.shape[1]) < len(row))
         used = int((batch.segments[b] > 0).sum())
         assert (batch.segments[b, :used] > 0).all() and (np.diff(batch.segments[b, :used]) >= 0).all()
         for name in ("ids", "types", "positions"):
@@ -331,7 +331,7 @@ def test_mask_slots_are_the_most_that_a_row_asks_for(rate):
 def test_mask_slots_hold_for_rows(store):
     rows = rows_of(store, length=128)
     batch = rows.read(range(300))
-    slots = mask_slots(128, rows.pairs_per_row)
+    slots = mask_slots(128, rows.empty(1).firsts.shape[1])
     for b in range(300):
         sizes = np.bincount(batch.segments[b])[1:]
         assert sum(max(1, round(0.15 * int(n))) for n in sizes) <= slots
