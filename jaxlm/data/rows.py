@@ -16,7 +16,7 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.layouts.layout import Shuffled, Source
+from jaxlm.data.layouts.layout import Layout, Source
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.store import Store
 from jaxlm.data.versions import CURRENT, DataVersions
@@ -45,12 +45,12 @@ class _Part:
 class TrainingRows:
     """Endless rows of a run.
 
-    data: their layout. sources: one per section. order: version of the order.
+    data: their layout. sources: one per section. rows: number per pass. order: version of the order.
     """
 
     def __init__(
         self,
-        data: Shuffled,
+        data: Layout,
         sources: Sequence[Source],
         weights: Sequence[int],
         length: int,
@@ -58,7 +58,7 @@ class TrainingRows:
         order: int = CURRENT.order,
     ):
         self._data, self.length, self._order = data, length, order
-        self.sources = tuple(sources)
+        self.sources, self.rows = tuple(sources), sum(source.rows for source in sources)
         self._seed = seed % 2**64
         self._parts: list[_Part] = []
         self._weights: list[int] = []
@@ -120,7 +120,7 @@ class TrainingRows:
 
 
 def training_rows(
-    stores: Sequence[Store], data: Shuffled, *, length: int, seed: int, versions: DataVersions = CURRENT
+    stores: Sequence[Store], data: Layout, *, length: int, seed: int, versions: DataVersions = CURRENT
 ) -> TrainingRows:
     """Return the endless, index-addressed rows of a run.
 
@@ -128,13 +128,15 @@ def training_rows(
     Raises InputError if a section has no rows, or the weights do not fit the stores.
     """
     data.check()
-    sources = _sources(stores, data, length, seed, versions)
+    sources = data.sources(stores, length=length, seed=seed, versions=versions)
+    for source in sources:
+        if source.rows == 0:
+            section = source.section
+            raise InputError(
+                f"{source.store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
+                "documents, too few for an input and a target; prepare the store without it"
+            )
     return TrainingRows(data, sources, mixture_weights(sources, stores, data.weights), length, seed, versions.order)
-
-
-def rows_per_epoch(stores: Sequence[Store], data: Shuffled, length: int, versions: DataVersions = CURRENT) -> list[int]:
-    """Return the number of rows in one pass over each section of each store."""
-    return [source.rows for source in _sources(stores, data, length, 0, versions)]
 
 
 def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:
@@ -153,18 +155,6 @@ def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights:
         of_store = weights[number] if weights else sum(rows)
         mixture += [of_store * weight / sum(own) for weight in own]
     return [max(1, round(_WEIGHT_SUM * weight / sum(mixture))) for weight in mixture]
-
-
-def _sources(stores: Sequence[Store], data: Shuffled, length: int, seed: int, versions: DataVersions) -> list[Source]:
-    sources = data.sources(stores, length=length, seed=seed, versions=versions)
-    for source in sources:
-        if source.rows == 0:
-            section = source.section
-            raise InputError(
-                f"{source.store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
-                "documents, too few for an input and a target; prepare the store without it"
-            )
-    return sources
 
 
 def _shuffled(at: int, rows: int, key: tuple[int, ...]) -> int:

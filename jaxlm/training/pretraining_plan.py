@@ -107,7 +107,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
     sizes: Any = {"batch_size": config.batch_size, "seed": config.seed, "versions": versions}
-    rows = tuple(config.data.rows_per_pass(stores, length=phase.length, **sizes) for phase in found)
+    rows = tuple(config.data.rows(stores, length=phase.length, **sizes).rows for phase in found)
     for phase in found:  # fail here, not within a run
         config.data.check_validation(validation, phase.length, versions)
     return Plan(config, num_steps, stores, validation, source, found, rows, versions, matched)

@@ -33,13 +33,12 @@ from toy_runs import (
     sentences,
     starts,
 )
-from toy_store import write_store
+from toy_store import rows_per_epoch, write_store
 
 from jaxlm.config import load_config
 from jaxlm.data.loader import batch_at
 from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import phased_rows
-from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.inference.loaded_run import run_config

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from pair_store import PAIRS, epoch_of, pair_store, random_documents, rows_of, same, word_tokenizer
+from toy_store import rows_per_epoch
 
 from jaxlm.data.config import Packed
 from jaxlm.data.loader import batch_at, batches, describe_rows
 from jaxlm.data.phases import phase_at, phased_rows, phases
-from jaxlm.data.rows import rows_per_epoch, training_rows
+from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
 
 DOCUMENTS = random_documents(60)

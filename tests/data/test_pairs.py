@@ -22,13 +22,12 @@ from pair_store import (
     word_tokenizer,
 )
 from scipy import stats
-from toy_store import write_store
+from toy_store import rows_per_epoch, write_store
 
 from jaxlm.data.chunks import ChunkOptions, ChunkPlan, sentence_starts, short_targets
 from jaxlm.data.draws import Draws
 from jaxlm.data.loader import batch_at, batches
 from jaxlm.data.pairs import chunk_options, mask_slots, pair_figures, shortened
-from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.versions import DataVersions
 
 DOCUMENTS = random_documents(60)

@@ -125,7 +125,7 @@ def test_steps_of_epochs(stores):
     steps = (len(text_of(stores)) - 1) // 4 // 7
     for epochs, expected in ((1, steps), (3, 3 * steps), (1.5, -(-3 * steps // 2)), (1e-6, 1)):
         assert Streams().steps_of_passes(stores, num_epochs=epochs, **sizes) == expected
-    assert Streams().rows_per_pass(stores, **sizes) == 4 * steps
+    assert Streams().rows(stores, seed=0, **sizes).rows == 4 * steps
     assert [phase.length for phase in phases(Streams(), length=7, num_steps=10)] == [7]
 
 
@@ -157,7 +157,7 @@ def test_text_that_is_too_short_is_refused(stores, tmp_path):
     assert tokens == 6
     StreamRows(stores[1:2], 1, 5), StreamRows(stores[1:2], 5, 1), StreamRows(stores[1:2], 2, 2)
     with pytest.raises(InputError, match=r"batch_size must be at most 2 for streams of 6 tokens in rows of 2, got 3"):
-        Streams().rows_per_pass(stores[1:2], length=2, batch_size=3)
+        Streams().rows(stores[1:2], length=2, batch_size=3, seed=0)
     with pytest.raises(InputError, match=r"length must be at most 5 for streams of 6 tokens in rows of 6, got 6"):
         phased_rows(stores[1:2], Streams(), length=6, seed=0, num_steps=1, batch_size=1)
 

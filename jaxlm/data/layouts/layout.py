@@ -1,7 +1,6 @@
 """The layout of text in rows: the fields that all layouts share, and the questions that a layout answers."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -31,7 +30,11 @@ FLAG = tyro.conf.arg(
 
 @dataclass(frozen=True)
 class Layout:
-    """Token stores to train and evaluate on: the fields shared by all layouts."""
+    """Token stores to train and evaluate on: the fields shared by all layouts.
+
+    By default rows are independent and in a random order in each epoch, and a layout gives those of a section
+    (`source`). A layout whose rows depend on each other has its own `rows`, `steps_of_passes` and `validation_rows`.
+    """
 
     store: tuple[str, ...] = ()
     """Token stores to train on, made by jaxlm.prepare."""
@@ -84,25 +87,30 @@ class Layout:
         """Return the same layout with rows of one length in all steps, for measurements."""
         return self
 
-    @abstractmethod
+    def source(
+        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
+    ) -> "Source":
+        """Return the rows of a section. number: its index in the run. Only layouts with independent rows have them."""
+        raise NotImplementedError
+
+    def sources(
+        self, stores: Sequence["Store"], *, length: int, seed: int, versions: DataVersions = CURRENT
+    ) -> "list[Source]":
+        """Return the rows of all sections of the stores, in order."""
+        sections = [(store, section) for store in stores for section in store.sections]
+        return [
+            self.source(store, section, length=length, seed=seed, number=number, versions=versions)
+            for number, (store, section) in enumerate(sections)
+        ]
+
     def rows(
         self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int, versions: DataVersions = CURRENT
     ) -> "TrainingRows | StreamRows":
         """Return the endless, index-addressed rows of a run. InputError if the stores are too short for a row."""
+        from jaxlm.data.rows import training_rows
 
-    @abstractmethod
-    def rows_per_pass(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        seed: int = 0,
-        versions: DataVersions = CURRENT,
-    ) -> int:
-        """Return the number of rows in one pass over the stores. InputError if they are too short for a row."""
+        return training_rows(stores, self, length=length, seed=seed, versions=versions)
 
-    @abstractmethod
     def steps_of_passes(
         self,
         stores: Sequence["Store"],
@@ -113,9 +121,16 @@ class Layout:
         seed: int = 0,
         versions: DataVersions = CURRENT,
     ) -> int:
-        """Return the number of steps of num_epochs passes, summed over the phases. seed: the run's."""
+        """Return the number of steps of num_epochs passes over the stores, summed over the phases. seed: the run's."""
+        from jaxlm.data.phases import phases
 
-    @abstractmethod
+        sizes: Any = {"batch_size": batch_size, "seed": seed, "versions": versions}
+        passes = 0.0  # per step
+        for phase in phases(self, length=length, num_steps=1_000_000):
+            fraction = (phase.end_step - phase.first_step) / 1_000_000
+            passes += fraction * batch_size / self.rows(stores, length=phase.length, **sizes).rows
+        return max(1, math.ceil(num_epochs / passes - 1e-9))
+
     def validation_rows(
         self,
         stores: Sequence["Store"],
@@ -126,11 +141,15 @@ class Layout:
         versions: DataVersions = CURRENT,
         masked: bool = False,
     ) -> "ValidationRows":
-        """Return every token of the stores as a target once, or every pair once, in batches.
+        """Return every token of the stores as a target once, or every pair, in batches and the same in every run.
 
         host_rows: the rows of a batch that this process reads. masked: give rows of text seeds for the masks of a
         masked language model.
         """
+        from jaxlm.data.validation_rows import SEED, ValidationSections
+
+        sources = self.sources(stores, length=length, seed=SEED, versions=versions)
+        return ValidationSections(self, sources, length, batch_size, host_rows, masked=masked)
 
     def check_validation(self, stores: Sequence["Store"], length: int, versions: DataVersions) -> None:
         """Raise InputError if held-out stores have no rows of this layout. Text of any length has."""
@@ -184,82 +203,3 @@ class Source(Protocol):
 
     def origin(self, row: int, epoch: int) -> "list[RowOrigin] | list[PairOrigin]":
         """Return the origins of the tokens of a row, in order."""
-
-
-@dataclass(frozen=True)
-class Shuffled(Layout):
-    """A layout whose sections are sources of independent rows, in a random order in each epoch."""
-
-    @abstractmethod
-    def source(
-        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
-    ) -> Source:
-        """Return the rows of a section. number: its index in the run."""
-
-    def sources(
-        self, stores: Sequence["Store"], *, length: int, seed: int, versions: DataVersions = CURRENT
-    ) -> list[Source]:
-        """Return the rows of all sections of the stores, in order."""
-        sections = [(store, section) for store in stores for section in store.sections]
-        return [
-            self.source(store, section, length=length, seed=seed, number=number, versions=versions)
-            for number, (store, section) in enumerate(sections)
-        ]
-
-    def rows(
-        self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int, versions: DataVersions = CURRENT
-    ) -> "TrainingRows":
-        """Return the endless, index-addressed rows of a run; see `training_rows`."""
-        from jaxlm.data.rows import training_rows
-
-        return training_rows(stores, self, length=length, seed=seed, versions=versions)
-
-    def rows_per_pass(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        seed: int = 0,
-        versions: DataVersions = CURRENT,
-    ) -> int:
-        """Return the number of rows in one pass over the stores. InputError for a section without rows."""
-        from jaxlm.data.rows import rows_per_epoch
-
-        return sum(rows_per_epoch(stores, self, length, versions))
-
-    def steps_of_passes(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        num_epochs: float,
-        seed: int = 0,
-        versions: DataVersions = CURRENT,
-    ) -> int:
-        """Return the number of steps of num_epochs passes, summed over the phases."""
-        from jaxlm.data.phases import phases
-
-        sizes: Any = {"batch_size": batch_size, "seed": seed, "versions": versions}
-        passes = 0.0  # per step
-        for phase in phases(self, length=length, num_steps=1_000_000):
-            fraction = (phase.end_step - phase.first_step) / 1_000_000
-            passes += fraction * batch_size / self.rows_per_pass(stores, length=phase.length, **sizes)
-        return max(1, math.ceil(num_epochs / passes - 1e-9))
-
-    def validation_rows(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        host_rows: "np.ndarray | None" = None,
-        versions: DataVersions = CURRENT,
-        masked: bool = False,
-    ) -> "ValidationRows":
-        """Return the rows of one epoch, in order and the same in every run. Rows after the end are padding."""
-        from jaxlm.data.validation_rows import SEED, ValidationSections
-
-        sources = self.sources(stores, length=length, seed=SEED, versions=versions)
-        return ValidationSections(self, sources, length, batch_size, host_rows, masked=masked)

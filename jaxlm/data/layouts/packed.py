@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Shuffled
+from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.packing import PackingPlan
 from jaxlm.data.versions import DataVersions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Packed(Shuffled):
+class Packed(Layout):
     """Rows of whole documents that do not attend to each other."""
 
     layout: Annotated[Literal["packed"], FLAG] = "packed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Shuffled
+from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SentencePairs(Shuffled):
+class SentencePairs(Layout):
     """Rows of sentence pairs for an encoder (Devlin et al., 2019, sections 3.1 and A.2)."""
 
     layout: Annotated[Literal["pairs"], FLAG] = "pairs"

@@ -71,18 +71,6 @@ class Streams(Layout):
 
         return StreamRows(stores, length, batch_size, self.windows, seed, self.reset_probability)
 
-    def rows_per_pass(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        seed: int = 0,
-        versions: DataVersions = CURRENT,
-    ) -> int:
-        """Return the number of rows in one pass over the stores, of varied windows in the first one."""
-        return self.rows(stores, length=length, batch_size=batch_size, seed=seed).rows
-
     def steps_of_passes(
         self,
         stores: Sequence["Store"],

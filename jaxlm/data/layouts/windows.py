@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Shuffled
+from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.validation_rows import ValidationRows
 from jaxlm.data.versions import CURRENT, DataVersions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Windows(Shuffled):
+class Windows(Layout):
     """Rows of consecutive tokens, across documents."""
 
     layout: Annotated[Literal["windows"], FLAG] = "windows"
