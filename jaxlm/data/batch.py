@@ -34,6 +34,19 @@ class Batch:
     mask_seeds: Array = None
 
 
+def empty_batch(rows: int, length: int) -> Batch:
+    """Return a batch of padding, with segments and weights 0."""
+    ids, targets, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
+    return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
+
+
+def random_text(rows: int, length: int, vocab_size: int) -> Batch:
+    """Return a batch of full rows of random ids, each row one segment (None), for measurements."""
+    ids = np.random.default_rng(0).integers(vocab_size, size=(rows, length + 1)).astype(np.int32)
+    positions_BL = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    return Batch(ids[:, :-1], ids[:, 1:], positions_BL, None, np.ones(positions_BL.shape, np.float32))
+
+
 def mask_seeds(seed: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the seeds of the masks of rows, uint32 (B, 2), a function of the run's seed and the row index.
 

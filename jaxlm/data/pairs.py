@@ -26,8 +26,8 @@ import numpy as np
 
 from jaxlm.data.batch import PairBatch
 from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan, sentence_starts
-from jaxlm.data.config import SentencePairs
 from jaxlm.data.draws import Draws
+from jaxlm.data.layouts.pairs import SentencePairs
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.random_parts import RandomParts
 from jaxlm.data.store import Section, Store
@@ -53,7 +53,8 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """Rows of sentence pairs of a section. rows: number per epoch. most: maximum number of pairs per row.
+    """Rows of sentence pairs of a section. rows, targets: numbers of rows and pairs per epoch. most: maximum
+    number of pairs per row.
 
     random_parts: source of random second segments. number: index of the section in the run. versions: those of the run.
     Raises InputError if the section has no pairs.
@@ -75,7 +76,7 @@ class Pairs:
         self._number = number
         self._cls, self._sep = _special_ids(store)
         self.plan = chunk_plan(store, section, chunk_options(data, length))
-        self.rows, self.most = self.plan.rows, self.plan.bins.most_items
+        self.rows, self.targets, self.most = self.plan.rows, len(self.plan.starts), self.plan.bins.most_items
         self._tokens, self._documents = store.tokens, np.asarray(store.document_starts)
         self._sentences = sentence_starts(store, data.sentence_tokens)
         self._ending = 0 if store.end is None else 1
@@ -265,7 +266,7 @@ def pair_figures(rows: Sequence[object], sample: int = 1024) -> PairFigures:
     rows: sources of the run's rows, all of them pairs.
     """
     sources = [source for source in rows if isinstance(source, Pairs)]
-    pairs = sum(len(source.plan.starts) for source in sources)
+    pairs = sum(source.targets for source in sources)
     true = filled = 0.0
     for source in sources:
         chosen = np.unique(np.linspace(0, source.rows - 1, min(sample, source.rows)).astype(int))

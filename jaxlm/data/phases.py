@@ -5,7 +5,6 @@ positions beyond 128 are learned. The phase is a function of the step. Each phas
 them, from its own epoch 0 on.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch, mask_seeds
-from jaxlm.data.config import DataConfig, SentencePairs, Streams
+from jaxlm.data.layouts.layout import Layout
 from jaxlm.data.origin import PairOrigin, RowOrigin
-from jaxlm.data.rows import TrainingRows, rows_per_epoch, training_rows
+from jaxlm.data.rows import TrainingRows
 from jaxlm.data.store import Store
 from jaxlm.data.streams import StreamRows
 from jaxlm.data.versions import CURRENT, DataVersions
-from jaxlm.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,15 @@ class Phase:
     end_step: int
 
 
-def phases(data: DataConfig, *, length: int, num_steps: int) -> tuple[Phase, ...]:
+def phases(data: Layout, *, length: int, num_steps: int) -> tuple[Phase, ...]:
     """Return the one or two phases of a run. Raises InputError unless the short length is below `length`."""
     data.check()
-    if not isinstance(data, SentencePairs) or not data.short_length:
-        return (Phase(0, length, 0, num_steps),)
-    if data.short_length >= length:
-        raise InputError(
-            f"data.short_length must be below length {length}, got {data.short_length}; give a smaller one, or 0 for a "
-            "single length"
-        )
-    boundary = round(data.short_share * num_steps)
-    both = (Phase(0, data.short_length, 0, boundary), Phase(1, length, boundary, num_steps))
-    return tuple(phase for phase in both if phase.end_step > phase.first_step)
+    found, first = [], 0
+    for number, (rows, fraction) in enumerate(data.lengths(length)):
+        end = round(fraction * num_steps)
+        found.append(Phase(number, rows, first, end))
+        first = end
+    return tuple(phase for phase in found if phase.end_step > phase.first_step) or tuple(found[-1:])
 
 
 def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
@@ -58,40 +52,6 @@ def phase_at(step: int, all_phases: Sequence[Phase]) -> Phase:
 def trained_phase(step: int, all_phases: Sequence[Phase]) -> Phase:
     """Return the phase of the last of `step` updates; before the first update, the first phase."""
     return phase_at(max(step - 1, 0), all_phases)
-
-
-def steps_of_passes(
-    stores: Sequence[Store],
-    data: DataConfig,
-    *,
-    length: int,
-    batch_size: int,
-    num_epochs: float,
-    versions: DataVersions = CURRENT,
-    seed: int = 0,
-) -> int:
-    """Return the number of steps of num_epochs passes, summed over the phases. seed: the run's."""
-    if isinstance(data, Streams):
-        return StreamRows(stores, length, batch_size, data.windows, seed).windows.steps(num_epochs)
-    passes = 0.0  # per step
-    for phase in phases(data, length=length, num_steps=1_000_000):
-        fraction = (phase.end_step - phase.first_step) / 1_000_000
-        passes += fraction * batch_size / rows_per_pass(stores, data, phase.length, batch_size, versions)
-    return max(1, math.ceil(num_epochs / passes - 1e-9))
-
-
-def rows_per_pass(
-    stores: Sequence[Store],
-    data: DataConfig,
-    length: int,
-    batch_size: int,
-    versions: DataVersions = CURRENT,
-    seed: int = 0,
-) -> int:
-    """Return the number of rows in one pass over the stores. Raises InputError if they are too short for a row."""
-    if isinstance(data, Streams):
-        return StreamRows(stores, length, batch_size, data.windows, seed).rows
-    return sum(rows_per_epoch(stores, data, length, versions))
 
 
 class PhasedRows:
@@ -125,8 +85,7 @@ class PhasedRows:
         found = []
         for phase, rows in zip(self.phases, self.rows, strict=True):
             steps = min(max(step, phase.first_step), phase.end_step) - phase.first_step
-            fixed = steps * self.batch_size * phase.length
-            found.append((phase.length, rows.slots(steps) if isinstance(rows, StreamRows) else fixed))
+            found.append((phase.length, rows.inputs(steps) * self.batch_size))
         return found
 
     def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
@@ -135,7 +94,9 @@ class PhasedRows:
         return self.rows[number].origin(index - first)
 
     def _with_seeds(self, batch: Any, indices: Sequence[int] | np.ndarray) -> Any:
-        return batch if self._mask_seed is None else replace(batch, mask_seeds=mask_seeds(self._mask_seed, indices))
+        if self._mask_seed is None or batch.mask_seeds is not None:  # rows of pairs have their own seeds
+            return batch
+        return replace(batch, mask_seeds=mask_seeds(self._mask_seed, indices))
 
     def _phase(self, index: int) -> tuple[int, int]:
         """Return the number of the phase of row `index`, and its first row."""
@@ -145,7 +106,7 @@ class PhasedRows:
 
 def phased_rows(
     stores: Sequence[Store],
-    data: DataConfig,
+    data: Layout,
     *,
     length: int,
     seed: int,
@@ -158,12 +119,7 @@ def phased_rows(
 
     versions: those of the run. masked: whether rows of text get seeds for the masks of a masked language model.
     """
-    mask_seed = seed if masked and data.layout != "pairs" else None  # rows of pairs have their own seeds
     found = phases(data, length=length, num_steps=num_steps)
-    if isinstance(data, Streams):
-        streams = [
-            StreamRows(stores, phase.length, batch_size, data.windows, seed, data.reset_probability) for phase in found
-        ]
-        return PhasedRows(found, streams, batch_size, mask_seed)
-    rows = [training_rows(stores, data, length=phase.length, seed=seed, versions=versions) for phase in found]
-    return PhasedRows(found, rows, batch_size, mask_seed)
+    sizes: Any = {"batch_size": batch_size, "seed": seed, "versions": versions}
+    rows = [data.rows(stores, length=phase.length, **sizes) for phase in found]
+    return PhasedRows(found, rows, batch_size, seed if masked else None)

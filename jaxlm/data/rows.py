@@ -16,16 +16,11 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import ShuffledConfig
+from jaxlm.data.layouts.layout import Layout, Source
 from jaxlm.data.origin import PairOrigin, RowOrigin
-from jaxlm.data.packing import PackingPlan
-from jaxlm.data.pairs import Pairs, empty_pairs, pair_figures
-from jaxlm.data.store import Section, Store
+from jaxlm.data.store import Store
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
-
-# Name of the rows of each layout, for messages.
-LAYOUTS = {"windows": "windows", "packed": "packed rows", "pairs": "rows of pairs", "streams": "streams"}
 
 # Grain's permutation is limited to 32 bits; a larger section is shuffled in parts that are interleaved evenly.
 _MOST_ROWS = 1 << 31
@@ -35,83 +30,6 @@ _SHUFFLE_ROUNDS = 4
 # Up to this many rows, the order of an epoch is a list: Grain's permutation walks a cycle of 65,536 even for a few
 # rows, which takes 2 ms for an index of 12 rows.
 _LISTED_ROWS = 1 << 14
-
-
-class _Windows:
-    """Rows of consecutive tokens of a section, across documents; the last row may be short."""
-
-    def __init__(self, store: Store, section: Section, length: int):
-        self.store, self.section, self._length = store, section, length
-        self._tokens = store.tokens  # not np.asarray, which would read and check all of it
-        self.pairs = max(section.tokens - 1, 0)
-        self.rows = -(-self.pairs // length)
-
-    def fill(self, row: int, batch: Batch, b: int, epoch: int) -> None:
-        start = row * self._length
-        slots = min(self._length, self.pairs - start)
-        start += self.section.first_token
-        span = self._tokens[start : start + slots + 1]
-        batch.ids[b, :slots] = span[:-1]
-        batch.targets[b, :slots] = span[1:]
-        batch.positions[b, :slots] = np.arange(slots)
-        batch.segments[b, :slots] = 1
-        batch.weights[b, :slots] = 1
-
-    def origin(self, row: int, epoch: int) -> list[RowOrigin]:
-        start = row * self._length
-        token = self.section.first_token + start
-        starts = self.store.document_starts
-        document = int(np.searchsorted(starts, token, side="right")) - 1
-        tokens = min(self._length, self.pairs - start) + 1
-        offset = token - int(starts[document])
-        return [RowOrigin(str(self.store.path), self.section.source, document, offset, tokens)]
-
-
-class Packed:
-    """Rows of packed documents: segments number them, positions restart, and no target crosses a boundary.
-
-    The first input of a document is the end-of-document id, so that each of its tokens is a target. If the tokenizer
-    has no such id, and in version 1, the first input is the first token, which is not a target.
-    """
-
-    def __init__(self, store: Store, section: Section, length: int, versions: DataVersions):
-        self.store, self.section = store, section
-        self._begin = store.end if versions.begins_documents(store.end) else None
-        self._tokens = store.tokens
-        first = section.first_document
-        self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]
-        self._plan = PackingPlan(self._starts, length, begun=self._begin is not None)
-        self.pairs, self.rows = self._plan.pairs, self._plan.rows
-
-    def fill(self, row: int, batch: Batch, b: int, epoch: int) -> None:
-        ids, targets = batch.ids[b], batch.targets[b]
-        at = 0
-        sizes, begins = [], []
-        for document, token, slots in self._plan.row(row):
-            start, end = int(self._starts[document]) + token, at + slots
-            if self._begin is not None and token == 0:
-                targets[at:end] = self._tokens[start : start + slots]
-                ids[at] = self._begin
-                ids[at + 1 : end] = targets[at : end - 1]
-            else:
-                start -= self._begin is not None  # the last target of the previous span
-                span = self._tokens[start : start + slots + 1]
-                ids[at:end] = span[:-1]
-                targets[at:end] = span[1:]
-            sizes.append(slots)
-            begins.append(at)
-            at = end
-        batch.segments[b, :at] = np.repeat(np.arange(1, len(sizes) + 1), sizes)
-        batch.positions[b, :at] = np.arange(at) - np.repeat(begins, sizes)
-        batch.weights[b, :at] = 1
-
-    def origin(self, row: int, epoch: int) -> list[RowOrigin]:
-        name, source, first = str(self.store.path), self.section.source, self.section.first_document
-        more = self._begin is None  # the first token of a span is its input, and a target in the previous span
-        return [RowOrigin(name, source, first + d, token, slots + more) for d, token, slots in self._plan.row(row)]
-
-
-Source = _Windows | Packed | Pairs
 
 
 @dataclass(frozen=True)
@@ -127,15 +45,20 @@ class _Part:
 class TrainingRows:
     """Endless rows of a run.
 
-    sources: one per section. pairs_per_row: P of a PairBatch, or 0 for rows of text. order: version of the order.
+    data: their layout. sources: one per section. rows: number per pass. order: version of the order.
     """
 
     def __init__(
-        self, sources: Sequence[Source], weights: Sequence[int], length: int, seed: int, order: int = CURRENT.order
+        self,
+        data: Layout,
+        sources: Sequence[Source],
+        weights: Sequence[int],
+        length: int,
+        seed: int,
+        order: int = CURRENT.order,
     ):
-        self.length, self._order = length, order
-        self.sources = tuple(sources)
-        self.pairs_per_row = max((source.most for source in sources if isinstance(source, Pairs)), default=0)
+        self._data, self.length, self._order = data, length, order
+        self.sources, self.rows = tuple(sources), sum(source.rows for source in sources)
         self._seed = seed % 2**64
         self._parts: list[_Part] = []
         self._weights: list[int] = []
@@ -149,9 +72,7 @@ class TrainingRows:
 
     def empty(self, rows: int) -> Batch | PairBatch:
         """Return a batch of padding, (rows, L)."""
-        if self.pairs_per_row:
-            return empty_pairs(rows, self.length, self.pairs_per_row)
-        return empty_batch(rows, self.length)
+        return self._data.empty(rows, self.length, self.sources)
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
         """Return the rows of these indices as one batch, (len(indices), L)."""
@@ -166,9 +87,13 @@ class TrainingRows:
         part, row, epoch = self._place(index)
         return part.source.origin(row, epoch)
 
+    def inputs(self, steps: int) -> int:
+        """Return the slots of one row of the batch in the first `steps` steps."""
+        return steps * self.length
+
     def description(self) -> str | None:
-        """Return one line on the pairs for logs, or None for rows of text."""
-        return str(pair_figures(self.sources)) if self.pairs_per_row else None
+        """Return one line on the rows for logs, or None if there is nothing to say."""
+        return self._data.describe_sources(self.sources)
 
     def _place(self, index: int) -> tuple[_Part, int, int]:
         """Return the part of row `index`, the row in its source, and the epoch of that part."""
@@ -195,7 +120,7 @@ class TrainingRows:
 
 
 def training_rows(
-    stores: Sequence[Store], data: ShuffledConfig, *, length: int, seed: int, versions: DataVersions = CURRENT
+    stores: Sequence[Store], data: Layout, *, length: int, seed: int, versions: DataVersions = CURRENT
 ) -> TrainingRows:
     """Return the endless, index-addressed rows of a run.
 
@@ -203,15 +128,15 @@ def training_rows(
     Raises InputError if a section has no rows, or the weights do not fit the stores.
     """
     data.check()
-    sources = _sources(stores, data, length, seed, versions)
-    return TrainingRows(sources, mixture_weights(sources, stores, data.weights), length, seed, versions.order)
-
-
-def rows_per_epoch(
-    stores: Sequence[Store], data: ShuffledConfig, length: int, versions: DataVersions = CURRENT
-) -> list[int]:
-    """Return the number of rows in one pass over each section of each store."""
-    return [source.rows for source in _sources(stores, data, length, 0, versions)]
+    sources = data.sources(stores, length=length, seed=seed, versions=versions)
+    for source in sources:
+        if source.rows == 0:
+            section = source.section
+            raise InputError(
+                f"{source.store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
+                "documents, too few for an input and a target; prepare the store without it"
+            )
+    return TrainingRows(data, sources, mixture_weights(sources, stores, data.weights), length, seed, versions.order)
 
 
 def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:
@@ -230,34 +155,6 @@ def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights:
         of_store = weights[number] if weights else sum(rows)
         mixture += [of_store * weight / sum(own) for weight in own]
     return [max(1, round(_WEIGHT_SUM * weight / sum(mixture))) for weight in mixture]
-
-
-def empty_batch(rows: int, length: int) -> Batch:
-    """Return a batch of padding, with segments and weights 0."""
-    ids, targets, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
-    return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
-
-
-def _sources(
-    stores: Sequence[Store], data: ShuffledConfig, length: int, seed: int, versions: DataVersions
-) -> list[Source]:
-    sources: list[Source] = []
-    for store in stores:
-        for section in store.sections:
-            if data.layout == "pairs":
-                number = len(sources)
-                sources.append(Pairs(store, section, data, length=length, seed=seed, number=number, versions=versions))
-                continue
-            source: Source = _Windows(store, section, length)
-            if data.layout == "packed":
-                source = Packed(store, section, length, versions)
-            if source.rows == 0:
-                raise InputError(
-                    f"{store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
-                    "documents, too few for an input and a target; prepare the store without it"
-                )
-            sources.append(source)
-    return sources
 
 
 def _shuffled(at: int, rows: int, key: tuple[int, ...]) -> int:

@@ -9,17 +9,15 @@ windows vary or carries are emptied at random.
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
 from jaxlm.data.batch import Batch
-from jaxlm.data.config import LONGER, Streams
 from jaxlm.data.draws import Draws
+from jaxlm.data.layouts.streams import LONGER, Streams
 from jaxlm.data.origin import RowOrigin
-from jaxlm.data.rows import empty_batch
 from jaxlm.data.store import Store
 from jaxlm.errors import InputError
 
@@ -172,7 +170,8 @@ class StreamRows:
                 f"{name} must be at most {most} for streams of {self._text.tokens:,} tokens in rows of {length}, "
                 f"got {got}; give a smaller one, or more text"
             )
-        self.batch_size, self.longest = batch_size, Streams(windows=windows).longest_row(length)
+        self._data = Streams(windows=windows)
+        self.batch_size, self.longest = batch_size, self._data.longest_row(length)
         self._weighted = any(section.weight is not None for store in stores for section in store.sections)
         self._stream, self._reset_probability = inputs // batch_size, reset_probability
         self._reset_key = np.random.SeedSequence(seed % 2**64, spawn_key=(0,)).generate_state(2, np.uint64)
@@ -183,7 +182,7 @@ class StreamRows:
 
     def empty(self, rows: int) -> Batch:
         """Return a batch of padding, (rows, longest)."""
-        return empty_streams(rows, self.longest)
+        return self._data.empty(rows, self.longest)
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch:
         """Return the rows of these indices as one batch, (len(indices), longest)."""
@@ -204,9 +203,9 @@ class StreamRows:
         start, tokens, _ = self._place(index)
         return self._text.origins(start, start + tokens + 1)
 
-    def slots(self, steps: int) -> int:
-        """Return the inputs of all streams in the first `steps` steps."""
-        return self.windows.inputs(steps) * self.batch_size
+    def inputs(self, steps: int) -> int:
+        """Return the inputs of one stream in the first `steps` steps."""
+        return self.windows.inputs(steps)
 
     def description(self) -> str:
         """Return one line on the streams for logs."""
@@ -229,8 +228,3 @@ class StreamRows:
         step, stream = divmod(index, self.batch_size)
         start, tokens = self.windows.place(step)
         return stream * self._stream + start, tokens, start == 0
-
-
-def empty_streams(rows: int, length: int) -> Batch:
-    """Return a batch of padding, (rows, length), with `begins` False everywhere."""
-    return replace(empty_batch(rows, length), begins=np.zeros(rows, bool))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.config import program_name
+from jaxlm.data.config import DataConfig, check_carries
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Pooling, Weights
@@ -59,7 +60,7 @@ class PointerCache:
     weight: float = 0.1
     """Probability of the cache in the mixture with the model's predictions (lambda)."""
 
-    def check(self, layout: str) -> None:
+    def check(self, data: DataConfig) -> None:
         """Raise InputError for values out of range, and for rows that do not continue each other."""
         if self.window < 0:
             raise InputError(f"cache.window must be at least 0, got {self.window}; give 0 for no cache")
@@ -67,8 +68,8 @@ class PointerCache:
             raise InputError(f"cache.weight must be at least 0 and below 1, got {self.weight:g}; the default is 0.1")
         if not self.theta >= 0:
             raise InputError(f"cache.theta must be at least 0, got {self.theta:g}; the default is 1")
-        if self.window and layout != "streams":
-            raise InputError(f"layout must be streams with cache.window, got {layout}; give --layout streams")
+        if self.window:
+            check_carries(data, "cache.window")
         for name, default in (("theta", 1.0), ("weight", 0.1)):
             if not self.window and getattr(self, name) != default:
                 raise InputError(

@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import Batch
+from jaxlm.data.config import MEMBERS, DataConfig, check_carries
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity
 from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.language_model import reset_carry
 from jaxlm.training.step import EvalStep
+from jaxlm.wording import either
 
 MOST_LINES = 16  # of a table of losses by position
 
 
-def with_memory(model: Model, memory: MemoryOptions, layout: str, longest: int | None = None) -> Model:
+def with_memory(model: Model, memory: MemoryOptions, data: DataConfig, longest: int | None = None) -> Model:
     """Return the model with the memory of an evaluation. InputError for a model, or a layout, without memory.
 
     longest: the tokens of a stream. A longer memory, which would never be full, is that long, with the same results.
@@ -34,8 +36,7 @@ def with_memory(model: Model, memory: MemoryOptions, layout: str, longest: int |
     flag = next(iter(given)).replace("memory_", "")
     if not given.keys() <= set(model.family.memory_fields):
         raise InputError(f"memory.{flag} must be left out for {model.family.title}, got {given}; it has no memory")
-    if layout != "streams":
-        raise InputError(f"layout must be streams with memory.{flag}, got {layout}; give --layout streams")
+    check_carries(data, f"memory.{flag}")
     if "same_length" in given:
         given["same_length"] = given["same_length"] == "yes"
     config = dataclasses.replace(model.config, **given)
@@ -43,7 +44,7 @@ def with_memory(model: Model, memory: MemoryOptions, layout: str, longest: int |
     return dataclasses.replace(model, config=config)
 
 
-def check_rows(arguments: Perplexity, length: int, layout: str) -> None:
+def check_rows(arguments: Perplexity, length: int, data: DataConfig) -> None:
     """Raise InputError for a stride outside of the rows, and for options that exclude each other."""
     stride = arguments.stride
     if arguments.cache.window and (stride is not None or arguments.by_position):
@@ -54,14 +55,15 @@ def check_rows(arguments: Perplexity, length: int, layout: str) -> None:
         return
     if not 1 <= stride <= length:
         raise InputError(f"stride must be from 1 to the length {length}, got {stride}; a larger one would skip tokens")
-    if layout != "windows":
-        raise InputError(f"layout must be windows with stride, got {layout}; give --layout windows")
+    if not data.overlaps:
+        names = either([name for name, member in MEMBERS.items() if member.overlaps])
+        raise InputError(f"layout must be {names} with stride, got {data.layout}; give --layout {names}")
     if arguments.by_position:
         raise InputError("by_position must be left out with stride, got both; each window scores its end alone")
 
 
 def make_sliding_step(model: Model, stride: int) -> EvalStep:
-    """Return an evaluation step that scores only the last `stride` tokens of each row. See `ValidationSliding`."""
+    """Return an evaluation step that scores only the last `stride` tokens of each row. See `ValidationWindows`."""
 
     def step(params: Any, batch: Batch, carry: Any = None) -> tuple[dict[str, Any], Any]:
         outputs = model(params, Inputs(batch.ids, batch.positions, batch.segments))

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from jaxlm.config import to_json
-from jaxlm.data.loader import ValidationStreams, validation_batches
-from jaxlm.data.rows import LAYOUTS
+from jaxlm.data.config import MEMBERS, DataConfig, Windows
+from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.text_store import store_of_text
 from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
@@ -34,7 +34,6 @@ from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
 from jaxlm.training.trained_length import check_trained
-from jaxlm.wording import counted
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
@@ -66,29 +65,22 @@ def perplexity_of(
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
-    layout = arguments.layout or ("windows" if run.layout == "pairs" else run.layout)
-    arguments.cache.check(layout)
-    check_rows(arguments, length, layout)
-    if layout == "packed":
-        check_layout(run.model.config, "packed", "layout")
-    batches = validation_batches(
-        stores,
-        length=length,
-        batch_size=batch_size,
-        host_rows=host_rows(batch_size, mesh),
-        layout=layout,
-        stride=arguments.stride,
-        versions=run.versions,
-    )
-    if isinstance(batches, ValidationStreams):
-        arguments.cache.check_streams(batches.num_tokens, batch_size)
-        model = with_memory(model, arguments.memory, layout, -(-batches.num_tokens // batch_size))
+    data = _layout_of(arguments, run)
+    arguments.cache.check(data)
+    check_rows(arguments, length, data)
+    check_layout(run.model.config, data.layout, "layout")
+    own = host_rows(batch_size, mesh)
+    if arguments.stride is None:
+        sizes: Any = {"length": length, "batch_size": batch_size, "host_rows": own, "versions": run.versions}
+        batches = data.validation_rows(stores, **sizes)
     else:
-        model = with_memory(model, arguments.memory, layout)
+        batches = ValidationWindows(stores, length, batch_size, own, stride=arguments.stride)
+    arguments.cache.check_streams(batches.num_targets, batch_size)
+    model = with_memory(model, arguments.memory, data, -(-batches.num_targets // batch_size))
     sizes = text_sizes(stores)
     with use_mesh(mesh), progress_of("batches", len(batches), compiles=True) as progress:
         from_host = (to_devices(batch, mesh, batch_size) for batch in batches)
-        evaluate, make_carry = _step_of(model, arguments, layout)
+        evaluate, make_carry = _step_of(model, arguments, data)
         step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
         sums = totals(lambda *given: progress.count(step(*given)), run.params, from_host, carry)
@@ -97,11 +89,11 @@ def perplexity_of(
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     words, size = sizes["words"], sizes["bytes"]
-    rows = f"{counted(batch_size, 'stream')}, in rows" if layout == "streams" else LAYOUTS[layout]
     speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
     per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
-        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} words, {size:,} bytes, in {rows} of {length}",
+        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} words, {size:,} bytes, "
+        f"in {data.describe_rows(batch_size)} of {length}",
         f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
         f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
         f"  bits per byte   {figures['bits_per_byte']:.4f}",
@@ -115,10 +107,10 @@ def perplexity_of(
     found: dict[str, Any] = {"run": run.name}
     read_from_stores = arguments.input is None
     found |= {"stores": [str(store.path) for store in stores]} if read_from_stores else {"input": str(arguments.input)}
-    found |= {"layout": layout, "length": length, "carry": carry_of(model, layout, 1) is not None}
+    found |= {"layout": data.layout, "length": length, "carry": carry_of(model, data, 1) is not None}
     given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
     found |= {"memory": given} if given else {}
-    found |= {"streams": batch_size} if layout == "streams" else {}
+    found |= {"streams": batch_size} if data.carries else {}
     found |= {"stride": arguments.stride} if arguments.stride is not None else {}
     found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
     found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | figures
@@ -126,9 +118,16 @@ def perplexity_of(
     return found
 
 
-def _step_of(model: Model, arguments: Perplexity, layout: str) -> tuple[EvalStep, Callable[[int], Any]]:
+def _layout_of(arguments: Perplexity, run: LoadedRun) -> DataConfig:
+    """Return the layout of an evaluation: the given one, or that of the run if each token has a target in it."""
+    if arguments.layout is not None:
+        return MEMBERS[arguments.layout]()
+    return run.data if run.data.whole_text else Windows()
+
+
+def _step_of(model: Model, arguments: Perplexity, data: DataConfig) -> tuple[EvalStep, Callable[[int], Any]]:
     """Return the step of an evaluation, and the function that makes its first carry for a number of rows."""
-    make_carry: Callable[[int], Any] = partial(carry_of, model, layout, cached=True)
+    make_carry: Callable[[int], Any] = partial(carry_of, model, data, cached=True)
     if arguments.stride is not None:
         return make_sliding_step(model, arguments.stride), make_carry
     if arguments.by_position:

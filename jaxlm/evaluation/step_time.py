@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.data.batch import Batch, PairBatch, mask_seeds
-from jaxlm.data.config import SentencePairs, Streams
+from jaxlm.data.batch import mask_seeds
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
@@ -160,12 +159,9 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
         raise InputError(
             f"steps must be positive and warmup not negative, got {arguments.steps} and {arguments.warmup}"
         )
-    if isinstance(config.data, SentencePairs):
-        config = replace(config, data=replace(config.data, short_length=0))
-    if isinstance(config.data, Streams):
-        config = replace(config, data=replace(config.data, windows="fixed"))
     config = replace(
         config,
+        data=config.data.with_one_length(),
         optimizer=replace(config.optimizer, peak_lr=1e-4, warmup=0, decay="constant"),
     )
     if not config.data.store:
@@ -189,28 +185,10 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
     return config, stores[0].tokenizer(), batches
 
 
-def _random_batch(config: PretrainConfig) -> Batch | PairBatch:
-    """Return a batch of full rows of random ids, one pair per row for the layout `pairs`."""
-    rows, length = config.batch_size, config.length
-    rng = np.random.default_rng(0)
-    positions_BL = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
-    if config.data.layout != "pairs":
-        ids = rng.integers(config.model.vocab_size, size=(rows, length + 1)).astype(np.int32)
-        weights = np.ones(positions_BL.shape, np.float32)
-        begins = np.zeros(rows, bool) if config.data.layout == "streams" else None
-        batch = Batch(ids[:, :-1], ids[:, 1:], positions_BL, segments=None, weights=weights, begins=begins)
-        if config.objective.kind != "masked_lm":
-            return batch
-        return replace(batch, segments=np.ones_like(batch.ids), mask_seeds=mask_seeds(0, range(rows)))
-    ids = rng.integers(3, config.model.vocab_size, size=(rows, length)).astype(np.int32)
-    ids[:, 0], ids[:, [length // 2, -1]] = 0, 1  # CLS and SEP, as make_pretraining numbers them without a tokenizer
-    return PairBatch(
-        ids=ids,
-        types=(positions_BL > length // 2).astype(np.int32),
-        positions=positions_BL,
-        segments=np.ones_like(ids),
-        firsts=np.zeros((rows, 1), np.int32),
-        next_labels=rng.integers(2, size=(rows, 1)).astype(np.int32),
-        pair_weights=np.ones((rows, 1), np.float32),
-        mask_seeds=rng.integers(2**32, size=(rows, 2), dtype=np.uint32),
-    )
+def _random_batch(config: PretrainConfig) -> Any:
+    """Return a batch of full rows of random ids. Ids 0 and 1 are CLS and SEP, as in `make_pretraining`."""
+    batch = config.data.random_batch(config.batch_size, config.length, config.model.vocab_size)
+    if config.objective.kind != "masked_lm" or batch.mask_seeds is not None:
+        return batch
+    seeds = mask_seeds(0, range(config.batch_size))
+    return replace(batch, segments=np.ones_like(batch.ids), mask_seeds=seeds)

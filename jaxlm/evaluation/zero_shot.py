@@ -291,7 +291,7 @@ def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequ
         mesh=mesh,
         batch_size=batch_size,
         positions=run.positions(beyond=arguments.beyond_length),
-        stream_length=run.config.length if run.layout == "streams" else None,
+        stream_length=run.config.length if run.data.carries else None,
         begin_all=options.left_context,
         within_word=options.pseudo_likelihood == "word",
         not_greedy=stop_word_ids(run.tokenizer, options.stop_words) if options.stop_words else (),

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.bounded_read import read_signed
 from jaxlm.config import from_json
-from jaxlm.data.config import Layout, SentencePairs, Windows
+from jaxlm.data.config import DataConfig, SentencePairs, Windows
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
@@ -65,23 +65,23 @@ class LoadedRun:
     raw: bool = False
 
     @property
-    def layout(self) -> Layout:
+    def data(self) -> DataConfig:
         """The layout of the rows of pretraining; windows for a fine-tuned run."""
-        return self.config.data.layout if isinstance(self.config, PretrainConfig) else "windows"
+        return self.config.data if isinstance(self.config, PretrainConfig) else Windows()
 
     @property
     def left(self) -> list[int]:
         """The id before a text as in training, as a list; empty if the text's own first token comes first."""
         tokenizer = self.tokenizer
-        if self.layout == "packed" and not self.versions.begins_documents(tokenizer.specials.get("end")):
+        if self.data.of_documents and not self.versions.begins_documents(tokenizer.specials.get("end")):
             return []
         return left_context(tokenizer, finetuned=self.task is not None and self.task.special_tokens == "gpt1")
 
     def begun(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of a text as the model was trained to read them: packed rows begin with `left`, windows begin
-        anywhere. A text without tokens begins with `left` too.
+        """Return the ids of a text as the model was trained to read them: rows of documents begin with `left`, other
+        rows begin anywhere. A text without tokens begins with `left` too.
         """
-        return [*self.left, *ids] if not ids or self.layout == "packed" else list(ids)
+        return [*self.left, *ids] if not ids or self.data.of_documents else list(ids)
 
     def positions(self, *, beyond: bool) -> int:
         """Return the number of positions to use: those that were trained, or with `beyond` all of the model."""

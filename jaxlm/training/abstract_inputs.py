@@ -8,9 +8,6 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.data.batch import mask_seeds
-from jaxlm.data.pairs import chunk_options, empty_pairs
-from jaxlm.data.rows import empty_batch
-from jaxlm.data.streams import empty_streams
 from jaxlm.distributed.mesh import batch_sharding
 from jaxlm.models import ModelConfig, family_of
 from jaxlm.training.config import PretrainConfig
@@ -36,13 +33,8 @@ def with_published_vocabulary(model: ModelConfig) -> ModelConfig:
 
 def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
     """Return a batch of rows of `length` as jax.ShapeDtypeStruct, its rows sharded over `mesh`."""
-    length = config.data.longest_row(length)
-    row: Any = empty_batch(1, length)
-    if config.data.layout == "pairs":
-        row = empty_pairs(1, length, chunk_options(config.data, length).pairs_per_row)
-    elif config.data.layout == "streams":
-        row = empty_streams(1, length)
-    if config.objective.kind == "masked_lm" and config.data.layout != "pairs":
+    row = config.data.empty(1, config.data.longest_row(length))
+    if config.objective.kind == "masked_lm" and row.mask_seeds is None:
         row = replace(row, mask_seeds=mask_seeds(config.seed, [0]))
     return abstract_rows(row, config.batch_size, mesh)
 

@@ -129,15 +129,13 @@ class PretrainConfig:
                 f"{self.objective.kind}; give that objective"
             )
         check_layout(self.model, self.data.layout, "data.layout")
-        if isinstance(self.objective, LanguageModel) and self.data.layout == "pairs":
+        if isinstance(self.objective, LanguageModel) and not self.data.whole_text:
+            rows = self.data.rows_name
             if self.objective.positions != "all":
-                raise InputError("objective.positions must be all for rows of pairs, got last; leave it out")
+                raise InputError(f"objective.positions must be all for {rows}, got last; leave it out")
             for name in WEIGHTS:
-                if getattr(self.objective, name):
-                    raise InputError(
-                        f"objective.{name} must be 0 for rows of pairs, got {getattr(self.objective, name):g}; leave "
-                        "it out"
-                    )
+                if value := getattr(self.objective, name):
+                    raise InputError(f"objective.{name} must be 0 for {rows}, got {value:g}; leave it out")
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
         chunks = 0 if family.is_encoder else self.execution.loss_chunks
         check_sizes(self.data.longest_row(self.length), chunks, self.model)

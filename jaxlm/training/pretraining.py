@@ -15,9 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.config import DataConfig, SentencePairs, Streams
-from jaxlm.data.pairs import mask_slots
+from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import PhasedRows
 from jaxlm.data.store import Store
 from jaxlm.models import build
@@ -90,7 +88,7 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
 
 def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
     """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
-    of_pairs, chunks = config.data.layout == "pairs", config.execution.loss_chunks
+    whole_text, chunks = config.data.whole_text, config.execution.loss_chunks
     assert isinstance(config.objective, LanguageModel)
     losses = AuxiliaryLosses(
         model, config.objective.intermediate_coefficient, config.objective.second_target_coefficient, chunks
@@ -108,28 +106,28 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length) + losses.flops_per_token
 
-    objective = left_to_right_language_model(model, loss_chunks=chunks)
-    if not of_pairs:
-        varied = isinstance(config.data, Streams) and config.data.windows == "varied"
+    if whole_text:
         objective = language_model(
             model,
             loss_chunks=chunks,
             activation_regularization=config.objective.activation_regularization,
             temporal_activation_regularization=config.objective.temporal_activation_regularization,
-            nominal_length=config.length if varied else None,
+            nominal_length=config.data.nominal_length(config.length),
             positions=config.objective.positions,
             auxiliary=losses,
         )
+    else:
+        objective = left_to_right_language_model(model, loss_chunks=chunks)
     return Pretraining(
         model=model,
         init_params=init_params,
         objective=objective,
         flops_per_token=flops_per_token,
         groups=_groups(model, config),
-        carry=partial(carry_of, model, config.data.layout),
+        carry=partial(carry_of, model, config.data),
         language_loss="nll",
-        whole_text=not of_pairs,
-        notes=("left to right, no next-sentence loss",) if of_pairs else (),
+        whole_text=whole_text,
+        notes=() if whole_text else ("left to right, no next-sentence loss",),
     )
 
 
@@ -140,9 +138,8 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
         specials = Specials(*(tokenizer.specials[role] for role in ("cls", "sep", "mask")))
     if masking.whole_word:
         continues = np.zeros(config.model.vocab_size, bool) if tokenizer is None else tokenizer.continues
-    next_sentence, of_pairs = None, config.data.layout == "pairs"
-    most_segments = 1 if config.data.layout == "windows" else config.length
-    if of_pairs and objective.next_sentence_coefficient and model.next_sentence_head is not None:
+    next_sentence = None
+    if config.data.next_sentences and objective.next_sentence_coefficient and model.next_sentence_head is not None:
         next_sentence = model.next_sentence_head
 
     def init_params(key: jax.Array) -> Any:
@@ -151,10 +148,6 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
         if next_sentence is not None:
             head["next_sentence"] = next_sentence.init(pairs, jnp.zeros((1, 1, config.model.width)))["params"]
         return {"backbone": model.init(body), "head": head}
-
-    def slots(batch: Batch | PairBatch) -> int:
-        pairs = batch.firsts.shape[1] if isinstance(batch, PairBatch) else most_segments
-        return mask_slots(batch.ids.shape[1], pairs, masking.rate)
 
     def flops(length: int) -> float:
         return model.flops_per_token(length, round(masking.rate * length) / length)
@@ -168,7 +161,7 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
             masking=masking,
             specials=specials,
             continues=continues,
-            slots=slots,
+            slots=partial(config.data.mask_slots, rate=masking.rate),
             next_sentence_coefficient=objective.next_sentence_coefficient,
             loss_chunks=config.execution.loss_chunks,
         ),
@@ -187,15 +180,10 @@ def _groups(model: Model, config: PretrainConfig) -> tuple[ParameterGroup, ...]:
 
 def _masks(objective: MaskedLM, data: DataConfig) -> str:
     """Return a description of the masks, for people."""
-    masking, weight = objective.masking, objective.next_sentence_coefficient
+    masking = objective.masking
     kept = max(0.0, 1.0 - masking.share_mask - masking.share_random)
-    if isinstance(data, SentencePairs):
-        copies = f" in {data.mask_copies} copies" if data.masks == "static" else ""
-        nsp = f"next-sentence loss x {weight:g}" if weight else "no next-sentence loss"
-        rest = f", {data.masks}{copies}; {nsp}"
-    else:
-        rest = ", dynamic; no next-sentence loss, since rows are not pairs"
     return (
         f"masks: {masking.rate:.0%} of {'whole words' if masking.whole_word else 'tokens'} ({masking.share_mask:.0%} "
-        f"masked, {masking.share_random:.0%} random, {kept:.0%} unchanged){rest}"
+        f"masked, {masking.share_random:.0%} random, {kept:.0%} unchanged), "
+        f"{data.describe_masks(objective.next_sentence_coefficient)}"
     )

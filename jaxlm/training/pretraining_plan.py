@@ -4,8 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxlm.data.config import DataConfig, SentencePairs
-from jaxlm.data.phases import Phase, phases, rows_per_pass, steps_of_passes
+from jaxlm.data.phases import Phase, phases
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
@@ -24,7 +23,6 @@ from jaxlm.training.initialization import (
     source_of,
 )
 from jaxlm.training.trained_length import OF_START, kept_start_length
-from jaxlm.training.validation import held_out_rows
 from jaxlm.training.vocabulary import matched_rows
 
 log = logging.getLogger(__name__)
@@ -98,9 +96,8 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     if num_steps is None:
         if config.num_epochs is None:
             raise InputError("num_steps or num_epochs must be given; give one of them")
-        num_steps = steps_of_passes(
+        num_steps = config.data.steps_of_passes(
             stores,
-            config.data,
             length=config.length,
             batch_size=config.batch_size,
             num_epochs=config.num_epochs,
@@ -109,12 +106,10 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         )
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
-    rows = tuple(
-        rows_per_pass(stores, config.data, phase.length, config.batch_size, versions, config.seed) for phase in found
-    )
-    if config.data.layout == "pairs":  # fail here, not within a run, if the stores give no pairs
-        for phase in found:
-            held_out_rows(validation, config, phase.length, versions, batch_size=1)
+    sizes: Any = {"batch_size": config.batch_size, "seed": config.seed, "versions": versions}
+    rows = tuple(config.data.rows(stores, length=phase.length, **sizes).rows for phase in found)
+    for phase in found:  # fail here, not within a run
+        config.data.check_validation(validation, phase.length, versions)
     return Plan(config, num_steps, stores, validation, source, found, rows, versions, matched)
 
 
@@ -173,9 +168,9 @@ def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, An
     }
 
 
-def changes_length(data: DataConfig) -> bool:
+def changes_length(config: PretrainConfig) -> bool:
     """Return True if num_steps determines the step at which rows get longer, even if this run does not reach it."""
-    return isinstance(data, SentencePairs) and data.short_length > 0 and 0 < data.short_share < 1
+    return any(0 < fraction < 1 for _, fraction in config.data.lengths(config.length))
 
 
 def profiled_steps(arguments: PretrainArguments) -> tuple[int, int] | None:

@@ -251,7 +251,7 @@ def _pretrain(
         room(1)  # what does not fit leaves no directory behind
         ready.compile_ahead(0)
     resolved = resolved_config(arguments, planned)
-    fixed = changes_length(config.data) or config.objective.depends_on_num_steps()
+    fixed = changes_length(config) or config.objective.depends_on_num_steps()
     steered = steered_by_validation(config)
     free = (*run_fields(config.optimizer, fixed_steps=fixed, fixed_evaluations=steered), "start")
     changed = run.open(resolved, run_fields=free)
@@ -330,7 +330,7 @@ def _train(
         ready.mesh,
         ready.eval_batch_size,
         length,
-        stream_length=length if config.data.layout == "streams" else None,
+        stream_length=length if config.data.carries else None,
         config=config,
         versions=planned.versions,
     )

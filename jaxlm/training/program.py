@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxlm.compiler.memory import check_program_memory
+from jaxlm.data.config import DataConfig
 from jaxlm.distributed.mesh import abstract_replicated
 from jaxlm.models.model import Model
 from jaxlm.objectives.objective import Objective
@@ -37,12 +38,12 @@ def no_carry(rows: int) -> None:
     return None
 
 
-def carry_of(model: Model, layout: str, rows: int, *, cached: bool = False) -> Any:
-    """Return a model's carry before the first row of streams, or None in other layouts, whose rows are independent.
+def carry_of(model: Model, data: DataConfig, rows: int, *, cached: bool = False) -> Any:
+    """Return a model's carry before the first row of streams, or None for layouts whose rows are independent.
 
     cached: see `Model.stream_carry`.
     """
-    return model.stream_carry(rows, cached=cached) if layout == "streams" else None
+    return model.stream_carry(rows, cached=cached) if data.carries else None
 
 
 @dataclass(frozen=True, kw_only=True)

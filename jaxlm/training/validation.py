@@ -8,11 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxlm.data.loader import validation_batches, validation_pairs
 from jaxlm.data.phases import Phase, trained_phase
-from jaxlm.data.rows import LAYOUTS
 from jaxlm.data.store import Store
 from jaxlm.data.versions import DataVersions
 from jaxlm.distributed.mesh import host_rows, to_devices
@@ -21,35 +18,6 @@ from jaxlm.training.perplexity import text_notes
 from jaxlm.training.pretraining import Pretraining
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import first_carry, make_eval_step
-
-
-def held_out_rows(
-    stores: Sequence[Store],
-    config: PretrainConfig,
-    length: int,
-    versions: DataVersions,
-    *,
-    batch_size: int,
-    host_rows: np.ndarray | None = None,
-) -> Sequence[Any]:
-    """Return the stores in rows of `length` in the config's layout: each token, or each pair, is predicted once.
-
-    The rows come in batches, of which this process takes `host_rows`. InputError if the stores do not fit the layout.
-    """
-    data = config.data
-    if data.layout == "pairs":
-        return validation_pairs(
-            stores, data, length=length, batch_size=batch_size, host_rows=host_rows, versions=versions
-        )
-    return validation_batches(
-        stores,
-        layout=data.layout,
-        length=length,
-        batch_size=batch_size,
-        host_rows=host_rows,
-        versions=versions,
-        masked=config.objective.kind == "masked_lm",
-    )
 
 
 class Validation:
@@ -72,20 +40,23 @@ class Validation:
     ):
         self._stores, self._phases, self._pretraining = stores, all_phases, pretraining
         self._mesh, self._batch_size = mesh, batch_size
-        rows, sizes = host_rows(batch_size, mesh), {"batch_size": batch_size}
+        data = config.data
         self._batches = {
-            phase.length: held_out_rows(stores, config, phase.length, versions, host_rows=rows, **sizes)
+            phase.length: data.validation_rows(
+                stores,
+                length=phase.length,
+                batch_size=batch_size,
+                host_rows=host_rows(batch_size, mesh),
+                versions=versions,
+                masked=config.objective.kind == "masked_lm",
+            )
             for phase in all_phases
         }
         evaluate = jax.jit(make_eval_step(pretraining.objective))
         self._step = CompiledStep("evaluation", evaluate, expected_shapes=len(self._batches))
         lengths = ", then ".join(str(phase.length) for phase in all_phases)
         names = ", ".join(str(store.path) for store in stores)
-        bare = config.data.layout == "packed" and not all(versions.begins_documents(store.end) for store in stores)
-        self.notes = [
-            f"validation: {names} in {LAYOUTS[config.data.layout]} of {lengths}"
-            + (", the first token of a document is not predicted" if bare else "")
-        ]
+        self.notes = [f"validation: {names} in {data.describe_validation(lengths, stores, versions)}"]
         if pretraining.whole_text:
             self.notes += text_notes(stores[0].tokenizer())
 

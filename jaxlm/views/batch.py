@@ -8,10 +8,9 @@ import numpy as np
 
 from jaxlm.config import from_json
 from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
-from jaxlm.data.config import SentencePairs
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
-from jaxlm.data.phases import phase_at, phased_rows, steps_of_passes
+from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
@@ -81,7 +80,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
             assert isinstance(origin, RowOrigin)
             whole = int(np.diff(by_path[origin.store].document_starts[origin.document : origin.document + 2])[0])
             part = "" if origin.tokens >= whole else f" of {whole:,}"
-            part += ", truncated" if part and config.data.layout == "packed" else ""
+            part += ", truncated" if part and config.data.of_documents else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
 
@@ -97,10 +96,10 @@ def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versi
         return config.num_steps
     if config.num_epochs is not None:
         sizes = {"length": config.length, "batch_size": config.batch_size, "seed": config.seed}
-        return steps_of_passes(stores, config.data, num_epochs=config.num_epochs, versions=versions, **sizes)
-    if isinstance(config.data, SentencePairs) and config.data.short_length:
+        return config.data.steps_of_passes(stores, num_epochs=config.num_epochs, versions=versions, **sizes)
+    if len(lengths := config.data.lengths(config.length)) > 1:
         raise InputError(
-            f"num_steps must be given with data.short_length {config.data.short_length}, got none; give --num-steps or "
+            f"num_steps must be given with data.short_length {lengths[0][0]}, got none; give --num-steps or "
             "--num-epochs"
         )
     return step + 1

@@ -8,8 +8,8 @@ import pytest
 from numbers_store import END, numbers_store
 from toy_store import write_store
 
-from jaxlm.data.config import MEMBERS, Packed
-from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins, validation_batches
+from jaxlm.data.config import MEMBERS, Packed, Windows
+from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins
 from jaxlm.data.rows import training_rows
 
 FIELDS = ("ids", "targets", "positions", "segments", "weights")
@@ -112,7 +112,7 @@ def test_validation_predicts_every_token_once(tmp_path, end, tokens, batch_size)
     documents = [tokens - 1 - 2 * end, 1] if tokens > 3 else [tokens - end]
     store = numbers_store(tmp_path / "store", documents, end=end)
     assert store.num_tokens == tokens
-    held_out = validation_batches([store], length=length, batch_size=batch_size)
+    held_out = Windows().validation_rows([store], length=length, batch_size=batch_size)
     read = list(held_out)
     assert len(read) == len(held_out)
     ids, targets, weights, segments = (
@@ -121,9 +121,9 @@ def test_validation_predicts_every_token_once(tmp_path, end, tokens, batch_size)
     text = np.asarray(store.tokens, np.int32)
     np.testing.assert_array_equal(targets[weights > 0], text if end else text[1:])
     np.testing.assert_array_equal(ids[weights > 0], [END, *text[:-1]] if end else text[:-1])
-    assert held_out.num_tokens == weights.sum() == tokens - (not end)
+    assert held_out.num_targets == weights.sum() == tokens - (not end)
     np.testing.assert_array_equal(segments > 0, weights > 0)
-    assert len(ids) % batch_size == 0 and len(ids) - -(-held_out.num_tokens // length) < batch_size
+    assert len(ids) % batch_size == 0 and len(ids) - -(-held_out.num_targets // length) < batch_size
     assert not ids[segments == 0].any() and not targets[segments == 0].any()
     filled = read[0].segments[0] > 0
     np.testing.assert_array_equal(read[0].positions[0][filled], np.arange(filled.sum()))
@@ -131,7 +131,7 @@ def test_validation_predicts_every_token_once(tmp_path, end, tokens, batch_size)
 
 def test_validation_over_stores_and_processes(tmp_path):
     stores = [numbers_store(tmp_path / str(k), lengths) for k, lengths in enumerate([[25, 3], [10], [47, 1, 1]])]
-    whole = validation_batches(stores, length=10, batch_size=4)
+    whole = Windows().validation_rows(stores, length=10, batch_size=4)
     tokens = np.concatenate([np.asarray(store.tokens, np.int32) for store in stores])
     np.testing.assert_array_equal(np.concatenate([batch.targets[batch.weights > 0] for batch in whole]), tokens)
     # A store begins in a row of its own, after the id that ends documents.
@@ -139,14 +139,14 @@ def test_validation_over_stores_and_processes(tmp_path):
     begins = [batch.ids[b, 0] for batch in whole for b in range(4) if batch.targets[b, 0] in firsts]
     assert begins == [END] * 3
     host_rows = [np.arange(0, 2), np.arange(2, 4)]
-    halves = [validation_batches(stores, length=10, batch_size=4, host_rows=mine) for mine in host_rows]
+    halves = [Windows().validation_rows(stores, length=10, batch_size=4, host_rows=mine) for mine in host_rows]
     assert len(halves[0]) == len(halves[1]) == len(whole), "each process takes part in every batch"
     for number, batch in enumerate(whole):
         assert same(stacked([half[number] for half in halves], host_rows), batch)
     assert same(whole[-1], whole[len(whole) - 1]) and len(whole[1:3]) == 2
     with pytest.raises(IndexError):
         whole[len(whole)]
-    assert len(validation_batches([], length=10, batch_size=4)) == 0
+    assert len(Windows().validation_rows([], length=10, batch_size=4)) == 0
 
 
 @pytest.mark.parametrize("end", [True, False])
@@ -155,7 +155,7 @@ def test_validation_in_packed_rows_is_an_epoch_of_training(tmp_path, end, batch_
     """The same pieces of documents, apart, for any batch and number of processes. Fails on 2968321: windows always."""
     lengths = {"a": [25, 3, 0, 47, 1, 1, 9], "b": [12, 1]}
     stores = [numbers_store(tmp_path / "0", lengths, end=end), numbers_store(tmp_path / "1", [1, 1], end=end)]
-    held_out = validation_batches(stores, layout="packed", length=10, batch_size=batch_size)
+    held_out = Packed().validation_rows(stores, length=10, batch_size=batch_size)
     read = list(held_out)
     kept = [store for store in stores if end or store.num_tokens > 2]  # documents of one token predict nothing
     rows = training_rows(kept, Packed(store=("0", "1")[: len(kept)]), length=10, seed=5)
@@ -170,14 +170,11 @@ def test_validation_in_packed_rows_is_an_epoch_of_training(tmp_path, end, batch_
     whole = type(epoch)(*(np.concatenate([getattr(batch, name) for batch in read]) for name in FIELDS))
     assert pieces(whole) == pieces(epoch)
     first_tokens = 0 if end else sum(store.documents - np.sum(np.diff(store.document_starts) == 0) for store in stores)
-    assert held_out.num_tokens == whole.weights.sum() == sum(store.num_tokens for store in stores) - first_tokens
+    assert held_out.num_targets == whole.weights.sum() == sum(store.num_tokens for store in stores) - first_tokens
     np.testing.assert_array_equal(whole.segments > 0, whole.weights > 0)
     assert len(whole.ids) == -(-len(epoch.ids) // batch_size) * batch_size
     host_rows = [np.arange(batch_size)[p::3] for p in range(3)]
-    parts = [
-        validation_batches(stores, layout="packed", length=10, batch_size=batch_size, host_rows=mine)
-        for mine in host_rows
-    ]
+    parts = [Packed().validation_rows(stores, length=10, batch_size=batch_size, host_rows=mine) for mine in host_rows]
     for number, batch in enumerate(read):
         assert same(stacked([part[number] for part in parts], host_rows), batch)
 
@@ -192,9 +189,9 @@ def test_books_come_back_from_batches(data_directory, tmp_path):
     text = file.read_text(encoding="utf-8")
     paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph.strip()]
     store = write_store(tmp_path / "store", paragraphs, tokenizer)
-    held_out = validation_batches([store], length=64, batch_size=16)
+    held_out = Windows().validation_rows([store], length=64, batch_size=16)
     targets = np.concatenate([batch.targets[batch.weights > 0] for batch in held_out])
-    assert held_out.num_tokens == store.num_tokens == len(targets)
+    assert held_out.num_targets == store.num_tokens == len(targets)
     assert tokenizer.decode(targets.tolist()) == "".join(paragraphs)
     packed = training_rows([store], Packed(store=("store",)), length=1024, seed=0)
     whole = [(row, piece) for row in range(5) for piece in enumerate(packed.origin(row), start=1)]

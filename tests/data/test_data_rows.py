@@ -8,10 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 from numbers_store import END, documents_of, numbers_store
+from toy_store import rows_per_epoch
 
 from jaxlm.data import rows as rows_module
 from jaxlm.data.config import MEMBERS
-from jaxlm.data.rows import rows_per_epoch, training_rows
+from jaxlm.data.rows import training_rows
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 

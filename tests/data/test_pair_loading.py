@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from pair_store import PAIRS, epoch_of, pair_store, random_documents, rows_of, same, word_tokenizer
+from toy_store import rows_per_epoch
 
 from jaxlm.data.config import Packed
-from jaxlm.data.loader import batch_at, batches, describe_rows, validation_pairs
+from jaxlm.data.loader import batch_at, batches, describe_rows
 from jaxlm.data.phases import phase_at, phased_rows, phases
-from jaxlm.data.rows import rows_per_epoch, training_rows
+from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
 
 DOCUMENTS = random_documents(60)
@@ -98,9 +99,9 @@ def test_a_bad_row_is_named_by_documents_and_tokens(store):
 @pytest.mark.parametrize("batch_size", [1, 4, 7])
 def test_validation_sees_every_pair_once(store, tmp_path, batch_size):
     other = pair_store(tmp_path / "other", random_documents(7, 9))
-    held_out = validation_pairs([store, other], PAIRS, length=64, batch_size=batch_size)
+    held_out = PAIRS.validation_rows([store, other], length=64, batch_size=batch_size)
     read = list(held_out)
-    assert len(read) == len(held_out) and held_out.num_pairs == sum(batch.pair_weights.sum() for batch in read)
+    assert len(read) == len(held_out) and held_out.num_targets == sum(batch.pair_weights.sum() for batch in read)
     seeds = np.concatenate([batch.mask_seeds for batch in read])
     pairs = np.concatenate([batch.pair_weights.sum(axis=1) for batch in read])
     rows = sum(rows_per_epoch([store, other], PAIRS, 64))
@@ -114,9 +115,9 @@ def test_validation_sees_every_pair_once(store, tmp_path, batch_size):
 
 
 def test_validation_is_shared_among_processes(store):
-    whole = validation_pairs([store], PAIRS, length=64, batch_size=4)
+    whole = PAIRS.validation_rows([store], length=64, batch_size=4)
     halves = [
-        validation_pairs([store], PAIRS, length=64, batch_size=4, host_rows=np.array(mine)) for mine in ([0, 1], [2, 3])
+        PAIRS.validation_rows([store], length=64, batch_size=4, host_rows=np.array(mine)) for mine in ([0, 1], [2, 3])
     ]
     for number, batch in enumerate(whole):
         joined = [

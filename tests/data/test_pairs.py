@@ -22,13 +22,12 @@ from pair_store import (
     word_tokenizer,
 )
 from scipy import stats
-from toy_store import write_store
+from toy_store import rows_per_epoch, write_store
 
 from jaxlm.data.chunks import ChunkOptions, ChunkPlan, sentence_starts, short_targets
 from jaxlm.data.draws import Draws
 from jaxlm.data.loader import batch_at, batches
 from jaxlm.data.pairs import chunk_options, mask_slots, pair_figures, shortened
-from jaxlm.data.rows import rows_per_epoch
 from jaxlm.data.versions import DataVersions
 
 DOCUMENTS = random_documents(60)
@@ -58,10 +57,10 @@ def test_rows_hold_pairs_that_are_what_their_label_says(store, length, chunks, p
     rows = rows_of(store, length=length, chunks=chunks, pairs_per_row=per_row)
     batch, origins = epoch_of(rows)
     cap = per_row or length // 16
-    assert rows.pairs_per_row == batch.firsts.shape[1] <= cap
+    assert batch.firsts.shape[1] <= cap
     for b, row in enumerate(origins):
         assert 1 <= len(row) <= cap and batch.segments[b].max() == len(row)
-        np.testing.assert_array_equal(batch.pair_weights[b], np.arange(rows.pairs_per_row) < len(row))
+        np.testing.assert_array_equal(batch.pair_weights[b], np.arange(batch.firsts.shape[1]) < len(row))
         used = int((batch.segments[b] > 0).sum())
         assert (batch.segments[b, :used] > 0).all() and (np.diff(batch.segments[b, :used]) >= 0).all()
         for name in ("ids", "types", "positions"):
@@ -331,7 +330,7 @@ def test_mask_slots_are_the_most_that_a_row_asks_for(rate):
 def test_mask_slots_hold_for_rows(store):
     rows = rows_of(store, length=128)
     batch = rows.read(range(300))
-    slots = mask_slots(128, rows.pairs_per_row)
+    slots = mask_slots(128, rows.empty(1).firsts.shape[1])
     for b in range(300):
         sizes = np.bincount(batch.segments[b])[1:]
         assert sum(max(1, round(0.15 * int(n))) for n in sizes) <= slots

@@ -6,7 +6,7 @@ from numbers_store import numbers_store
 
 from jaxlm.data.config import LONGER, Streams
 from jaxlm.data.loader import batch_at
-from jaxlm.data.phases import phased_rows, steps_of_passes
+from jaxlm.data.phases import phased_rows
 from jaxlm.data.streams import StreamRows, VariedWindows
 
 
@@ -62,13 +62,13 @@ def test_rows_of_a_run_have_one_shape_and_all_tokens(tmp_path):
             np.testing.assert_array_equal(batch.targets[b, : real[b].sum() - 1], batch.ids[b, 1 : real[b].sum()])
             found[b] += batch.ids[b][real[b]].tolist()
         seen += int(real.sum())
-        assert rows.slots(step + 1) == seen
+        assert rows.inputs(step + 1) * 3 == seen
     for b in range(3):
         assert found[b] == text[b * stream : (b + 1) * stream].tolist()
     assert rows.rows == rows.windows.per_epoch * 3 and "varied lengths" in rows.description()
     sizes = {"length": 20, "batch_size": 3, "seed": 4}
     data = Streams(windows="varied")
-    steps = steps_of_passes([store], data, num_epochs=2.5, **sizes)
+    steps = data.steps_of_passes([store], num_epochs=2.5, **sizes)
     assert rows.windows.steps(2) < steps < rows.windows.steps(3)
     run = phased_rows([store], data, num_steps=steps, **sizes)
     assert run.slots(rows.windows.steps(2)) == [(20, 2 * 3 * stream)]

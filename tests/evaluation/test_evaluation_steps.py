@@ -9,7 +9,8 @@ import pytest
 from flax import linen as nn
 from numbers_store import END, numbers_store
 
-from jaxlm.data.loader import validation_batches
+from jaxlm.data.config import MEMBERS, Streams, Windows
+from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity, PointerCache, Stores
 from jaxlm.evaluation.evaluation_steps import (
@@ -73,10 +74,10 @@ def test_each_token_is_predicted_from_the_end_of_its_window(store, stride):
         # padded, so that one program serves all windows; what follows a token does not change its prediction
         scores = direct(model, params, [*inputs[start:end], *[0] * (LENGTH - end + start)])
         wanted -= sum(scores[at - start, text[at]] for at in range(first, end))
-    batches = validation_batches([store], length=LENGTH, batch_size=5, stride=stride)
+    batches = ValidationWindows([store], LENGTH, 5, None, stride=stride)
     step = Timed(jax.jit(make_sliding_step(model, stride)))
     sums = totals(step, params, batches)
-    assert sums["nll"][1] == len(text) == batches.num_tokens
+    assert sums["nll"][1] == len(text) == batches.num_targets
     np.testing.assert_allclose(sums["nll"][0], wanted, rtol=1e-5)
     assert step.tokens_per_second(len(text)) > 0
 
@@ -84,7 +85,8 @@ def test_each_token_is_predicted_from_the_end_of_its_window(store, stride):
 def test_losses_by_position_are_those_of_the_targets_there(store):
     """Fails when a position is taken for its neighbour, or padding counts."""
     model, params = made("gpt")
-    found = totals(jax.jit(make_position_step(model)), params, validation_batches([store], length=LENGTH, batch_size=2))
+    rows = Windows().validation_rows([store], length=LENGTH, batch_size=2)
+    found = totals(jax.jit(make_position_step(model)), params, rows)
     text = np.asarray(store.tokens).tolist()
     inputs = [END, *text[:-1]]
     rows = [range(start, min(start + LENGTH, len(text))) for start in range(0, len(text), LENGTH)]
@@ -102,20 +104,20 @@ def test_a_longer_memory_of_the_evaluation_is_used(store):
     """Fails when the memory of the training is kept, or the keys and values of the evaluation are others."""
     model, params = made("transformer_xl")
     text = np.asarray(store.tokens).tolist()
-    longer = with_memory(model, MemoryOptions(length=40), "streams")
+    longer = with_memory(model, MemoryOptions(length=40), Streams())
     scores = direct(model, params, [END, *text[:-1]])
     wanted = -sum(scores[at, target] for at, target in enumerate(text))
-    batches = validation_batches([store], length=LENGTH, batch_size=1, layout="streams")
-    found = totals(jax.jit(make_position_step(longer)), params, batches, carry_of(longer, "streams", 1, cached=True))
+    batches = Streams().validation_rows([store], length=LENGTH, batch_size=1)
+    found = totals(jax.jit(make_position_step(longer)), params, batches, carry_of(longer, Streams(), 1, cached=True))
     np.testing.assert_allclose(found["nll"], (wanted, len(text)), rtol=1e-5)
-    shorter = totals(jax.jit(make_position_step(model)), params, batches, carry_of(model, "streams", 1, cached=True))
+    shorter = totals(jax.jit(make_position_step(model)), params, batches, carry_of(model, Streams(), 1, cached=True))
     assert abs(shorter["nll"][0] - wanted) > 1e-3 * wanted
-    endless = with_memory(model, MemoryOptions(length=10**9), "streams", len(text))  # no such memory can be allocated
-    found = totals(jax.jit(make_position_step(endless)), params, batches, carry_of(endless, "streams", 1, cached=True))
-    whole = with_memory(model, MemoryOptions(length=len(text) + 9), "streams")
-    wanted = totals(jax.jit(make_position_step(whole)), params, batches, carry_of(whole, "streams", 1, cached=True))
+    endless = with_memory(model, MemoryOptions(length=10**9), Streams(), len(text))  # no such memory can be allocated
+    found = totals(jax.jit(make_position_step(endless)), params, batches, carry_of(endless, Streams(), 1, cached=True))
+    whole = with_memory(model, MemoryOptions(length=len(text) + 9), Streams())
+    wanted = totals(jax.jit(make_position_step(whole)), params, batches, carry_of(whole, Streams(), 1, cached=True))
     np.testing.assert_allclose(found["nll"], wanted["nll"], rtol=1e-6)
-    same = with_memory(model, MemoryOptions(same_length="yes", clamp_length=2), "streams").config
+    same = with_memory(model, MemoryOptions(same_length="yes", clamp_length=2), Streams()).config
     assert same.same_length and same.clamp_length == 2 and same.memory_length == 3
 
 
@@ -129,11 +131,11 @@ def test_options_that_do_not_fit_are_refused():
         ({"by_position": True, "cache": PointerCache(window=3)}, "streams", "cache.window must be 0 with .*, got 3"),
     ):
         with pytest.raises(InputError, match=said):
-            check_rows(arguments(**given), LENGTH, layout)
+            check_rows(arguments(**given), LENGTH, MEMBERS[layout]())
     with pytest.raises(InputError, match="memory.length must be left out for a decoder .gpt."):
-        with_memory(made("gpt")[0], MemoryOptions(length=3), "streams")
+        with_memory(made("gpt")[0], MemoryOptions(length=3), Streams())
     with pytest.raises(InputError, match="memory.length must be at least 0, got -3; give 0 for none"):
-        with_memory(made("transformer_xl")[0], MemoryOptions(length=-3), "streams")
+        with_memory(made("transformer_xl")[0], MemoryOptions(length=-3), Streams())
     with pytest.raises(InputError, match="layout must be streams with memory.length, got windows"):
-        with_memory(made("transformer_xl")[0], MemoryOptions(length=3), "windows")
-    assert with_memory(made("gpt")[0], MemoryOptions(), "windows") is made("gpt")[0]
+        with_memory(made("transformer_xl")[0], MemoryOptions(length=3), Windows())
+    assert with_memory(made("gpt")[0], MemoryOptions(), Windows()) is made("gpt")[0]

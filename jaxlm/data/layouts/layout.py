@@ -1,0 +1,205 @@
+"""The layout of text in rows: the fields that all layouts share, and the questions that a layout answers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import tyro
+
+from jaxlm.data.versions import CURRENT, DataVersions
+from jaxlm.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxlm.data.origin import PairOrigin, RowOrigin
+    from jaxlm.data.rows import TrainingRows
+    from jaxlm.data.store import Section, Store
+    from jaxlm.data.streams import StreamRows
+    from jaxlm.data.validation_rows import ValidationRows
+
+FLAG = tyro.conf.arg(
+    metavar="{windows,packed,pairs,streams}",
+    help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents that do "
+    "not attend to each other; longer ones are split. pairs: several sentence pairs per row for an encoder (Devlin et "
+    "al., 2019); the store must keep sentences. streams: row b of each batch continues row b of the previous batch. "
+    "Each layout has its own flags; --help lists those of the given layout.",
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Token stores to train and evaluate on: the fields shared by all layouts.
+
+    By default rows are independent and in a random order in each epoch, and a layout gives those of a section
+    (`source`). A layout whose rows depend on each other has its own `rows`, `steps_of_passes` and `validation_rows`.
+    """
+
+    store: tuple[str, ...] = ()
+    """Token stores to train on, made by jaxlm.prepare."""
+    validation: tuple[str, ...] = ()
+    """Token stores to evaluate on, in the same layout. Every token is predicted once. Of pairs, the masked tokens and
+    every next sentence are predicted, the same in every evaluation."""
+    weights: tuple[float, ...] = ()
+    """Weights of the training stores in the mixture, one per store. Default: the weights given at preparation, or the
+    numbers of tokens."""
+
+    rows_name: ClassVar[str]
+    """Name of its rows, for messages."""
+    carries: ClassVar[bool] = False
+    """True if row b of a batch continues row b of the previous batch, so that a model keeps its state."""
+    whole_text: ClassVar[bool] = True
+    """True if each token of a text has a target: batches are `Batch`, not `PairBatch`."""
+    next_sentences: ClassVar[bool] = False
+    """True if rows have labels of next sentences."""
+    of_documents: ClassVar[bool] = False
+    """True if each segment of a row is a document, truncated if it is longer than a row."""
+    overlaps: ClassVar[bool] = False
+    """True if the rows of an evaluation can overlap, moved by a stride."""
+
+    def check(self) -> None:
+        """Raise InputError unless there is one positive weight per store, or none."""
+        if self.weights and len(self.weights) != len(self.store):
+            raise InputError(
+                f"data.weights must have one value per store, got {len(self.weights)} for {len(self.store)} in "
+                "data.store; give one each"
+            )
+        for weight in self.weights:
+            if not 0 < weight < float("inf"):
+                raise InputError(
+                    f"data.weights must be finite numbers above 0, got {weight}; omit a store instead of giving it 0"
+                )
+
+    def longest_row(self, length: int) -> int:
+        """Return the tokens of a row, with padding, of a run with rows of `length`."""
+        return length
+
+    def lengths(self, length: int) -> tuple[tuple[int, float], ...]:
+        """Return the length of the rows of each phase of a run, and the fraction of its steps after which it ends."""
+        return ((length, 1.0),)
+
+    def nominal_length(self, length: int) -> int | None:
+        """Return the length by which losses of rows of varied lengths are scaled, or None if all rows have it."""
+        return None
+
+    def with_one_length(self) -> Self:
+        """Return the same layout with rows of one length in all steps, for measurements."""
+        return self
+
+    def source(
+        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
+    ) -> "Source":
+        """Return the rows of a section. number: its index in the run. Only layouts with independent rows have them."""
+        raise NotImplementedError
+
+    def sources(
+        self, stores: Sequence["Store"], *, length: int, seed: int, versions: DataVersions = CURRENT
+    ) -> "list[Source]":
+        """Return the rows of all sections of the stores, in order."""
+        sections = [(store, section) for store in stores for section in store.sections]
+        return [
+            self.source(store, section, length=length, seed=seed, number=number, versions=versions)
+            for number, (store, section) in enumerate(sections)
+        ]
+
+    def rows(
+        self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int, versions: DataVersions = CURRENT
+    ) -> "TrainingRows | StreamRows":
+        """Return the endless, index-addressed rows of a run. InputError if the stores are too short for a row."""
+        from jaxlm.data.rows import training_rows
+
+        return training_rows(stores, self, length=length, seed=seed, versions=versions)
+
+    def steps_of_passes(
+        self,
+        stores: Sequence["Store"],
+        *,
+        length: int,
+        batch_size: int,
+        num_epochs: float,
+        seed: int = 0,
+        versions: DataVersions = CURRENT,
+    ) -> int:
+        """Return the number of steps of num_epochs passes over the stores, summed over the phases. seed: the run's."""
+        from jaxlm.data.phases import phases
+
+        sizes: Any = {"batch_size": batch_size, "seed": seed, "versions": versions}
+        passes = 0.0  # per step
+        for phase in phases(self, length=length, num_steps=1_000_000):
+            fraction = (phase.end_step - phase.first_step) / 1_000_000
+            passes += fraction * batch_size / self.rows(stores, length=phase.length, **sizes).rows
+        return max(1, math.ceil(num_epochs / passes - 1e-9))
+
+    def validation_rows(
+        self,
+        stores: Sequence["Store"],
+        *,
+        length: int,
+        batch_size: int,
+        host_rows: "np.ndarray | None" = None,
+        versions: DataVersions = CURRENT,
+        masked: bool = False,
+    ) -> "ValidationRows":
+        """Return every token of the stores as a target once, or every pair, in batches and the same in every run.
+
+        host_rows: the rows of a batch that this process reads. masked: give rows of text seeds for the masks of a
+        masked language model.
+        """
+        from jaxlm.data.validation_rows import SEED, ValidationSections
+
+        sources = self.sources(stores, length=length, seed=SEED, versions=versions)
+        return ValidationSections(self, sources, length, batch_size, host_rows, masked=masked)
+
+    def check_validation(self, stores: Sequence["Store"], length: int, versions: DataVersions) -> None:
+        """Raise InputError if held-out stores have no rows of this layout. Text of any length has."""
+
+    def empty(self, rows: int, length: int, sources: Sequence[Any] = ()) -> Any:
+        """Return a batch of padding, (rows, length). sources: those of the rows, if they are known."""
+        from jaxlm.data.batch import empty_batch
+
+        return empty_batch(rows, length)
+
+    def random_batch(self, rows: int, length: int, vocab_size: int) -> Any:
+        """Return a batch of full rows of random ids, for measurements."""
+        from jaxlm.data.batch import random_text
+
+        return random_text(rows, length, vocab_size)
+
+    def mask_slots(self, batch: Any, rate: float) -> int:
+        """Return the maximum number of masked tokens in a row of a batch. Each segment has at least one."""
+        from jaxlm.data.pairs import mask_slots
+
+        length = batch.ids.shape[1]
+        return mask_slots(length, length, rate)
+
+    def describe_rows(self, batch_size: int) -> str:
+        """Return a noun phrase for the rows of an evaluation in batches of `batch_size`."""
+        return self.rows_name
+
+    def describe_validation(self, lengths: str, stores: Sequence["Store"], versions: DataVersions) -> str:
+        """Return a noun phrase for the rows of the validation stores. lengths: those of the rows, as text."""
+        return f"{self.rows_name} of {lengths}"
+
+    def describe_masks(self, next_sentence_coefficient: float) -> str:
+        """Return the end of a sentence on the masks: their changes, and the loss of next sentences."""
+        return "dynamic; no next-sentence loss, since rows are not pairs"
+
+    def describe_sources(self, sources: Sequence[Any]) -> str | None:
+        """Return one line on the rows of these sources for logs, or None if there is nothing to say."""
+        return None
+
+
+class Source(Protocol):
+    """Rows of one section of a store. rows: number per epoch. targets: number of targets in them, or of pairs."""
+
+    store: "Store"
+    section: "Section"
+    rows: int
+    targets: int
+
+    def fill(self, row: int, batch: Any, b: int, epoch: int) -> None:
+        """Write row `row` of an epoch into row b of a batch."""
+
+    def origin(self, row: int, epoch: int) -> "list[RowOrigin] | list[PairOrigin]":
+        """Return the origins of the tokens of a row, in order."""
