@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 
@@ -50,15 +50,15 @@ class Trial(NamedTuple):
     @property
     def directory(self) -> PurePath:
         """The directory of the trial within its run."""
-        return trial_directory(self.seed, self.rate)
+        return PurePath("members", f"seed-{self.seed}-rate-{self.rate!r}")
 
     def __str__(self) -> str:
         return f"seed {self.seed} at learning rate {self.rate:g}"
 
 
-def trial_directory(seed: int, rate: float) -> PurePath:
-    """Return the directory of a trial within its run."""
-    return PurePath("members", f"seed-{seed}-rate-{rate!r}")
+def trial_of(result: Mapping[str, Any]) -> Trial:
+    """Return the trial of a result."""
+    return Trial(result["seed"], result["learning_rate"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +322,7 @@ def write_result(
 
 def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
     """Return the predictions that a trial wrote with its result. InputError if they are damaged."""
-    directory = run.path / trial_directory(result["seed"], result["learning_rate"])
+    directory = run.path / trial_of(result).directory
     file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are written again"
     try:
         content = read_regular(file, largest=1 << 40)
@@ -361,7 +361,7 @@ def drop_beaten(context: TrialContext, results: Sequence[dict[str, Any]]) -> Non
             best = max(at_rate, key=context.ranked)
             for result in at_rate:
                 if result is not best:
-                    context.run.remove(trial_directory(result["seed"], rate) / "kept")
+                    context.run.remove(trial_of(result).directory / "kept")
 
     first_process_decides(drop)
 
