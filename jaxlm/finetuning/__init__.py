@@ -1,1 +1,1 @@
-"""Fine-tuning trials, each one seed at one learning rate: one trial per program or several vectorized."""
+"""Fine-tuning trials, each one seed at one learning rate: one per program, or several stacked in one."""

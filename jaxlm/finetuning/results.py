@@ -10,7 +10,7 @@ import numpy as np
 from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError, RunError
-from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_directory
+from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Task, TaskData
@@ -66,7 +66,7 @@ def over_seeds(runs: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, floa
 def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> None:
     """Save the best trial's parameters as the run's checkpoint."""
     best = summary["best"]
-    kept = context.run.root / trial_directory(best["seed"], best["learning_rate"]) / "kept"
+    kept = context.run.root / trial_of(best).directory / "kept"
     source = Checkpoints(kept, read_only=True)
     restored = source.restore_partial({"params": programs.abstract.params})
     with Checkpoints(context.run.checkpoints, keep_newest=1) as checkpoints:
@@ -84,7 +84,7 @@ def write_results(context: TrialContext, summary: dict[str, Any], inputs: TaskDa
     """
 
     def directory_of(run: dict[str, Any]) -> Path:
-        return context.run.path / trial_directory(run["seed"], run["learning_rate"])
+        return context.run.path / trial_of(run).directory
 
     finished = [run for run in summary["runs"] if "failed" not in run]
     predictions = b"".join(read_predictions(context.run, run) for run in finished)

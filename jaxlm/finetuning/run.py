@@ -30,8 +30,8 @@ from jaxlm.finetuning.results import (
     table,
     write_results,
 )
-from jaxlm.finetuning.trial import TrialContext, make_programs
-from jaxlm.finetuning.vectorized import run_trials
+from jaxlm.finetuning.trial import Trial, TrialContext, make_programs
+from jaxlm.finetuning.trials import run_trials
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.runs.observer import Callback, Observer
@@ -162,7 +162,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     encoded = encoded_splits(planned)
     config, num_steps = _with_steps(planned, encoded)
     run = RunDirectory(arguments.run)
-    trials = [(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
+    trials = [Trial(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
     resolved = _resolved(arguments, planned, config)
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # the fingerprints cover their contents
     free = (*run_fields(config.optimizer), "members_per_group", "with_inputs", *moved)

@@ -1,22 +1,18 @@
-"""A trial of a fine-tuning run, one seed at one learning rate: training, evaluation and the files it writes.
+"""A trial of a fine-tuning run, one seed at one learning rate: its first state, its evaluation and its results.
 
-A trial works in a directory `members/seed-S-rate-R` of its own: `checkpoints/` holds the training state and the best
-parameters so far, to resume from. After training `kept/` holds the selected parameters, beside `result.json` and
-`predictions.jsonl`. The first two are below the run's root, the others, written by process 0, below its path.
-
-The best parameters so far are part of the training state: they stay on the devices and are saved and restored with it.
-They therefore always belong to the history that continues, whatever was evaluated between the checkpoint and a stop.
+A trial has a directory `members/seed-S-rate-R` of its own. After training, `kept/` holds the selected parameters, next
+to `result.json` and `predictions.jsonl`. The parameters are below the run's root; the two files, which process 0
+writes, are below its path.
 """
 
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,28 +21,44 @@ from jax.sharding import Mesh
 from jaxlm.atomic_write import write_file, write_json
 from jaxlm.bounded_read import read_regular, read_signed
 from jaxlm.distributed.agreement import first_process_decides
-from jaxlm.distributed.mesh import host_rows, replicated, to_devices
 from jaxlm.errors import InputError
 from jaxlm.finetuning.patience import Patience
 from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models.model import Model
-from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, Metadata
+from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
-from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.observer import Observer
-from jaxlm.runs.recorder import Recorder
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
-from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
-from jaxlm.training.step import Settings, TrainState, from_saved, saved_part
+from jaxlm.training.step import Settings, TrainState
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 
 log = logging.getLogger(__name__)
+
+
+class Trial(NamedTuple):
+    """A trial of a run: its seed and its learning rate."""
+
+    seed: int
+    rate: float
+
+    @property
+    def directory(self) -> PurePath:
+        """The directory of the trial within its run."""
+        return PurePath("members", f"seed-{self.seed}-rate-{self.rate!r}")
+
+    def __str__(self) -> str:
+        return f"seed {self.seed} at learning rate {self.rate:g}"
+
+
+def trial_of(result: Mapping[str, Any]) -> Trial:
+    """Return the trial of a result."""
+    return Trial(result["seed"], result["learning_rate"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,29 +120,41 @@ class Programs:
         return self.program.abstract
 
 
-def trial_directory(seed: int, rate: float) -> PurePath:
-    """Return the directory of a trial within its run."""
-    return PurePath("members", f"seed-{seed}-rate-{rate!r}")
-
-
 @dataclasses.dataclass
-class Best:
-    """The best parameters of a trial so far, on the devices, with their step and metrics on dev. None: none yet.
+class Progress:
+    """The progress of a trial, which its checkpoints hold.
 
-    patience: the evaluations since the best one.
+    step, metrics: the step of the best parameters so far and their metrics on the selection split; None and empty
+    before the first evaluation. patience: the evaluations since the best one. failed_in: the step whose loss or
+    gradient was not finite, None if there was none.
     """
 
-    params: Any = None
     step: int | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     patience: Patience = dataclasses.field(default_factory=Patience)
+    failed_in: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if the trial trains no further: it failed, or its patience ended."""
+        return self.failed_in is not None or self.patience.stopped_at is not None
+
+    def evaluated(self, context: TrialContext, step: int, metrics: dict[str, float]) -> bool:
+        """Count an evaluation, which may end the trial; return True if its parameters are the ones to keep."""
+        if context.config.patience is not None:
+            self.patience.evaluated(context.task, context.config.patience, step, metrics)
+        is_last = self.patience.stopped_at is not None and context.config.select == "last"
+        if not (context.replaces(step, metrics, self.metrics) or is_last):
+            return False
+        self.step, self.metrics = step, metrics
+        return True
 
 
-def trial_result(run: RunDirectory, seed: int, rate: float) -> dict[str, Any] | None:
+def trial_result(run: RunDirectory, trial: Trial) -> dict[str, Any] | None:
     """Return the contents of a trial's `result.json`, on every process, or None before the trial is done."""
 
     def read() -> dict[str, Any] | None:
-        file = run.path / trial_directory(seed, rate) / "result.json"
+        file = run.path / trial.directory / "result.json"
         try:
             return read_signed(file) if file.exists() else None
         except (OSError, ValueError) as error:
@@ -161,166 +185,27 @@ def trial_settings(context: TrialContext, rate: float) -> Settings:
     return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps, epoch)
 
 
-def run_trial(context: TrialContext, programs: Programs, seed: int, rate: float, title: str) -> dict[str, Any]:
-    """Train or resume one trial; return the contents of its `result.json`."""
-    directory = trial_directory(seed, rate)
-    if (known := trial_result(context.run, seed, rate)) is not None:
-        context.run.remove(directory / "checkpoints")
-        return known
-    with Checkpoints(
-        context.run.root / directory / "checkpoints",
-        keep_newest=context.config.keep_newest,
-        keep_every=context.config.keep_every,
-    ) as checkpoints:
-        best = _train(_TrialRun(context, programs, seed, rate, checkpoints), title)
-    result = finish_trial(context, programs, best, seed, rate)
-    context.run.remove(directory / "checkpoints")
-    return result
-
-
-@dataclasses.dataclass
-class _TrialRun:
-    """A trial during its training."""
-
-    context: TrialContext
-    programs: Programs
-    seed: int
-    rate: float
-    checkpoints: Checkpoints
-    best: Best = dataclasses.field(default_factory=Best)
-
-    @functools.cached_property
-    def data(self) -> TrainBatches:
-        """The training batches of the trial."""
-        return self.context.batches(self.seed)
-
-    def batches(self, first_step: int) -> Iterator[Any]:
-        """Yield the batches from a step on, on the devices."""
-        rows = host_rows(self.context.batch_size, self.context.mesh)
-        for number in itertools.count(first_step):
-            batch = jax.tree.map(lambda x: x[rows], self.data[number])
-            yield to_devices(batch, self.context.mesh, self.context.batch_size)
-
-    def evaluate(self, recorder: Recorder, step: int, state: TrainState) -> Outcome:
-        """Evaluate on the selection split, and keep the parameters if they are the best so far.
-
-        Training ends here if the patience of the config says so.
-        """
-        split, limit = self.context.task.selects, self.context.config.patience
-        _, metrics = evaluate_split(self.context, self.programs, state.weights, split, self.data.lengths)
-        raw = None if state.average is None else state.params
-        recorder.validation(
-            step,
-            {f"{split}_{name}": value for name, value in metrics.items()}
-            | raw_metric(self.context, self.programs, raw, self.data.lengths),
-            said=f"{split} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
-        )
-        best = self.best
-        if limit is not None:
-            best.patience.evaluated(self.context.task, limit, step, metrics)
-        ends = best.patience.stopped_at is not None
-        if self.context.replaces(step, metrics, best.metrics) or (ends and self.context.config.select == "last"):
-            best.params = None  # so that at most one copy exists
-            best.params, best.step, best.metrics = self.programs.copy(state.weights), step, metrics
-        if ends:
-            recorder.note(best.patience.note(self.context.task))
-        return Outcome(ends=ends)
-
-    def save(self, step: int, state: TrainState) -> None:
-        """Start a checkpoint of the state and the best parameters so far."""
-        best = self.best
-        saved = saved_part(state) | ({} if best.params is None else {"best": best.params})
-        extra: dict[str, Any] = {"best": {"step": best.step, "figures": best.metrics}}
-        if self.context.config.patience is not None:
-            extra["patience"] = best.patience.to_json()
-        self.checkpoints.save(step, saved, config=self.context.resolved, extra=extra)
-
-
-def _train(trial: _TrialRun, title: str) -> Best:
-    """Train a trial from its newest checkpoint or its first state to the end; return the selected parameters."""
-    context, programs, config = trial.context, trial.programs, trial.context.config
-    if resumed := bool(trial.checkpoints.agreed_steps()):
-        state, trial.best, notes = _resumed(context, programs, trial.checkpoints, trial.seed, trial.rate)
-    else:
-        state, notes = started_state(context, programs, trial.seed)
-    first_step = int(state.step)
-    scope = {"seed": trial.seed, "peak_lr": trial.rate}
-    recorder = Recorder(
-        context.run,
-        MetricsLog(context.run.path, first_step if resumed else None, scope=scope, on_record=context.observer.record),
-        start=first_step,
-        total=context.num_steps,
-        work=trial_work(context, programs),
-        log_every=config.log_every,
-        output=context.observer.output,
-    )
-    programs.train.on_compile = functools.partial(recorder.meter.pause, "compilation")
-    for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
-        recorder.note(note)
-    every = config.eval_every or trial.data.steps_per_epoch
-    evaluation = ScheduledEvaluation(functools.partial(trial.evaluate, recorder), every)
-    session = Session(
-        recorder,
-        trial.checkpoints,
-        context.observer,
-        num_steps=trial.best.patience.stopped_at or context.num_steps,
-        checkpoint_every=config.checkpoint_every,
-        save=trial.save,
-        evaluations=(evaluation,),
-        describe_batch=functools.partial(batch_rows, trial.data),
-        began=None if resumed else _began(context),
-    )
-    settings = replicated(trial_settings(context, trial.rate), context.mesh)
-    run_training(state, lambda state, batch: programs.train(state, batch, settings), trial.batches(first_step), session)
-    return trial.best
-
-
-def _began(context: TrialContext) -> str:
-    """Return the origin of a new trial's first state, for people."""
-    return "from scratch" if context.source is None else f"with the parameters of {context.source.name}"
-
-
-def _resumed(
-    context: TrialContext, programs: Programs, checkpoints: Checkpoints, seed: int, rate: float
-) -> tuple[TrainState, Best, list[str]]:
-    """Return the state of the newest valid checkpoint, the best parameters up to that step, and notes for the log."""
-    state = saved_part(programs.abstract)
-
-    def wanted(metadata: Metadata) -> Any:
-        return state | ({"best": programs.abstract.params} if "best" in metadata.tree else {})
-
-    restored = checkpoints.restore(wanted)
-    notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
-    saved = restored.extra.get("best", {})
-    patience = Patience(**restored.extra.get("patience", {}))
-    best = Best(restored.state.get("best"), saved.get("step"), saved.get("figures", {}), patience)
-    if "best" not in restored.extra:  # earlier versions kept the best beside the checkpoints
-        kept = Checkpoints(context.run.root / trial_directory(seed, rate) / "kept", read_only=True)
-        if steps := [step for step in kept.agreed_steps() if step <= restored.step]:
-            found = kept.restore_partial({"params": programs.abstract.params}, step=steps[-1])
-            best = Best(found.state["params"], found.step, found.extra["dev"], patience)
-    return from_saved(restored.state, programs.abstract, seed), best, notes
-
-
-def finish_trial(context: TrialContext, programs: Programs, best: Best, seed: int, rate: float) -> dict[str, Any]:
+def finish_trial(
+    context: TrialContext, programs: Programs, trial: Trial, progress: Progress, params: Any
+) -> dict[str, Any]:
     """Save the selected parameters and predict every split with them; return the contents of `result.json`."""
-    directory = trial_directory(seed, rate) / "kept"
-    assert best.step is not None
-    if not _is_kept(context, best, directory):
+    directory = trial.directory / "kept"
+    assert progress.step is not None
+    if not _is_kept(context, progress.step, params, directory):
         first_process_decides(lambda: context.run.remove(directory))
         with Checkpoints(context.run.root / directory, keep_newest=1) as kept:
-            extra = {"dev": best.metrics, "step": best.step}
-            kept.save(best.step, {"params": best.params}, config=context.resolved | {"seed": seed}, extra=extra)
-    return write_result(context, programs, best, seed, rate)
+            extra = {"dev": progress.metrics, "step": progress.step}
+            kept.save(progress.step, {"params": params}, config=context.resolved | {"seed": trial.seed}, extra=extra)
+    return write_result(context, programs, trial, progress, params)
 
 
-def _is_kept(context: TrialContext, best: Best, directory: PurePath) -> bool:
+def _is_kept(context: TrialContext, step: int, params: Any, directory: PurePath) -> bool:
     """Return True if exactly these parameters are saved already, by a start that was stopped afterwards."""
     kept = Checkpoints(context.run.root / directory, read_only=True)
-    if kept.agreed_steps() != [best.step]:
+    if kept.agreed_steps() != [step]:
         return False
     try:
-        return kept.metadata().checksums == leaf_checksums({"params": best.params})
+        return kept.metadata().checksums == leaf_checksums({"params": params})
     except DamagedCheckpoint:  # the parameters are still on the devices and are saved again
         return False
 
@@ -392,35 +277,38 @@ def raw_metric(context: TrialContext, programs: Programs, params: Any, lengths: 
     return {f"raw_{split}_{metric}": metrics[metric]}
 
 
-def write_result(context: TrialContext, programs: Programs, best: Best, seed: int, rate: float) -> dict[str, Any]:
+def write_result(
+    context: TrialContext, programs: Programs, trial: Trial, progress: Progress, params: Any
+) -> dict[str, Any]:
     """Predict every split with the selected parameters and write the results; return the contents of `result.json`.
 
     The selection split comes first: the threshold for unanswerable questions is tuned on it and then used for the
     others.
     """
-    selection_split, lengths = context.task.selects, context.batches(seed).lengths
+    selection_split, lengths = context.task.selects, context.batches(trial.seed).lengths
     splits = [split for split in context.encoded if split != "train"]
     found: dict[str, tuple[Predicted, dict[str, float]]] = {}
     threshold = None
     for split in sorted(splits, key=lambda split: split != selection_split):
-        found[split] = evaluate_split(context, programs, best.params, split, lengths, threshold)
+        found[split] = evaluate_split(context, programs, params, split, lengths, threshold)
         threshold = found[selection_split][1].get("threshold")
-    result: dict[str, Any] = {"seed": seed, "learning_rate": rate, "step": best.step}
+    scope = {"seed": trial.seed, "learning_rate": trial.rate}
+    result: dict[str, Any] = scope | {"step": progress.step}
     if context.config.patience is not None:
-        result["stopped_at"] = best.patience.stopped_at
+        result["stopped_at"] = progress.patience.stopped_at
     result |= {split: found[split][1] for split in splits if found[split][1]}
     reports = [{"split": split} | found[split][0].report() for split in splits if found[split][1]]
     lines: list[str] = []
     for split in splits:
         for index, (prediction, scores) in enumerate(found[split][0].lines):
-            line = {"split": split, "index": index, "seed": seed, "learning_rate": rate}
+            line = {"split": split, "index": index} | scope
             lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}, ensure_ascii=False))
     text = "".join(line + "\n" for line in lines)
     result["reports"] = reports
     result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()
 
     def write() -> None:
-        directory = context.run.path / trial_directory(seed, rate)
+        directory = context.run.path / trial.directory
         directory.mkdir(parents=True, exist_ok=True)
         write_file(directory / "predictions.jsonl", text)
         for split in splits:
@@ -434,7 +322,7 @@ def write_result(context: TrialContext, programs: Programs, best: Best, seed: in
 
 def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
     """Return the predictions that a trial wrote with its result. InputError if they are damaged."""
-    directory = run.path / trial_directory(result["seed"], result["learning_rate"])
+    directory = run.path / trial_of(result).directory
     file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are written again"
     try:
         content = read_regular(file, largest=1 << 40)
@@ -445,18 +333,18 @@ def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
     return content
 
 
-def write_failure(context: TrialContext, seed: int, rate: float, reason: str) -> dict[str, Any]:
+def write_failure(context: TrialContext, trial: Trial, reason: str) -> dict[str, Any]:
     """Write the failure of a trial that cannot be trained to its end; return the contents of its `result.json`."""
-    result = {"seed": seed, "learning_rate": rate, "failed": reason}
+    result = {"seed": trial.seed, "learning_rate": trial.rate, "failed": reason}
 
     def write() -> None:
-        directory = context.run.path / trial_directory(seed, rate)
+        directory = context.run.path / trial.directory
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "result.json", result)
         context.run.upload()
 
     first_process_decides(write)
-    log.warning("seed %d at learning rate %g failed: %s; the other runs continue", seed, rate, reason)
+    log.warning("%s failed: %s; the other runs continue", trial, reason)
     return result
 
 
@@ -473,7 +361,7 @@ def drop_beaten(context: TrialContext, results: Sequence[dict[str, Any]]) -> Non
             best = max(at_rate, key=context.ranked)
             for result in at_rate:
                 if result is not best:
-                    context.run.remove(trial_directory(result["seed"], rate) / "kept")
+                    context.run.remove(trial_of(result).directory / "kept")
 
     first_process_decides(drop)
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxlm.distributed.devices import memory_in_use, peak_tflops
 from jaxlm.errors import LOGGERS, RunError
 from jaxlm.progress import LOGGED, LiveLine, Output
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.meter import Meter, Work
+from jaxlm.runs.meter import Meter, Reading, Work
 from jaxlm.runs.metrics_log import MetricsLog
 
 GATE_SHARE = 0.25  # of the run, after which the loss should be below the unigram entropy
@@ -85,31 +85,43 @@ class Recorder:
         self.meter.advance(step)
         if bool(metrics["halted"]):
             raise NotFinite(step)
-        if step % self.log_every and step != self.total:
+        if not self.due(step):
             return
         values = jax.tree.map(np.asarray, {name: value for name, value in metrics.items() if name not in EVENTS})
-        norms = values.pop("update_norm")
         reading = self.meter.read()
-        peak = peak_tflops()
-        mfu = None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
-        line: dict[str, Any] = {name: value.tolist() if value.ndim else float(value) for name, value in values.items()}
-        line |= {"trained_tokens": round(reading.tokens), "tokens_per_second": reading.tokens_per_second}
-        line |= {"wait_share": reading.waiting, "mfu": mfu} | memory_in_use()
+        line = self.line(step, values, reading)
+        self.metrics.write(step, line)
+        self.show(step, line, reading)
+        if self.unigram_entropy is not None:
+            self._check_unigram_entropy(step, line[self.gate_metric], self.unigram_entropy)
+
+    def due(self, step: int) -> bool:
+        """Return True if the metrics of this step are written."""
+        return step % self.log_every == 0 or step == self.total
+
+    def line(self, step: int, values: dict[str, Any], reading: Reading, *, trials: int = 1) -> dict[str, Any]:
+        """Return the line of a step from its metrics, NumPy arrays. trials: those whose tokens the meter counts."""
+        norms = values.get("update_norm", {})
+        numbers = {name: value for name, value in values.items() if name != "update_norm"}
+        line: dict[str, Any] = {name: value.tolist() if value.ndim else float(value) for name, value in numbers.items()}
+        line |= {"trained_tokens": round(reading.tokens / trials), "tokens_per_second": reading.tokens_per_second}
+        line |= {"wait_share": reading.waiting, "mfu": model_flops_utilization(reading)} | memory_in_use()
         if step % self.log_every == 0:  # only these steps compute the norms, and the last step may be another
             line |= {f"update_norm/{name}": norm.tolist() for name, norm in norms.items()}
-        self.metrics.write(step, line)
+        return line
+
+    def show(self, step: int, line: Mapping[str, float], reading: Reading) -> None:
+        """Update the live line with the loss, the learning rate and the gradient norm of `line`."""
         self.live.update(
             step,
             loss=line["loss"],
             learning_rate=line["learning_rate"],
             grad_norm=line["gradient_norm"],
             tokens_per_second=reading.tokens_per_second,
-            mfu=mfu,
+            mfu=model_flops_utilization(reading),
             waiting=reading.waiting,
             eta=reading.eta,
         )
-        if self.unigram_entropy is not None:
-            self._check_unigram_entropy(step, line[self.gate_metric], self.unigram_entropy)
 
     def spike(self, step: int, metrics: dict[str, Any], rows: Callable[[int], str]) -> None:
         """Record a spike of the gradient norm, if this step has one. rows(number): the rows of a batch.
@@ -176,6 +188,12 @@ class Recorder:
                 f"({unigram_entropy:.3f}): the model has learned only token frequencies; narrow models need a "
                 "larger --model.init-std (0.02 x sqrt(768 / width)), or try another --optimizer.peak-lr"
             )
+
+
+def model_flops_utilization(reading: Reading) -> float | None:
+    """Return the FLOPs per second as a fraction of the peak of all devices, or None if their peak is unknown."""
+    peak = peak_tflops()
+    return None if peak is None else reading.flops_per_second / (peak * 1e12 * jax.device_count())
 
 
 class _LiveHandler(logging.Handler):

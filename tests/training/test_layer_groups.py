@@ -173,7 +173,7 @@ def test_frozen_layers_keep_their_bits_on_a_mesh():
         abstract = abstract_state(init, optimizer, mesh, **kept)
         start = new_state(params, optimizer, jnp.uint32(1), **kept)
         state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start, abstract)
-        step = jax.jit(make_train_step(language_model(model), optimizer))
+        step = jax.jit(make_train_step(language_model(model), optimizer, layers=model.family.layers))
         settings = replicated(settings_of(run, 9, ema=0.9, spike_factor=2.0), mesh)
         for _ in range(2):
             state, metrics = step(state, to_devices(packed(4), mesh, 4), settings)

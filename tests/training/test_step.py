@@ -142,7 +142,7 @@ def training():
         return found, carry
 
     spoilable = Objective(plain.coefficients, plain.weights, sums)
-    compiled = jax.jit(make_train_step(spoilable, optimizer))
+    compiled = jax.jit(make_train_step(spoilable, optimizer, layers="blocks"))
     start = new_state(jax.tree.map(jnp.asarray, random_params(replace(TOY, init_std=0.1))), optimizer, 5)
     return SimpleNamespace(step=lambda *inputs: compiled(*inputs, *[EACH_STEP] * (len(inputs) < 3)), start=start)
 

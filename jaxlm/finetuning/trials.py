@@ -1,0 +1,169 @@
+"""The training of all trials of a fine-tuning run: one loop over the one or more trials of a program.
+
+`members_per_group` decides how many trials share a program, and `alone` and `stacked` how their states are held. The
+checkpoints of a program hold the states of its trials and their best parameters so far. The best parameters stay on the
+devices and are saved and restored with the states, so they always belong to the history that continues, whatever was
+evaluated between the checkpoint and a stop.
+
+A trial whose loss is not finite keeps the state before that step, and the others continue.
+"""
+
+import functools
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxlm.finetuning.alone import Alone
+from jaxlm.finetuning.recorder import TrialsRecorder
+from jaxlm.finetuning.stacked import Stacked, trials_per_program
+from jaxlm.finetuning.trial import (
+    Programs,
+    Progress,
+    Trial,
+    TrialContext,
+    batch_rows,
+    drop_beaten,
+    evaluate_split,
+    finish_trial,
+    raw_metric,
+    trial_result,
+    write_failure,
+)
+from jaxlm.runs.checkpoints import Checkpoints, Metadata
+from jaxlm.runs.recorder import Diverged
+from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
+from jaxlm.training.step import TrainState, saved_part
+
+log = logging.getLogger(__name__)
+
+
+def run_trials(context: TrialContext, programs: Programs, trials: Sequence[Trial], origin: str) -> list[dict[str, Any]]:
+    """Train all trials, some of them together; return the contents of their `result.json`. origin: for the log.
+
+    Raises Diverged if the only trial of the run fails.
+    """
+    size = trials_per_program(context, programs, len(trials))
+    results: list[dict[str, Any]] = []
+    for first in range(0, len(trials), size):
+        some = trials[first : first + size]
+        if len(some) == 1:
+            which = f"run {first + 1} of {len(trials)}: {origin}, seed {some[0].seed}, rate {some[0].rate:g}"
+        else:
+            listed = ", ".join(f"{trial.seed} at {trial.rate:g}" for trial in some)
+            which = f"runs {first + 1} to {first + len(some)} of {len(trials)} together: {origin}, seeds {listed}"
+        held = Alone(context, programs, some[0]) if size == 1 else Stacked(context, programs, some, first)
+        results += run_together(held, which, is_only=len(trials) == 1)
+        del held  # its parameters are not needed while the next trials are trained
+        drop_beaten(context, results)
+    return results
+
+
+def run_together(held: Alone | Stacked, title: str, *, is_only: bool) -> list[dict[str, Any]]:
+    """Train or resume the trials of a program; return the contents of their `result.json`.
+
+    is_only: True if the run has no other trial. Its failure raises Diverged.
+    """
+    context, trials = held.context, held.trials
+    results = [trial_result(context.run, trial) for trial in trials]
+    if None in results:
+        with Checkpoints(
+            context.run.root / held.checkpoints,
+            keep_newest=context.config.keep_newest,
+            keep_every=context.config.keep_every,
+        ) as checkpoints:
+            training = Training(held, checkpoints)
+            try:
+                training.run(title)
+            except Diverged:
+                if is_only:
+                    raise
+                if len(trials) > 1:
+                    log.warning("none of the %d runs trained together continues", len(trials))
+        for number, trial in enumerate(trials):
+            if results[number] is None:
+                results[number] = training.finish(number, trial)
+    context.run.remove(held.directory)
+    return [result for result in results if result is not None]
+
+
+class Training:
+    """The training of one or more trials in one program, from their newest checkpoint or their first states."""
+
+    def __init__(self, held: Alone | Stacked, checkpoints: Checkpoints) -> None:
+        self.held, self.checkpoints, self.context = held, checkpoints, held.context
+        self.progress = [Progress() for _ in held.trials]
+
+    def run(self, title: str) -> None:
+        """Train the trials to their end. Raises Diverged if none of them continues, after the last one failed."""
+        context, held, config = self.context, self.held, self.context.config
+        resumed = bool(self.checkpoints.agreed_steps())
+        state, notes = self._restored() if resumed else held.started()
+        first_step = int(jnp.max(state.step))
+        self.recorder = TrialsRecorder(context, held, self.progress, first_step if resumed else None)
+        held.step.on_compile = functools.partial(self.recorder.meter.pause, "compilation")
+        for note in (title + (f", resumed at step {first_step}" if resumed else ""), *notes):
+            self.recorder.note(note)
+        source = "from scratch" if context.source is None else f"with the parameters of {context.source.name}"
+        session = Session(
+            self.recorder,
+            self.checkpoints,
+            context.observer,
+            num_steps=context.num_steps if self.recorder.alive else first_step,
+            checkpoint_every=config.checkpoint_every,
+            save=self.save,
+            evaluations=(ScheduledEvaluation(self.evaluate, config.eval_every or held.data[0].steps_per_epoch),),
+            describe_batch=functools.partial(batch_rows, held.data[0]),
+            began=None if resumed else source,
+        )
+        batches = (held.batch(number) for number in itertools.count(first_step))
+        state = run_training(state, lambda state, batch: held.step(state, batch, held.settings), batches, session)
+        if held.best is None:
+            held.best = state.weights
+
+    def evaluate(self, step: int, state: TrainState) -> Outcome:
+        """Evaluate the trials on the selection split, and keep the parameters that are the best so far.
+
+        Training ends here for the trials whose patience ends, and when no trial continues.
+        """
+        context, held = self.context, self.held
+        alive, better = self.recorder.alive, [False] * len(held.trials)
+        for number in alive:
+            lengths, split = held.data[number].lengths, context.task.selects
+            _, metrics = evaluate_split(context, held.programs, held.take(state.weights, number), split, lengths)
+            raw = None if state.average is None else held.take(state.params, number)
+            of_raw = raw_metric(context, held.programs, raw, lengths)
+            self.recorder.evaluated(step, number, context.task, metrics, of_raw)
+            better[number] = self.progress[number].evaluated(context, step, metrics)
+        held.keep(better, state.weights)
+        stopped = [number for number in alive if self.progress[number].ended]
+        self.recorder.evaluations_done(step, context.task, stopped)
+        return Outcome(ends=not self.recorder.alive, state=held.halted(state, stopped) if stopped else None)
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Start a checkpoint of the states, the best parameters so far and the progress."""
+        saved = saved_part(state) | ({} if self.held.best is None else {"best": self.held.best})
+        extra = self.held.to_json(self.progress)
+        self.checkpoints.save(step, saved, config=self.context.resolved, extra=extra)
+
+    def finish(self, number: int, trial: Trial) -> dict[str, Any]:
+        """Write the results of a trial, or its failure; return the contents of its `result.json`."""
+        context, held, progress = self.context, self.held, self.progress[number]
+        if (step := progress.failed_in) is not None:
+            rows = batch_rows(held.data[number], step - 1)
+            return write_failure(context, trial, f"loss or gradient are not finite in step {step} ({rows})")
+        return finish_trial(context, held.programs, trial, progress, held.take(held.best, number))
+
+    def _restored(self) -> tuple[TrainState, list[str]]:
+        """Return the states of the newest valid checkpoint, and notes for the log; set the progress up to that step."""
+        abstract = self.held.abstract
+
+        def wanted(metadata: Metadata) -> Any:
+            return saved_part(abstract) | ({"best": abstract.params} if "best" in metadata.tree else {})
+
+        restored = self.checkpoints.restore(wanted)
+        notes = [*restored.notes, *self.checkpoints.move_aside_after(restored.step)]
+        self.progress = self.held.from_json(restored.extra)
+        return self.held.restored(restored.state, self.progress), notes
