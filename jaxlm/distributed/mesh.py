@@ -151,3 +151,10 @@ def to_devices(batch: Any, mesh: Mesh, batch_size: int) -> Any:
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x), (batch_size, *x.shape[1:])), batch
     )
+
+
+def whole_to_devices(batch: Any, mesh: Mesh) -> Any:
+    """Return a whole batch, arrays (B, …) equal on every process, as global arrays with sharded rows."""
+    batch_size = len(jax.tree.leaves(batch)[0])
+    own = host_rows(batch_size, mesh)
+    return to_devices(jax.tree.map(lambda x: x[own], batch), mesh, batch_size)

@@ -13,6 +13,7 @@ from jaxlm.bounded_read import parse_json, read_regular
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Activations
 from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.rows import padded
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Inputs, Model
@@ -69,12 +70,9 @@ def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: 
     found: dict[str, list[np.ndarray]] = {}
     for first in range(0, len(rows.ids), ROWS):
         some = rows.ids[first : first + ROWS]
-        ids, seen, types = (np.zeros((ROWS, longest), np.int32) for _ in range(3))
-        for row, given in enumerate(some):
-            ids[row, : len(given)], seen[row, : len(given)] = given, 1
-            if rows.segments is not None:
-                types[row, : len(given)] = rows.segments[first + row]
-        for name, values in apply(params, ids, seen, types).items():
+        seen, types = [[1] * len(given) for given in some], (rows.segments or [])[first : first + ROWS]
+        inputs = (padded(values, ROWS, longest) for values in (some, seen, types))
+        for name, values in apply(params, *inputs).items():
             found.setdefault(name, []).append(np.asarray(values, np.float32)[: len(some)])
     return {name: np.concatenate(parts) for name, parts in found.items()}
 

@@ -202,6 +202,11 @@ class CachedModel:
         return length_bucket(length, self.positions, smallest=SMALLEST_BUCKET)
 
 
+def filled(prompts: Sequence[Prompt], rows: int) -> list[Prompt]:
+    """Return prompts, at least one, and short ones after them up to `rows`, so that all batches have one shape."""
+    return [*prompts, *[Prompt(prompts[0].ids[:1], 1)] * (rows - len(prompts))]
+
+
 def length_bucket(length: int, longest: int, *, smallest: int) -> int:
     """Return the smallest of smallest, 2 x smallest, 4 x smallest, …, longest that is at least `length`."""
     bucket = smallest

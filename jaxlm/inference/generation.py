@@ -15,7 +15,7 @@ from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.beam_search import BeamSearch
-from jaxlm.inference.decoding import CachedModel, Prompt, for_inference, length_bucket
+from jaxlm.inference.decoding import CachedModel, Prompt, filled, for_inference, length_bucket
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.sampling import Sampler
@@ -117,9 +117,8 @@ class Generator:
             batch = inputs[first : first + size]
             if first + len(batch) <= done:
                 continue
-            filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
             with use_mesh(self.run.mesh):
-                found = (self._sampled if self.settings.beams == 1 else self._searched)(batch, filled, say)
+                found = (self._sampled if self.settings.beams == 1 else self._searched)(batch, rows, say)
             for index in range(max(first, done), first + len(batch)):
                 samples = enumerate(found[index - first])
                 made = [self._sample(prompts[index], inputs[index], k, *one) for k, one in samples]
@@ -152,14 +151,14 @@ class Generator:
             self._noted = True
         return length
 
-    def _sampled(self, batch: Sequence[Prompt], filled: Sequence[Prompt], say) -> list[list[tuple[TextStream, None]]]:
-        """Return the finished streams of all samples of each prompt, without scores. filled: batch and padding."""
+    def _sampled(self, batch: Sequence[Prompt], rows: int, say) -> list[list[tuple[TextStream, None]]]:
+        """Return the finished streams of all samples of each prompt, without scores. rows: with those of padding."""
         count = self.settings.num_samples
         streams = [self._stream(prompt) for prompt in batch for _ in range(count)]
-        collect(streams, self._sampler(filled, samples=count), say)
+        collect(streams, self._sampler(filled(batch, rows), samples=count), say)
         return [[(stream, None) for stream in streams[k : k + count]] for k in range(0, len(streams), count)]
 
-    def _searched(self, batch: Sequence[Prompt], filled: Sequence[Prompt], say) -> list[list[tuple[TextStream, float]]]:
+    def _searched(self, batch: Sequence[Prompt], rows: int, say) -> list[list[tuple[TextStream, float]]]:
         """Return the finished streams of the best hypotheses of each prompt, with their scores."""
 
         def stream_of(row: int, tokens: list[int]) -> TextStream:
@@ -170,7 +169,7 @@ class Generator:
         def stopped(row: int, tokens: list[int]) -> bool:
             return row < len(batch) and stream_of(row, tokens).stopped is not None
 
-        found = self._search(filled, stopped=stopped if self.settings.stop else None)
+        found = self._search(filled(batch, rows), stopped=stopped if self.settings.stop else None)
         results = []
         for row in range(len(batch)):
             best = found[row][: self.settings.num_samples]

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.config import check_batch
-from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.padded_sizes import PaddedSizes
-from jaxlm.inference.scoring import BATCHES_SORTED, Score, TokenScores, batch_length
+from jaxlm.inference.padded_sizes import batch_length
+from jaxlm.inference.rows import BATCHES_SORTED, RowStep, padded, row_positions, run
+from jaxlm.inference.scoring import Score, TokenScores
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
 
@@ -54,13 +53,10 @@ class MaskedLMScore(NamedTuple):
         return self.tokens.score
 
 
-@struct.dataclass
-class _Rows:
-    """ids, positions, segments: int32 (B, L). where, targets: int32 (B,), the masked index and its original id."""
+class _Batch(NamedTuple):
+    """inputs: of the model, (B, L). where, targets: int32 (B,), the masked index and its original id."""
 
-    ids: Any
-    positions: Any
-    segments: Any
+    inputs: Inputs
     where: Any
     targets: Any
 
@@ -122,32 +118,24 @@ def masked_lm_scores(
     allowed_V[sorted(set(tokenizer.specials.values()))] = False
     allowed_V[tokenizer.size :] = False  # rows that pad a published table
     step = _step(model, min(top, int(allowed_V.sum())), mesh)
-    source, rows = iter(texts), host_rows(batch_size, mesh)
-    longest = positions or model.max_length
-    continues, sizes = tokenizer.continues if within_word else None, PaddedSizes(batch_size)
-    while block := list(itertools.islice(source, max(1, BATCHES_SORTED))):
-        places = [(text, index) for text in block for index in text.where]
-        order = sorted(range(len(places)), key=lambda k: -min(len(places[k][0].ids), longest - 2))
-        found: list[Any] = [None] * len(places)
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        least = [(batch_length(min(len(places[some[0]][0].ids) + 2, longest), longest),) for some in batches]
-        for some, (bucket,) in zip(batches, sizes(least), strict=True):
-            masked = [_masked(*places[k], tokenizer, longest, continues) for k in some]
-            batch = _padded(masked, batch_size, bucket)
-            with use_mesh(mesh):
-                batch = to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
-                outputs = [np.asarray(output) for output in step(params, allowed_V, batch)]
-            for row, k in enumerate(some):
-                right, greedy, *candidates = (output[row] for output in outputs)
-                found[k] = (right, greedy, *(candidates if places[k][0].has_masks else ((), ())))
-        ready = iter(found)
-        for text in block:
-            of_text = [next(ready) for _ in text.where]
-            listed = [[(int(i), float(p)) for i, p in zip(ids, probs, strict=True)] for _, _, ids, probs in of_text]
-            scored = [] if text.has_masks else of_text
-            log_probs = np.array([log_probability for log_probability, *_ in scored], np.float32)
-            tokens = TokenScores(log_probs, np.array([greedy for _, greedy, *_ in scored], np.bool_))
-            yield MaskedLMScore(tokens, listed if text.has_masks else [])
+    longest, continues = positions or model.max_length, tokenizer.continues if within_word else None
+
+    def length_of(row: tuple[MaskedText, int]) -> int:
+        return min(len(row[0].ids) + 2, longest)  # with CLS and SEP
+
+    def pad(rows: Sequence[tuple[MaskedText, int]], batch_size: int, length: int) -> _Batch:
+        return _padded([_masked(*row, tokenizer, longest, continues) for row in rows], batch_size, length)
+
+    form = RowStep(
+        lambda params, batch: step(params, allowed_V, batch),
+        rows=lambda text: ((text, index) for index in text.where),
+        length=length_of,
+        sizes=lambda rows: (batch_length(length_of(rows[0]), longest),),
+        pad=pad,
+        unpad=lambda row, outputs, length: outputs if row[0].has_masks else outputs[:2],
+    )
+    for text, found in run(form, params, texts, mesh=mesh, batch_size=batch_size, block=BATCHES_SORTED):
+        yield _filled(found) if text.has_masks else _scored(found)
 
 
 def candidates_json(tokenizer: Tokenizer, candidates: list[list[Candidate]]) -> list[list[dict[str, Any]]]:
@@ -166,15 +154,15 @@ def _step(model: Model, top: int, mesh: Mesh) -> Any:
     return jax.jit(functools.partial(_score, model, top), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def _score(model: Model, top: int, params: Any, allowed_V: jax.Array, rows: _Rows) -> tuple[jax.Array, ...]:
+def _score(model: Model, top: int, params: Any, allowed_V: jax.Array, batch: _Batch) -> tuple[jax.Array, ...]:
     """Return each row's log-probability of its target (B,), True where it is the likeliest id (B,), and the ids and
     probabilities of candidates (B, K).
     """
-    outputs = model(params, Inputs(rows.ids, rows.positions, rows.segments))
-    state_BD = jnp.take_along_axis(outputs.states, rows.where[:, None, None], axis=1)[:, 0]
+    outputs = model(params, batch.inputs)
+    state_BD = jnp.take_along_axis(outputs.states, batch.where[:, None, None], axis=1)[:, 0]
     logits_BV = model.logits(params, state_BD[:, None], outputs.output)[:, 0]
     log_probs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
-    right_B = jnp.take_along_axis(log_probs_BV, rows.targets[:, None], axis=-1)[:, 0]
+    right_B = jnp.take_along_axis(log_probs_BV, batch.targets[:, None], axis=-1)[:, 0]
     best_BK, ids_BK = jax.lax.top_k(jnp.where(allowed_V, log_probs_BV, -jnp.inf), top)
     return right_B, right_B == jnp.max(log_probs_BV, axis=-1), ids_BK, jnp.exp(best_BK)
 
@@ -197,11 +185,20 @@ def _masked(
     return ids, where, target
 
 
-def _padded(masked: Sequence[tuple[list[int], int, int]], batch_size: int, length: int) -> _Rows:
-    ids, segments = np.zeros((batch_size, length), np.int32), np.zeros((batch_size, length), np.int32)
-    where, targets = np.zeros(batch_size, np.int32), np.zeros(batch_size, np.int32)
-    for row, (sequence, index, target) in enumerate(masked):
-        ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
-        where[row], targets[row] = index, target
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-    return _Rows(ids, np.ascontiguousarray(positions), segments, where, targets)
+def _padded(masked: Sequence[tuple[list[int], int, int]], batch_size: int, length: int) -> _Batch:
+    ids = padded([ids for ids, _, _ in masked], batch_size, length)
+    segments = padded([[1] * len(ids) for ids, _, _ in masked], batch_size, length)
+    where, targets = padded([[where for _, where, _ in masked], [target for _, _, target in masked]], 2, batch_size)
+    return _Batch(Inputs(ids, row_positions(batch_size, length), segments), where, targets)
+
+
+def _scored(found: Sequence[Any]) -> MaskedLMScore:
+    """Return the score of a text from the outputs of `_score` for each of its tokens."""
+    log_probs = np.array([log_probability for log_probability, _ in found], np.float32)
+    return MaskedLMScore(TokenScores(log_probs, np.array([greedy for _, greedy in found], np.bool_)), [])
+
+
+def _filled(found: Sequence[Any]) -> MaskedLMScore:
+    """Return the candidates for each mask of a text from the outputs of `_score`."""
+    listed = [[(int(i), float(p)) for i, p in zip(ids, probs, strict=True)] for _, _, ids, probs in found]
+    return MaskedLMScore(TokenScores(np.zeros(0, np.float32), np.zeros(0, np.bool_)), listed)

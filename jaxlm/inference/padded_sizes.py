@@ -43,5 +43,18 @@ class PaddedSizes:
         return min((used for used in self._used if _hold(used, wanted)), key=sum)
 
 
+def batch_length(length: int, longest: int) -> int:
+    """Return the length that a batch is padded to: that of its longest row up to 16, then the smallest of 20, 24, 28,
+    32, 40, 48, 56, 64, 80, … and `longest` that is at least as long.
+
+    Rows are sorted by length, so short sentences, as those of BLiMP, are hardly padded. `PaddedSizes` chooses the
+    lengths that are worth a program.
+    """
+    step = 1 if length <= 16 else 4
+    while length > 8 * step and step > 1:
+        step *= 2
+    return min(-(-length // step) * step, longest)
+
+
 def _hold(sizes: Sizes, wanted: Sizes) -> bool:
     return all(size >= least for size, least in zip(sizes, wanted, strict=True))

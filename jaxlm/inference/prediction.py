@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.distributed.mesh import host_rows, to_devices
+from jaxlm.inference.rows import run_batches
 from jaxlm.tasks import Encoded, Predicted, Task, eval_batches, predictions
 from jaxlm.training.task_model import TaskLearner
 
@@ -67,30 +65,23 @@ def predict_split(
     lengths: Iterable[int] | None = None,
 ) -> SplitPredictions:
     """Compute the outputs of every row of a split once. step: a compiled `make_predict_step`."""
-    rows = host_rows(batch_size, mesh)
     found: dict[int, np.ndarray] = {}
     embedded: dict[int, np.ndarray] = {}
     loss, weight = 0.0, 0.0
-    for batch in eval_batches(encoded, batch_size=batch_size, lengths=None if lengths is None else tuple(lengths)):
-        outputs, vectors, batch_loss, batch_weight = step(
-            params, to_devices(jax.tree.map(lambda x: x[rows], batch), mesh, batch_size)
-        )
-        indices = batch.index.tolist()
-        for index, row in zip(indices, _gathered(outputs), strict=True):
+    batches = eval_batches(encoded, batch_size=batch_size, lengths=None if lengths is None else tuple(lengths))
+    with_indices = ((batch.index.tolist(), batch) for batch in batches)
+    for indices, (outputs, vectors, batch_loss, batch_weight) in run_batches(step, params, with_indices, mesh):
+        for index, row in zip(indices, outputs, strict=True):
             if index >= 0:  # padding of spans and tags is dropped
                 found[index] = row[: encoded.longest[index]].copy() if row.ndim > 1 else row
         if vectors is not None:
-            embedded |= zip(indices, _gathered(vectors), strict=True)
+            embedded |= zip(indices, vectors, strict=True)
         loss += float(batch_loss)
         weight += float(batch_weight)
     ordered, embeddings = (
         [values[index] for index in range(len(encoded))] if values else [] for values in (found, embedded)
     )
     return SplitPredictions(ordered, loss / (weight or 1.0) if encoded.labelled else None, embeddings)
-
-
-def _gathered(x: jax.Array) -> np.ndarray:
-    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def in_chunks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
+from jaxlm.distributed.mesh import use_mesh, whole_to_devices
 from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.rows import padded
 from jaxlm.inference.scoring import Score
 from jaxlm.models.model import Inputs, Model
 from jaxlm.training.step import first_carry
@@ -46,11 +47,9 @@ class StreamScorer:
 
     def _batch(self, row: Sequence[int]) -> tuple[Any, Any, Any]:
         """Return ids, targets and weights, (B, L) each, with `row` first."""
-        shape, scored = (self._rows, self.length), len(row) - 1
-        ids, targets, weights = (np.zeros(shape, kind) for kind in (np.int32, np.int32, np.float32))
-        ids[0, :scored], targets[0, :scored], weights[0, :scored] = row[:-1], row[1:], 1
-        own = host_rows(self._rows, self.mesh)
-        return to_devices((ids[own], targets[own], weights[own]), self.mesh, self._rows)
+        scored = len(row) - 1
+        ids, targets, scores = (padded([one], self._rows, self.length) for one in (row[:-1], row[1:], [1] * scored))
+        return whole_to_devices((ids, targets, scores.astype(np.float32)), self.mesh)
 
     def _nll(self, params: Any, batch: Any, carry: Any) -> tuple[jax.Array, Any]:
         ids, targets, weights = batch

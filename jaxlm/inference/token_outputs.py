@@ -1,28 +1,26 @@
 """Outputs of a model for each token of sequences of ids: the states of its layers, and scores over the vocabulary.
 
-Sequences are sorted by length and split into batches that are padded to a bucket, each a compiled program. Neither the
-other sequences of a batch nor the batch size change an output beyond rounding.
+Sequences are run as in `jaxlm.inference.rows`, with smaller batches where the outputs would not fit into memory.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.rows import longest_first, padded, row_positions, run_batches
 from jaxlm.models.model import Inputs, Model
 
 SMALLEST_BUCKET = 8
-_VALUES = 1 << 26  # values of a batch's outputs in memory at a time
+_VALUES = 1 << 26  # values of a batch's outputs; those of two batches are in memory at a time
 _STEPS = 64  # compiled functions that are kept
 
 
@@ -33,32 +31,18 @@ class TokenRow(NamedTuple):
     second: int
 
 
-@struct.dataclass
-class _Rows:
-    """ids, positions, types, segments: int32 (B, L)."""
-
-    ids: Any
-    positions: Any
-    types: Any
-    segments: Any
-
-    @property
-    def inputs(self) -> Inputs:
-        return Inputs(self.ids, self.positions, self.segments, self.types)
-
-
-Step = Callable[[Any, _Rows], jax.Array]
+Step = Callable[[Any, Inputs], jax.Array]
 
 
 @functools.lru_cache(_STEPS)
 def states_step(model: Model, layers: tuple[int, ...] | None, mesh: Mesh) -> Step:
-    """Return a compiled function of parameters and rows that gives float32 states (B, L, layers, D).
+    """Return a compiled function of parameters and inputs that gives float32 states (B, L, layers, D).
 
     layers: 0 are the embeddings, -1 is the last layer; None: the last layer alone.
     """
 
-    def states(params: Any, rows: _Rows) -> jax.Array:
-        outputs = model(params, rows.inputs, layers=layers is not None)
+    def states(params: Any, inputs: Inputs) -> jax.Array:
+        outputs = model(params, inputs, layers=layers is not None)
         if layers is None:
             return outputs.states[:, :, None].astype(jnp.float32)
         hidden_NBLD = jnp.asarray(outputs.layers)[np.array(layers)]
@@ -69,10 +53,10 @@ def states_step(model: Model, layers: tuple[int, ...] | None, mesh: Mesh) -> Ste
 
 @functools.lru_cache(_STEPS)
 def logits_step(model: Model, mesh: Mesh) -> Step:
-    """Return a compiled function of parameters and rows that gives float32 scores over the vocabulary (B, L, V)."""
+    """Return a compiled function of parameters and inputs that gives float32 scores over the vocabulary (B, L, V)."""
 
-    def logits(params: Any, rows: _Rows) -> jax.Array:
-        outputs = model(params, rows.inputs)
+    def logits(params: Any, inputs: Inputs) -> jax.Array:
+        outputs = model(params, inputs)
         return model.logits(params, outputs.states, outputs.output)[..., : model.config.vocab_size]
 
     return jax.jit(logits, out_shardings=NamedSharding(mesh, PartitionSpec()))
@@ -102,26 +86,30 @@ def token_outputs(
     step gives for a token; batches are smaller where they would need too much memory. Every process must call this with
     the same rows.
     """
-    order = sorted(range(len(rows)), key=lambda number: -len(rows[number].ids))
     found: dict[int, np.ndarray] = {}
-    while len(found) < len(order):
-        bucket = length_bucket(len(rows[order[len(found)]].ids), longest, smallest=min(SMALLEST_BUCKET, longest))
+    batches = _batches(rows, mesh, batch_size=batch_size, longest=longest, values=values)
+    for indices, outputs in run_batches(step, params, batches, mesh):
+        for row, index in enumerate(indices):
+            found[index] = outputs[row, : len(rows[index].ids)].copy()
+    return [found[index] for index in range(len(rows))]
+
+
+def _batches(
+    rows: Sequence[TokenRow], mesh: Mesh, *, batch_size: int, longest: int, values: int
+) -> Iterator[tuple[list[int], Inputs]]:
+    """Yield the indices of the rows of each batch, and its inputs."""
+    order, first = longest_first([len(row.ids) for row in rows]), 0
+    while first < len(order):
+        bucket = length_bucket(len(rows[order[first]].ids), longest, smallest=min(SMALLEST_BUCKET, longest))
         most = min(batch_size, max(1, _VALUES // (bucket * values)))
         size = default_batch_size(length_bucket(len(rows), most, smallest=1), mesh)
-        some = order[len(found) : len(found) + size]
-        batch = _padded([rows[number] for number in some], size, bucket, host_rows(size, mesh))
-        with use_mesh(mesh):
-            outputs = np.asarray(step(params, to_devices(batch, mesh, size)))
-        for row, number in enumerate(some):
-            found[number] = outputs[row, : len(rows[number].ids)].copy()
-    return [found[number] for number in range(len(rows))]
+        indices = order[first : first + size]
+        yield indices, _padded([rows[index] for index in indices], size, bucket)
+        first += size
 
 
-def _padded(rows: Sequence[TokenRow], batch_size: int, length: int, own: np.ndarray) -> _Rows:
-    """Return the `own` rows, those of this process, of a padded batch."""
-    ids, types, segments = (np.zeros((batch_size, length), np.int32) for _ in range(3))
-    for row, (sequence, second) in enumerate(rows):
-        ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
-        types[row, second : len(sequence)] = 1
-    positions = np.ascontiguousarray(np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape))
-    return _Rows(ids[own], positions[own], types[own], segments[own])
+def _padded(rows: Sequence[TokenRow], batch_size: int, length: int) -> Inputs:
+    segments = [[1] * len(row.ids) for row in rows]
+    types = [[0] * row.second + [1] * (len(row.ids) - row.second) for row in rows]
+    ids, segments_BL, types_BL = (padded(of, batch_size, length) for of in ([row.ids for row in rows], segments, types))
+    return Inputs(ids, row_positions(batch_size, length), segments_BL, types_BL)

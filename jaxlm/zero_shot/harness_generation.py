@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.decoding import CachedModel, Prompt, filled
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.text_stream import TextStream, collect
@@ -120,10 +120,9 @@ class GenerationRequests:
         """Return the text that continues each prompt of a batch."""
         mesh = self._requests.run.mesh
         rows = default_batch_size(self._requests.batch_size, mesh)
-        filled = [*batch, *[Prompt(batch[0].ids[:1], 1)] * (rows - len(batch))]  # all batches have one shape
         streams = [TextStream(self._requests.tokenizer, prompt.ids, wanted.stop) for prompt in batch]
         with use_mesh(mesh):
-            collect(streams, self._sampler(wanted)(filled))
+            collect(streams, self._sampler(wanted)(filled(batch, rows)))
         return [stream.generated for stream in streams]
 
     def _sampler(self, wanted: Continuation) -> Sampler:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxlm.distributed.agreement import of_every_process
 from jaxlm.errors import InputError, RunError
 from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.inference.rows import longest_first
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
@@ -145,11 +146,11 @@ class HarnessRequests:
     def _answers(self, kind: str, sequences: Sequence[Scored], answered: Answered | None) -> list[tuple[float, bool]]:
         """Return the answers for sequences, the longest of which run first."""
         same_everywhere(sequences)
-        order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index].ids))
+        order = longest_first([len(sequence.ids) for sequence in sequences])
         found: list[Any] = [None] * len(sequences)
         with self.progress(kind, len(sequences)) as progress:
-            longest_first = (sequences[index] for index in order)
-            running = self._scorer.tokens(self.run.params, longest_first, progress.update)
+            in_order = (sequences[index] for index in order)
+            running = self._scorer.tokens(self.run.params, in_order, progress.update)
             for index, tokens in zip(order, running, strict=True):
                 found[index] = tokens.score.log_probability, bool(tokens.greedy.all())
                 if answered is not None:

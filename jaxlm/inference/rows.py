@@ -1,0 +1,127 @@
+"""Rows of different lengths through a compiled step: the one way from rows to their outputs.
+
+Rows are sorted by length and split into batches, so that little padding is needed. Each batch is padded to one of a few
+sizes, as each size is a compiled program. The outputs are in the order of the rows. Neither the other rows of a batch
+nor the batch size change an output beyond rounding.
+
+Every process calls these functions with the same rows, and puts its own part of each batch onto its devices.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from jaxlm.distributed.mesh import use_mesh, whole_to_devices
+from jaxlm.inference.padded_sizes import PaddedSizes, Sizes
+
+BATCHES_SORTED = 64  # batches of rows that are sorted by length together
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """A compiled step, and the form of the rows that it reads. An item, for example a text, has any number of rows.
+
+    step: (params, batch) -> a tuple of arrays (B, …). rows: the rows of an item. length: the length of a row, by which
+    rows are sorted. sizes: the least sizes that a batch of rows, the longest first, can be padded to. pad: (rows, B,
+    *sizes) -> the batch, arrays (B, …). unpad: (row, its outputs, *sizes) -> the result of the row.
+    """
+
+    step: Callable[[Any, Any], tuple[Any, ...]]
+    rows: Callable[[Any], Iterable[Any]]
+    length: Callable[[Any], int]
+    sizes: Callable[[Sequence[Any]], Sizes]
+    pad: Callable[..., Any]
+    unpad: Callable[..., Any]
+
+
+def run(
+    form: RowStep,
+    params: Any,
+    items: Iterable[Any],
+    *,
+    mesh: Mesh,
+    batch_size: int,
+    block: int,
+    report: Callable[[int], None] | None = None,
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield each item and the results of its rows, in order, for any number of items, `block` items at a time.
+
+    report: called with the number of items that are done, after each batch.
+    """
+    source, sizes, before = iter(items), PaddedSizes(batch_size), 0
+    while some := list(itertools.islice(source, block)):
+        rows_of_items = [list(form.rows(item)) for item in some]
+        rows = list(itertools.chain.from_iterable(rows_of_items))
+        found: dict[int, Any] = {}
+        for (indices, size), outputs in run_batches(form.step, params, _batches(form, rows, sizes, batch_size), mesh):
+            for row, index in enumerate(indices):
+                found[index] = form.unpad(rows[index], [output[row] for output in outputs], *size)
+            if report is not None:
+                report(before + len(some) * len(found) // len(rows))
+        before += len(some)
+        ready = (found[index] for index in range(len(rows)))
+        for item, its_rows in zip(some, rows_of_items, strict=True):
+            yield item, list(itertools.islice(ready, len(its_rows)))
+
+
+def run_batches(
+    step: Callable[[Any, Any], Any], params: Any, batches: Iterable[tuple[Key, Any]], mesh: Mesh
+) -> Iterator[tuple[Key, Any]]:
+    """Yield the outputs of each batch as NumPy arrays, with the key that came with the batch.
+
+    batches: a key and arrays (B, …), equal on every process. A batch is fetched while the next one runs, so the devices
+    hold two batches.
+    """
+    late: list[tuple[Key, Any]] = []
+    for key, arrays in batches:
+        with use_mesh(mesh):
+            late.append((key, step(params, whole_to_devices(arrays, mesh))))
+        if len(late) > 1:
+            yield _fetched(*late.pop(0))
+    if late:
+        yield _fetched(*late.pop())
+
+
+def longest_first(lengths: Sequence[int]) -> list[int]:
+    """Return the indices of rows of these lengths, the longest row first, and equals in order."""
+    return sorted(range(len(lengths)), key=lambda row: -lengths[row])
+
+
+def padded(rows: Sequence[Sequence[int]], batch_size: int, length: int) -> Any:
+    """Return rows of integers as an array (batch_size, length), int32, padded with zeros."""
+    values = np.zeros((batch_size, length), np.int32)
+    for row, given in enumerate(rows):
+        values[row, : len(given)] = given
+    return values
+
+
+def row_positions(batch_size: int, length: int) -> Any:
+    """Return the positions of the tokens of each row, int32 (batch_size, length)."""
+    return np.tile(np.arange(length, dtype=np.int32), (batch_size, 1))
+
+
+def _batches(
+    form: RowStep, rows: Sequence[Any], sizes: PaddedSizes, batch_size: int
+) -> Iterator[tuple[tuple[list[int], Sizes], Any]]:
+    """Yield (indices of the rows, padded sizes) and the arrays of each batch."""
+    order = longest_first([form.length(row) for row in rows])
+    indices = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    chosen = sizes([form.sizes([rows[index] for index in some]) for some in indices])
+    for some, size in zip(indices, chosen, strict=True):
+        yield (some, size), form.pad([rows[index] for index in some], batch_size, *size)
+
+
+def _fetched(key: Key, outputs: Any) -> tuple[Key, Any]:
+    """Return the key, and the outputs as NumPy arrays of all rows, also of those on other processes."""
+    replicated = jax.tree.map(
+        lambda x: x if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True), outputs
+    )
+    return key, jax.tree.map(np.asarray, replicated)
