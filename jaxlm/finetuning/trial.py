@@ -240,7 +240,7 @@ def _train(trial: _TrialRun, title: str) -> Best:
     """Train a trial from its newest checkpoint or its first state to the end; return the selected parameters."""
     context, programs, config = trial.context, trial.programs, trial.context.config
     if resumed := bool(trial.checkpoints.steps()):
-        state, trial.best, notes = _resumed(context, programs, trial.checkpoints, trial.seed, trial.rate)
+        state, trial.best, notes = _resumed(programs, trial.checkpoints, trial.seed)
     else:
         state, notes = started_state(context, programs, trial.seed)
     first_step = int(state.step)
@@ -280,9 +280,7 @@ def _began(context: TrialContext) -> str:
     return "from scratch" if context.source is None else f"with the parameters of {context.source.name}"
 
 
-def _resumed(
-    context: TrialContext, programs: Programs, checkpoints: Checkpoints, seed: int, rate: float
-) -> tuple[TrainState, Best, list[str]]:
+def _resumed(programs: Programs, checkpoints: Checkpoints, seed: int) -> tuple[TrainState, Best, list[str]]:
     """Return the state of the newest valid checkpoint, the best parameters up to that step, and notes for the log."""
     state = saved_part(programs.abstract)
 
@@ -294,11 +292,6 @@ def _resumed(
     saved = restored.extra.get("best", {})
     patience = Patience(**restored.extra.get("patience", {}))
     best = Best(restored.state.get("best"), saved.get("step"), saved.get("figures", {}), patience)
-    if "best" not in restored.extra:  # earlier versions kept the best beside the checkpoints
-        kept = Checkpoints(context.run.root / trial_directory(seed, rate) / "kept", read_only=True)
-        if steps := [step for step in first_process_decides(kept.steps) if step <= restored.step]:
-            found = kept.restore_partial({"params": programs.abstract.params}, step=steps[-1])
-            best = Best(found.state["params"], found.step, found.extra["dev"], patience)
     return from_saved(restored.state, programs.abstract, seed), best, notes
 
 

@@ -8,7 +8,6 @@ whose loss is not finite ends the others.
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -181,35 +180,6 @@ def test_training_states_of_every_multiple_stay_while_a_member_is_worked_on(tune
     assert tune.stopped("run", ("a step", 6), "--seeds", 1, "--checkpoint-every", 1, "--keep-every", 2) == "a step"
     states = Checkpoints(tune.directory / "run" / "members" / "seed-0-rate-0.003" / "checkpoints", read_only=True)
     assert states.steps() == [2, 4, 5]
-
-
-def as_kept_by_2968321(member: Path, best_step: int) -> None:
-    """Put the best so far beside the checkpoint instead of into it."""
-    states = Checkpoints(member / "checkpoints", read_only=True)
-    restored = states.restore(states.metadata().tree)
-    best = restored.state.pop("best")
-    assert restored.extra["best"]["step"] == best_step
-    with Checkpoints(member / "kept", keep_newest=1) as kept:
-        figures = restored.extra["best"]["figures"]
-        kept.save(best_step, {"params": best}, config={}, extra={"dev": figures, "step": best_step})
-    shutil.rmtree(member / "checkpoints")
-    with Checkpoints(member / "checkpoints") as states:
-        states.save(restored.step, restored.state, config=restored.config)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("moment", "name"), [(("a step", 6), 3), (("writing predictions.jsonl", 1), 6)])
-def test_a_run_of_2968321_goes_on_with_what_it_has_kept(tune, monkeypatch, moment, name):
-    dev_accuracy(monkeypatch, {2: 0.4, 4: 0.3, 6: 0.2})
-    assert tune("whole", "--seeds", 1).code == 0
-    assert tune.stopped("run", moment, "--seeds", 1) is not None
-    run, member = tune.directory / "run", tune.directory / "run" / "members" / "seed-0-rate-0.003"
-    shutil.rmtree(member / "kept", ignore_errors=True)
-    as_kept_by_2968321(member, 2)
-    ended = tune("run", "--seeds", 1)
-    assert ended.code == 0 and f"resumed at step {name}" in ended.errors, ended.errors
-    assert results(run)["runs"][0]["step"] == 2
-    assert results(run) == results(tune.directory / "whole") and checksums(run) == checksums(tune.directory / "whole")
 
 
 DIVERGES = ("--seeds", 1, "--learning-rates", 3e-3, 1e30)
