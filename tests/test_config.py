@@ -20,9 +20,9 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive
 from jaxlm.nn.execution import Execution
-from jaxlm.objectives.config import LanguageModel, MaskedLM, ObjectiveConfig
+from jaxlm.objectives.config import MaskedLM
 from jaxlm.renamed import MOVED
-from jaxlm.runs.earlier_versions import ADDED_OPTIONS, completed, upgraded
+from jaxlm.runs.earlier_versions import completed
 from jaxlm.training.config import (
     RUN_FIELDS,
     FinetuneConfig,
@@ -373,28 +373,7 @@ def test_a_run_says_of_which_kind_it_is():
     for config, kind in ((PretrainConfig(), "pretraining"), (FinetuneConfig(), "finetuning")):
         resolved = resolved_json(config, {})
         assert resolved["kind"] == kind_of_run(resolved) == kind
-        assert kind_of_run(to_json(config)) == kind  # as such runs were written before
     assert kind_of_run({"kind": "pretraining", "auxiliary_lm": 0.5}) == "pretraining"
-
-
-def test_a_config_of_an_earlier_version_has_the_fields_of_its_layout():
-    """Runs made until then have the fields of all layouts; without random_candidates, the first found was taken."""
-    every = to_json(SentencePairs(store=("a",), pairs_per_row=3))
-    del every["random_candidates"]
-    for layout, expected in (
-        ("windows", Windows(store=("a",))),
-        ("packed", Packed(store=("a",))),
-        ("pairs", SentencePairs(store=("a",), pairs_per_row=3, random_candidates=1)),
-    ):
-        saved = resolved_json(PretrainConfig(), {}) | {"data": every | {"layout": layout}}
-        assert from_json(DataConfig, completed(saved)["data"]) == expected
-        shown = to_json(expected)
-        shown.pop("random_candidates", None)  # such a run goes on without it
-        assert upgraded(saved)["data"] == upgraded(upgraded(saved))["data"] == shown
-    for strange in ({}, {"data": 3}, {"data": {}}, {"data": {"layout": "rows", "chunks": 1}}, {"data": {"layout": []}}):
-        assert upgraded(strange) == strange
-    misspelt = {"data": {"layout": "windows", "chunk": 1}}
-    assert upgraded(misspelt) == misspelt  # for the strict reader to refuse
 
 
 def test_a_run_over_streams_without_resets_reads_as_before():
@@ -402,15 +381,6 @@ def test_a_run_over_streams_without_resets_reads_as_before():
     saved = resolved_json(PretrainConfig(data=Streams(store=("a",))), {})
     del saved["data"]["reset_probability"]
     assert from_json(DataConfig, completed(saved)["data"]) == Streams(store=("a",), reset_probability=0.0)
-
-
-def test_a_run_has_the_fields_of_its_objective():
-    """Fails when options that were added for one objective are filled in for another."""
-    for objective in (LanguageModel(), MaskedLM()):
-        saved = to_json(PretrainConfig(objective=objective))
-        for name in ADDED_OPTIONS:
-            saved["objective"].pop(name.removeprefix("objective."), None)
-        assert from_json(ObjectiveConfig, completed(saved)["objective"]) == objective
 
 
 def test_a_derived_value_stays_what_the_run_has_saved():

@@ -32,7 +32,15 @@ def shown(fields: Mapping[str, Any], name: str) -> str:
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of the fields that differ between two flat configs, sorted."""
-    return [name for name in sorted(one.keys() | other.keys()) if shown(one, name) != shown(other, name)]
+    return [name for name in sorted(one.keys() | other.keys()) if not _same(one, other, name)]
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    """Return whether a field has the same value in two flat configs. 10 and 10.0 are the same number."""
+    values = (one.get(name), other.get(name))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return values[0] == values[1]
+    return shown(one, name) == shown(other, name)
 
 
 def in_words(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

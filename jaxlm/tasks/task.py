@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.columns import Columns
-from jaxlm.tasks.entities import Scheme, judged_by
+from jaxlm.tasks.entities import Scheme
 from jaxlm.tasks.examples import Example
 from jaxlm.tasks.options import TaskOptions
 
@@ -177,13 +177,6 @@ class Task:
     def from_json(values: Mapping[str, Any]) -> "Task":
         """Return the task that `to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
         fields = {entry.name: entry for entry in dataclasses.fields(Task)}
-        if "paper" in values:  # runs from before encoders were supported
-            values = {name: value for name, value in values.items() if name != "paper"} | {
-                "papers": {"gpt1": values["paper"]}
-            }
-        if "gpt" in values.get("papers", {}):  # the format's name in earlier versions
-            papers = {"gpt1" if name == "gpt" else name: paper for name, paper in values["papers"].items()}
-            values = {**values, "papers": papers}
         missing = [
             name
             for name, entry in fields.items()
@@ -204,8 +197,6 @@ class Task:
                     loaded[name] = part(**loaded[name])
                 except TypeError as error:
                     raise InputError(f"task.json: {name}: {error}; read it with the version that wrote it") from None
-        if loaded["kind"] == "tagging" and loaded["metric"] == "f1":  # imported before tagging had its own metrics
-            loaded |= judged_by(loaded["labels"])
         return Task(**loaded)
 
 

@@ -479,5 +479,5 @@ def resolved_json(config: PretrainConfig | FinetuneConfig, fingerprints: dict[st
 
 
 def kind_of_run(saved: Mapping[str, Any]) -> str:
-    """Return PRETRAINING or FINETUNING from a run's config.json. Earlier versions wrote no kind, but `auxiliary_lm`."""
-    return saved.get("kind", FINETUNING if "auxiliary_lm" in saved else PRETRAINING)
+    """Return PRETRAINING or FINETUNING from a run's config.json."""
+    return saved.get("kind", PRETRAINING)

@@ -176,11 +176,8 @@ def source_of(run: str, start: str) -> Source:
     saved = saved_config(run)
     if saved is None:
         return open_source(start)
-    started, directory = "start" in saved, RunDirectory(run)
     name = _pinned(start, saved.get("start"))
-    # Earlier versions did not save the start of a pretraining run; it is no longer needed after the first checkpoint.
-    goes_on = name == saved.get("start") or (not started and bool(_own_steps(directory)))
-    tokenizer = _own_tokenizer(directory, saved) if goes_on else None
+    tokenizer = _own_tokenizer(RunDirectory(run), saved) if name == saved.get("start") else None
     fingerprint = saved.get("fingerprints", {}).get("start")
     if tokenizer is None:
         source = open_source(name)
@@ -203,8 +200,7 @@ def source_of(run: str, start: str) -> Source:
         model=from_json(ModelConfig, completed(saved).get("model"), "model"),
         fingerprint=fingerprint or "",
         given_tokenizer=tokenizer,
-        # An earlier version saved no such field; its run needs no more than the saved length.
-        trained_length=saved.get(OF_START) or saved.get("length") or 0,
+        trained_length=saved.get(OF_START) or 0,
         opened=functools.cache(opened),
     )
 
@@ -221,10 +217,6 @@ def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | N
     except InputError:
         return None
     return tokenizer if tokenizer.fingerprint == saved.get("fingerprints", {}).get("tokenizer") else None
-
-
-def _own_steps(run: RunDirectory) -> list[int]:
-    return Checkpoints(run.checkpoints, read_only=True).agreed_steps()
 
 
 def _pinned(start: str, known: str | None) -> str:

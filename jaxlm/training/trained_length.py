@@ -11,30 +11,22 @@ from jaxlm.config import from_json
 from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import phases, trained_phase
 from jaxlm.errors import InputError
-from jaxlm.interop.sources import KINDS
 from jaxlm.models import DEFAULT_MODEL, FAMILIES
 from jaxlm.models.family import UNLIMITED
-from jaxlm.runs.directory import RunDirectory, split_start
+from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.runs.remote import is_url
 from jaxlm.training.config import FINETUNING, kind_of_run
 
-# The field of config.json with the trained length of the run's start; runs made by earlier versions lack it.
+# The field of config.json with the trained length of the run's start.
 OF_START = "start_trained_length"
-_LONGEST_CHAIN = 32  # of runs without that field, which are read in turn
 
 
 def trained_length(run: RunDirectory, step: int) -> int:
     """Return the trained length of a run's checkpoint of `step`; UNLIMITED for a model without positions.
 
     It is the length of the longest rows up to that step, or the trained length of the run's start if that is longer. An
-    imported model has all its positions, or fewer if its tokenizer said so. Runs made by earlier versions did not save
-    the trained length of their start: it is read from there, if the start is still at its location.
+    imported model has all its positions, or fewer if its tokenizer said so.
     """
-    return _trained_length(run, step, _LONGEST_CHAIN)
-
-
-def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
     saved = run.config
     field = FAMILIES[saved["model"].get("kind", DEFAULT_MODEL.kind)].positions
     if field is None:
@@ -42,8 +34,7 @@ def _trained_length(run: RunDirectory, step: int, chain: int) -> int:
     positions = int(saved["model"][field])
     if "published" in saved:
         return min(positions, saved.get("length") or positions)
-    of_start = saved[OF_START] if OF_START in saved else _of_earlier_start(run, positions, chain)
-    return min(positions, max(_own_length(saved, step, positions), of_start or 0))
+    return min(positions, max(_own_length(saved, step, positions), saved.get(OF_START) or 0))
 
 
 def kept_start_length(saved: Mapping[str, Any] | None, of_source: int | None) -> int | None:
@@ -74,26 +65,3 @@ def _own_length(saved: Mapping[str, Any], step: int, positions: int) -> int:
         return length
     data = from_json(DataConfig, completed(saved)["data"], "data")
     return trained_phase(step, phases(data, length=length, num_steps=saved["num_steps"])).length
-
-
-def _of_earlier_start(run: RunDirectory, positions: int, chain: int) -> int | None:
-    """Return the trained length of the start of an earlier version's run, or None if it is not easily found."""
-    start = run.config.get("start") or _started_from(run)
-    if start is None or start.startswith(KINDS):
-        return None if start is None else positions
-    if is_url(start) or not chain:
-        return None
-    try:
-        path, step = split_start(start)
-        return None if step is None else _trained_length(RunDirectory(path), step, chain - 1)
-    except (InputError, KeyError):  # moved or damaged
-        return None
-
-
-def _started_from(run: RunDirectory) -> str | None:
-    """Return the source of a pretraining run's parameters or state, as starts.jsonl has it."""
-    for start in run.starts():
-        kind, of, name = str(start.get("started_from")).partition(" of ")
-        if of and kind in ("parameters", "state"):
-            return name
-    return None

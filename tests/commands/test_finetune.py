@@ -16,7 +16,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from earlier_config import remove_added_options
 from sklearn.metrics import f1_score
 from toy_runs import (
     Process,
@@ -33,7 +32,6 @@ from toy_runs import (
     starts,
 )
 
-from jaxlm.bounded_read import SIGNATURE
 from jaxlm.config import command_line
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
@@ -295,35 +293,6 @@ def test_several_rates_name_the_best_and_all_parameters_can_be_kept(tmp_path, pr
         kept = Checkpoints(run / "members" / f"seed-0-rate-{member['learning_rate']}" / "kept", read_only=True)
         assert kept.steps() == [10] and kept.metadata().tree["params"].keys() == {"backbone", "head"}
     assert {line["learning_rate"] for line in predictions(run)} == set(rates)
-
-
-def test_a_run_of_an_earlier_version_is_read_and_is_not_trained_with_new_options(tmp_path, finetuned, pretrained, task):
-    """Fails when a config.json or task.json without the new fields is refused, or takes other values silently."""
-    run = tmp_path / "run"
-    shutil.copytree(finetuned, run)
-    config, saved = (json.loads((run / name).read_text()) for name in ("config.json", "task.json"))
-    remove_added_options(config)
-    for field in ("positive_label", "class_weights", "special_tokens", SIGNATURE):
-        del saved[field]
-    del saved["columns"]["label_separator"]
-    (run / "config.json").write_text(json.dumps(config))
-    (run / "task.json").write_text(json.dumps(saved))
-    arguments = finetune_arguments(run, task, "--start", pretrained, *SEEDS)
-    ended = run_here("finetune", *arguments)
-    assert ended.code == 0 and "is complete" in ended.output, ended.errors
-    assert json.loads((run / "config.json").read_text()) == config
-    options = (
-        ("--patience", 2),
-        ("--class-weights", "balanced"),
-        ("--custom.positive", "bad"),
-        ("--special-tokens", "end"),
-    )
-    for more in options:
-        assert_one_line(run_here("finetune", *arguments, *more), 2, f"{more[0].removeprefix('--')}: absent -> ")
-    ended = run_here("evaluate", "ensemble", run, run)
-    assert ended.code == 0, ended.errors
-    best = max(found["dev"]["accuracy"] for found in results(run)["runs"])
-    assert json.loads(ended.output.splitlines()[-1])["dev"]["accuracy"] == best
 
 
 def test_a_set_smaller_than_a_batch_and_no_dev_file(tmp_path, pretrained):

@@ -168,20 +168,6 @@ def test_a_start_is_pinned_and_a_run_that_goes_on_needs_it_no_more(base, stores,
     assert_one_line(ended, 2, "the start has other parameters", "holds a run with another config")
 
 
-def test_a_pretraining_of_2968321_goes_on_without_its_start(base, stores, tmp_path):
-    """Its config.json does not say what it began from. Fails on 2968321: 'is no run directory'."""
-    run = copy_at(base, 5, tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    for name in ("kind", "start", "start_with"):
-        config.pop(name)
-    config["fingerprints"].pop("start")
-    (run / "config.json").write_text(json.dumps(config))
-    more = ("--start", tmp_path / "gone", "--num-steps", 10, "--eval-every", 5)
-    ended = run_here("pretrain", *pretrain_arguments(run, stores, *STEADY, *more))
-    assert ended.code == 0 and checksums(run) == checksums(base), ended.errors
-    assert "start" not in json.loads((run / "config.json").read_text())
-
-
 def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     """Fails on 2968321: they were read whole at every start."""
     run = tmp_path / "run"

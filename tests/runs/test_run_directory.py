@@ -64,19 +64,25 @@ def test_run_fields_may_change_and_identity_may_not(tmp_path):
 
 def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_path):
     """Fails when a field that config.json has had since reads as another config, or is added to an old run."""
+    old = json.loads(json.dumps({"kind": "finetuning"} | CONFIG))
     with RunDirectory(tmp_path) as run:
-        run.open(CONFIG)
-    now = json.loads(json.dumps({"kind": "pretraining"} | CONFIG))
+        run.open(old)
+    now = old | {"special_tokens": "gpt1"}
     with RunDirectory(tmp_path) as run:
         assert run.open(now | {"log_every": 20}, run_fields=RUN_FIELDS) == ["log_every: 10 -> 20"]
-        assert "kind" not in run.config and run.config["log_every"] == 20
+        assert "special_tokens" not in run.config and run.config["log_every"] == 20
         run.check_config(now | {"log_every": 20}, "checkpoint 3", ())  # as it was saved since: fails on 1b50e09
         with pytest.raises(InputError, match="config.json: seed must be 1, as in checkpoint 3, got 0"):
             run.check_config(now | {"seed": 1}, "checkpoint 3", RUN_FIELDS)
-    with RunDirectory(tmp_path / "new") as run:
-        run.open(now)
+    with pytest.raises(InputError, match='special_tokens: absent -> "end"'):
+        RunDirectory(tmp_path).open(now | {"special_tokens": "end"})
+
+
+def test_a_run_of_another_kind_is_refused(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        run.open({"kind": "pretraining"} | CONFIG)
     with pytest.raises(InputError, match="holds a pretraining run, this is a finetuning run"):
-        RunDirectory(tmp_path / "new").open(now | {"kind": "finetuning"})
+        RunDirectory(tmp_path).open({"kind": "finetuning"} | CONFIG)
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig, read_task
 
 
@@ -58,14 +57,3 @@ def test_the_scale_of_scores_is_that_of_the_sample(file):
 def test_samples_must_be_positive(file):
     with pytest.raises(InputError, match="--sample must be positive, got 0; give at least 1"):
         read(file, 0)
-
-
-def test_runs_of_earlier_versions_resume_without_a_sample(tmp_path):
-    """Fails if a run whose config.json lacks these fields is refused, or takes another sample."""
-    old = {"kind": "finetuning", "seed": 0}
-    with RunDirectory(tmp_path / "run") as run:
-        run.open(old)
-    with RunDirectory(tmp_path / "run") as run:
-        assert run.open(old | {"sample": None, "with_inputs": False}) == []
-    with pytest.raises(InputError, match="sample: absent -> 5"), RunDirectory(tmp_path / "run") as run:
-        run.open(old | {"sample": 5, "with_inputs": False})

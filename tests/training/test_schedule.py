@@ -1,16 +1,12 @@
-"""Learning rates of each decay against closed formulas, Hugging Face's schedules, and an earlier version's runs."""
+"""Learning rates of each decay against closed formulas, and Hugging Face's schedules."""
 
-import json
 import math
 
 import numpy as np
 import pytest
-from earlier_config import remove_added_options
 
 from jaxlm.errors import InputError
-from jaxlm.inference.loaded_run import run_config
-from jaxlm.runs.directory import RunDirectory
-from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json, run_fields
+from jaxlm.training.config import run_fields
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.schedule import learning_rate, schedule_of
 
@@ -152,20 +148,3 @@ def test_numbers_out_of_range_or_without_effect_are_refused(fields, said):
     """Fails when a number that changes nothing is accepted silently."""
     with pytest.raises(InputError, match=said):
         OptimizerConfig(**fields).check()
-
-
-@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
-def test_a_run_of_an_earlier_version_resumes_without_new_options(tmp_path, kind):
-    """Fails when a run made before an option existed is refused, or takes another value of it without a word."""
-    config = kind(num_steps=9)
-    saved = resolved_json(config, {})
-    remove_added_options(saved)
-    assert "adaptive" not in saved["model"], "a part that has new options alone"
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    with RunDirectory(tmp_path) as run:
-        assert run.open(resolved_json(config, {})) == []
-        assert run_config(run) == config
-    assert json.loads((tmp_path / "config.json").read_text()) == saved
-    other = resolved_json(kind(num_steps=9, optimizer=OptimizerConfig(floor=0.1)), {})
-    with pytest.raises(InputError, match="optimizer.floor: absent -> 0.1"):
-        RunDirectory(tmp_path).open(other)

@@ -1,11 +1,10 @@
-"""The trained length of a checkpoint: of phases, chains, imported models and runs of earlier versions, moved or not.
+"""The trained length of a checkpoint: of phases, chains and imported models.
 
 Fails on 2968321, which scored, generated and fine-tuned over all positions of a table whatever had been trained.
 """
 
 import dataclasses
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.objectives.config import MaskedLM
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.earlier_versions import ADDED_FIELDS
 from jaxlm.tasks.batching.span_windows import windows
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, trained_length
@@ -43,19 +41,8 @@ def test_a_run_of_two_lengths_has_the_one_that_has_begun(tmp_path):
     assert [trained_length(run, step) for step in (0, 1, 899, 900, 901, 1000)] == [128, 128, 128, 128, 512, 512]
 
 
-def test_a_run_of_an_earlier_version_lacks_fields_that_were_added_since(tmp_path):
-    """Fails when what reads such a run, with its own config.json, demands a field that 2968321 did not write."""
-    run = run_of(tmp_path / "run", ROWS)
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    for name in ADDED_FIELDS:
-        place, _, field = name.rpartition(".")
-        (saved.get(place, {}) if place else saved).pop(field, None)
-    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
-    assert trained_length(run, 1) == 128
-
-
 def test_an_imported_model_has_the_positions_that_its_tokenizer_named_or_all(tmp_path):
-    """Fails when an import without a length, a fine-tuned one of an earlier version, is bounded by another field."""
+    """Fails when an import without a length is bounded by another field."""
     short = run_of(tmp_path / "short", ROWS, published={"name": "hf:x"})
     whole = run_of(tmp_path / "whole", dataclasses.replace(TUNED, length=None), published={"name": "hf:x"})
     assert [trained_length(run, 1) for run in (short, whole)] == [ROWS.length, 512]
@@ -69,18 +56,6 @@ def test_a_chain_has_the_longest_of_its_links(tmp_path):
         trained_length(run_of(tmp_path / "longer", dataclasses.replace(ROWS, length=256), **{OF_START: 128}), 9) == 256
     )
     assert kept_start_length(None, 128) == 128 and kept_start_length({OF_START: 64}, 128) == 64
-
-
-def test_a_chain_of_an_earlier_version_is_looked_up_as_far_as_it_is_there(tmp_path):
-    run_of(tmp_path / "base", ROWS)
-    short = dataclasses.replace(ROWS, length=32)
-    forked = run_of(tmp_path / "forked", short, [f"parameters of {tmp_path / 'base'}@100", "resumed at step 3"])
-    tuned = run_of(tmp_path / "tuned", TUNED, start=f"{tmp_path / 'forked'}@7")
-    published = run_of(tmp_path / "published", TUNED, start="hf:somewhere")
-    endless = run_of(tmp_path / "endless", TUNED, start=f"{tmp_path / 'endless'}@7")
-    assert [trained_length(run, 7) for run in (forked, tuned, published, endless)] == [128, 128, 512, 64]
-    shutil.move(tmp_path / "base", tmp_path / "elsewhere")
-    assert [trained_length(RunDirectory(run.path), 7) for run in (forked, tuned)] == [32, 64]
 
 
 def test_a_length_beyond_has_to_be_asked_for():
