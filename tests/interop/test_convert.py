@@ -15,7 +15,6 @@ import toy_run
 from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, checksums, run_here
 
-from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
 from jaxlm.inference.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.inference.loaded_run import load_run
@@ -91,8 +90,8 @@ def test_a_run_is_its_export_and_what_is_imported_from_it(runs, tmp_path, kind):
     assert "  training:" not in shown.output and "no logged steps" not in shown.output
     again = run_here("convert", "import", f"hf:{directory}", "--run", tmp_path / "back")
     assert again.code == 0 and "nothing to do" in again.output
-    refused = run_here("convert", "export", runs[kind], "--to", f"hf:{directory}")
-    assert_one_line(refused, 2, "is not empty")
+    again = run_here("convert", "export", runs[kind], "--to", f"hf:{directory}")
+    assert again.code == 0 and "nothing to do" in again.output
 
 
 def test_an_imported_run_is_evaluated_on_stores_of_the_run_it_came_from(runs, tmp_path):
@@ -222,10 +221,6 @@ def test_an_imported_tagger_is_evaluated_by_its_entities(runs, tmp_path):
     assert theirs["metric"] == "entity_f1" and theirs["entity_f1"] == ours["entity_f1"]
     both = last_json(run_here("evaluate", "ensemble", tmp_path / "one", tmp_path / "two", "--input", rows))
     assert both["input"]["entity_f1"] == ours["entity_f1"] and both["input"]["alone"] == [ours["entity_f1"]] * 2
-    # As the import of that commit left it.
-    task = read_signed(tmp_path / "two" / "task.json") | {"metric": "f1", "metrics": ["f1"]}
-    (tmp_path / "two" / "task.json").write_text(json.dumps(task))
-    assert load_run(tmp_path / "two").task == load_run(tmp_path / "one").task
 
 
 def test_tags_that_are_no_entities_are_judged_token_by_token(runs, tmp_path):
