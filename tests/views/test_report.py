@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -286,7 +287,7 @@ def test_axes_name_a_unit_once():
 
 
 def test_right_answers_by_kind():
-    span, sets = TASK.__class__(**vars(TASK) | {"kind": "span"}), TASK.__class__(**vars(TASK) | {"kind": "multilabel"})
+    span, sets = replace(TASK, kind="span"), replace(TASK, kind="multilabel")
     assert is_right(span, "The cat", ["a dog", "cat."]) and not is_right(span, "cats", ["cat"])
     assert is_right(span, "", []) and not is_right(span, "cat", [])
     assert is_right(sets, ["b", "a"], ["a", "b"]) and not is_right(sets, ["a"], ["a", "b"])
