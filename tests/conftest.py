@@ -72,6 +72,14 @@ def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("api"))
 
 
+@pytest.fixture(autouse=True)
+def names_of_arguments():
+    """Errors name arguments, not flags, until a test parses a command line, whatever an earlier test has parsed."""
+    from jaxlm.errors import name_as_flags
+
+    name_as_flags(())
+
+
 @pytest.fixture(scope="module")
 def two_devices():
     """For modules that are not about meshes: the same runs take twice the time on eight devices."""

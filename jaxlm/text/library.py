@@ -49,7 +49,7 @@ class LibraryTokenizer(Tokenizer):
 
     @property
     def lower_case(self) -> bool:
-        """Whether BERT's normalization lower-cases the text."""
+        """True if the normalization of BERT lower-cases the text."""
         return getattr(self._library.normalizer, "lowercase", False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

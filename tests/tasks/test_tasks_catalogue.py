@@ -177,7 +177,7 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"No module named 'tensorflow_datasets'; install the extra \[tfds\]") as error:
+    with pytest.raises(InputError, match="No module named 'tensorflow_datasets'; run launch/setup.sh cpu") as error:
         read_task("cola", "tfds")
     assert "\n" not in str(error.value)
 
@@ -189,7 +189,7 @@ def test_without_tensorflow_a_set_that_is_not_prepared_names_the_extra(tmp_path,
 
     if importlib.util.find_spec("tensorflow"):
         pytest.skip("TensorFlow is installed: TFDS would download the set")
-    with pytest.raises(InputError, match=r"needs TensorFlow; install the extra \[tfds\]") as error:
+    with pytest.raises(InputError, match="needs TensorFlow; run launch/setup.sh cpu tfds") as error:
         read_task("cola", f"tfds:{tmp_path}")
     assert "\n" not in str(error.value)
 
