@@ -17,7 +17,7 @@ MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
 READS_EARLIER_VERSIONS = ("jaxlm.runs.earlier_versions",)
 
 MODULES = {f"jaxlm.models.{name}" for name in FAMILIES} | {f"jaxlm.models.{name}.model" for name in FAMILIES}
-NAMES = {name for f in FAMILIES.values() for name in (f.arithmetic.module.__name__, f.config.__name__)}
+NAMES = {name for f in FAMILIES.values() for name in (build(f.config()).arithmetic.module.__name__, f.config.__name__)}
 # Fields of the configs of some families, and parameters of their models.
 FIELDS = {name for f in FAMILIES.values() for name in f.config.__dataclass_fields__}
 FIELDS -= set.intersection(*({*f.config.__dataclass_fields__} for f in FAMILIES.values()))
@@ -128,7 +128,7 @@ def test_a_row_is_complete(name):
     fields = family.config.__dataclass_fields__
     assert family.name == name == fields["kind"].default and len(fields.keys() - {"kind"}) <= 16
     assert sum(field.type in (bool, "bool") for field in fields.values()) <= 1
-    assert Path(FILES[family.arithmetic.module.__module__]).parent.name == name
+    assert Path(FILES[build(family.config()).arithmetic.module.__module__]).parent.name == name
     assert family.carries == (build(family.config(vocab_size=9)).stream_carry(1) is not None)
     assert family.keeps_output_layer == build(family.config(vocab_size=9)).output_layer.available({})
     assert family.sizes.items() <= SIZES.items()

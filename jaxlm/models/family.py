@@ -4,13 +4,9 @@ A family is a folder, `models/NAME/`. Its `__init__.py` holds the config, the pu
 `model.py` holds the arithmetic, an `Arithmetic`, which is imported when a model is built.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from jaxlm.models.model import Arithmetic
+from typing import Any, Literal
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
 DEFAULT_WINDOW = 2048  # its longest window of a text that is split, as in the harness's Hugging Face backend
@@ -76,12 +72,6 @@ class Family:
     def is_encoder(self) -> bool:
         """True if its models read texts that have CLS, SEP and MASK."""
         return self.role == "encoder"
-
-    @property
-    def arithmetic(self) -> "Arithmetic":
-        """The functions of its models. JAX is imported here."""
-        found: Arithmetic = importlib.import_module(f"jaxlm.models.{self.name}.model").ARITHMETIC
-        return found
 
     def num_segments(self, config: Any) -> int:
         """Return the number of segments of a pair that a model tells apart."""

@@ -4,6 +4,7 @@
 """
 
 import functools
+import importlib
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,14 +109,20 @@ class Model:
     execution: Execution = Execution()
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        """The functions of the family, from the `model.py` of its folder."""
+        found: Arithmetic = importlib.import_module(f"jaxlm.models.{self.family.name}.model").ARITHMETIC
+        return found
+
+    @property
     def module(self) -> nn.Module:
         """The Flax module of the backbone."""
-        return self.family.arithmetic.module(self.config, self.execution)
+        return self.arithmetic.module(self.config, self.execution)
 
     @property
     def output_layer(self) -> OutputLayer:
         """The output layer."""
-        return self.family.arithmetic.output_layer(self.config)
+        return self.arithmetic.output_layer(self.config)
 
     @property
     def max_length(self) -> int:
@@ -132,18 +139,18 @@ class Model:
 
         cached: for an evaluation, faster and of the same meaning as that of training.
         """
-        arithmetic = self.family.arithmetic
+        arithmetic = self.arithmetic
         carry = arithmetic.cached_carry if cached and arithmetic.cached_carry else arithmetic.initial_carry
         return carry(self.config, rows, self.execution.compute_dtype())
 
     def decoding_carry(self, rows: int, length: int, dtype: Any) -> Any:
         """Return the carry of a decoder before the first token of `rows` texts, with room for `length` tokens."""
-        return self.family.arithmetic.decoding_carry(self.config, rows, length, dtype)
+        return self.arithmetic.decoding_carry(self.config, rows, length, dtype)
 
     @property
     def next_sentence_head(self) -> nn.Module | None:
         """The head that classifies pooled states of sentence pairs in pretraining; None without one."""
-        head = self.family.arithmetic.next_sentence_head
+        head = self.arithmetic.next_sentence_head
         return None if head is None else head(self.config)
 
     def init(self, key: jax.Array) -> Any:
@@ -223,7 +230,7 @@ class Model:
 
     def flops_per_token(self, length: int, predicted: float | None = None) -> float:
         """Return the FLOPs of a training step per token. See `Arithmetic`."""
-        return self.family.arithmetic.flops_per_token(self.config, length, predicted)
+        return self.arithmetic.flops_per_token(self.config, length, predicted)
 
 
 @functools.partial(jax.jit, static_argnums=1)
