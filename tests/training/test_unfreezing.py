@@ -35,7 +35,7 @@ def gradients(count: int) -> list:
 def trained(config, micro_batches=1, start=None, first=0):
     """The states before and after each step, and the metrics of each."""
     optimizer = make_optimizer(config, boxed(), layer_groups(STACK, LAYERS, decay=DECAY, gradual=True))
-    step = jax.jit(make_train_step(objective(), optimizer, micro_batches=micro_batches))
+    step = jax.jit(make_train_step(objective(), optimizer, micro_batches=micro_batches, layers="blocks"))
     settings = settings_of(config, STEPS, stage_steps=EPOCH)
     params = random_tree(np.random.default_rng(4))
     params["backbone"]["embeddings"]["tokens"][0] = -0.0
