@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.distributed.mesh import host_rows, replicated, to_devices
+from jaxlm.distributed.mesh import replicated, whole_to_devices
 from jaxlm.finetuning.patience import Patience
 from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, started_state, trial_settings
 from jaxlm.training.step import TrainState, from_saved
@@ -41,9 +41,7 @@ class Alone:
 
     def batch(self, number: int) -> Any:
         """Return the batch of a step on the devices, for `step`."""
-        rows = host_rows(self.context.batch_size, self.context.mesh)
-        batch = jax.tree.map(lambda x: x[rows], self.data[0][number])
-        return to_devices(batch, self.context.mesh, self.context.batch_size)
+        return whole_to_devices(self.data[0][number], self.context.mesh)
 
     def take(self, params: Any, number: int) -> Any:
         """Return the parameters of a trial."""

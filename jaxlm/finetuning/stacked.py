@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlm.distributed.devices import platform
-from jaxlm.distributed.mesh import host_rows, to_devices
+from jaxlm.distributed.mesh import whole_to_devices
 from jaxlm.distributed.partition import use_rules
 from jaxlm.errors import InputError
 from jaxlm.finetuning.patience import Patience
@@ -134,8 +134,7 @@ class Stacked:
 
     def spread(self, stacked: Any) -> Any:
         """Put NumPy arrays (trials, …) onto the devices; each process gives the rows of its own devices."""
-        rows = host_rows(len(self.all), self.context.mesh)
-        return to_devices(jax.tree.map(lambda x: x[rows], stacked), self.context.mesh, len(self.all))
+        return whole_to_devices(stacked, self.context.mesh)
 
     def _flags(self, numbers: Sequence[int]) -> jax.Array:
         """Return True for these trials, on the devices; the padding repeats the last trial."""
