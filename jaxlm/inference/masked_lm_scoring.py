@@ -131,6 +131,7 @@ def masked_lm_scores(
         rows=lambda text: ((text, index) for index in text.where),
         length=length_of,
         sizes=lambda rows: (batch_length(length_of(rows[0]), longest),),
+        flops=lambda length: length * model.forward_flops_per_token(length, 1 / length),
         pad=pad,
         unpad=lambda row, outputs, length: outputs if row[0].has_masks else outputs[:2],
     )

@@ -1,23 +1,33 @@
 """Sizes that batches of text are padded to, few enough that compiling their programs does not outweigh the padding."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-WORTH = 1 << 15  # padded tokens that cost about as much as another program, for a small model on a CPU
+import jax
 
 Sizes = tuple[int, ...]
+
+# FLOPs in the time in which a program is compiled: 1.3 s on a CPU core for GPT-2 of 4 x 256, at 60 GFLOP/s. On
+# accelerators, about a second at 100 TFLOP/s.
+_CPU, _ACCELERATOR = 8e10, 1e14
+
+
+def program_flops() -> float:
+    """Return the FLOPs that the default devices do in about the time in which a program is compiled."""
+    return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
 
 
 class PaddedSizes:
     """The sizes of the batches of an evaluation, a block of batches at a time. Each size is a compiled program.
 
     Sizes are added while one more saves padding that is worth a program, by an estimate: as much as this block would
-    save in each block so far. So a short evaluation has one program, and a long one hardly pads. The choice depends on
-    the batches only, so all processes choose the same sizes. rows: of a batch.
+    save in each block so far. So a short evaluation has few programs, and a long one hardly pads. The choice depends on
+    the batches only, so all processes choose the same sizes. rows: of a batch. flops(*sizes): those of a padded row.
+    program: FLOPs that take as long as the compilation of a program.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._rows, self._blocks = rows, 0
+    def __init__(self, rows: int, flops: Callable[..., float], program: float) -> None:
+        self._rows, self._flops, self._program, self._blocks = rows, flops, program, 0
         self._used: list[Sizes] = []
 
     def __call__(self, wanted: Sequence[Sizes]) -> list[Sizes]:
@@ -28,19 +38,20 @@ class PaddedSizes:
         if wanted and not any(_hold(used, largest) for used in self._used):
             self._used.append(largest)
         while counts:
-            costs = {one: sum(self._smallest(one)) for one in counts}
+            costs = {one: self._flops(*self._smallest(one)) for one in counts}
+            own = {more: self._flops(*more) for more in counts}
             saved = {
-                more: sum(n * max(costs[one] - sum(more), 0) for one, n in counts.items() if _hold(more, one))
+                more: sum(n * max(costs[one] - own[more], 0) for one, n in counts.items() if _hold(more, one))
                 for more in counts
             }
             best = max(saved, key=lambda more: saved[more])
-            if self._rows * saved[best] * self._blocks <= WORTH:
+            if self._rows * saved[best] * self._blocks <= self._program:
                 break
             self._used.append(best)
         return [self._smallest(one) for one in wanted]
 
     def _smallest(self, wanted: Sizes) -> Sizes:
-        return min((used for used in self._used if _hold(used, wanted)), key=sum)
+        return min((used for used in self._used if _hold(used, wanted)), key=lambda used: self._flops(*used))
 
 
 def batch_length(length: int, longest: int) -> int:

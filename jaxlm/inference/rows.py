@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.distributed.mesh import use_mesh, whole_to_devices
-from jaxlm.inference.padded_sizes import PaddedSizes, Sizes
+from jaxlm.inference.padded_sizes import PaddedSizes, Sizes, program_flops
 
 BATCHES_SORTED = 64  # batches of rows that are sorted by length together
 
@@ -30,14 +30,16 @@ class RowStep:
     """A compiled step, and the form of the rows that it reads. An item, for example a text, has any number of rows.
 
     step: (params, batch) -> a tuple of arrays (B, …). rows: the rows of an item. length: the length of a row, by which
-    rows are sorted. sizes: the least sizes that a batch of rows, the longest first, can be padded to. pad: (rows, B,
-    *sizes) -> the batch, arrays (B, …). unpad: (row, its outputs, *sizes) -> the result of the row.
+    rows are sorted. sizes: the least sizes that a batch of rows, the longest first, can be padded to. flops: (*sizes)
+    -> the FLOPs of a row that is padded to these. pad: (rows, B, *sizes) -> the batch, arrays (B, …). unpad: (row, its
+    outputs, *sizes) -> the result of the row.
     """
 
     step: Callable[[Any, Any], tuple[Any, ...]]
     rows: Callable[[Any], Iterable[Any]]
     length: Callable[[Any], int]
     sizes: Callable[[Sequence[Any]], Sizes]
+    flops: Callable[..., float]
     pad: Callable[..., Any]
     unpad: Callable[..., Any]
 
@@ -56,7 +58,7 @@ def run(
 
     report: called with the number of items that are done, after each batch.
     """
-    source, sizes, before = iter(items), PaddedSizes(batch_size), 0
+    source, sizes, before = iter(items), PaddedSizes(batch_size, form.flops, program_flops()), 0
     while some := list(itertools.islice(source, block)):
         rows_of_items = [list(form.rows(item)) for item in some]
         rows = list(itertools.chain.from_iterable(rows_of_items))

@@ -104,6 +104,7 @@ class Scorer:
             rows=functools.partial(_chunks, longest=self.positions),
             length=lambda chunk: len(chunk.ids),
             sizes=functools.partial(_least_sizes, longest=self.positions),
+            flops=lambda length, scored: length * model.forward_flops_per_token(length, scored / length),
             pad=_padded,
             unpad=_unpadded,
         )

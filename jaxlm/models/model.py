@@ -232,6 +232,10 @@ class Model:
         """Return the FLOPs of a training step per token. See `Arithmetic`."""
         return self.arithmetic.flops_per_token(self.config, length, predicted)
 
+    def forward_flops_per_token(self, length: int, predicted: float | None = None) -> float:
+        """Return the FLOPs of a forward pass per token, a third of those of a training step."""
+        return self.flops_per_token(length, predicted) / 3
+
 
 @functools.partial(jax.jit, static_argnums=1)
 def _split(stacked: Any, layers: int) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ def form(made):
         rows=lambda item: item,
         length=len,
         sizes=lambda rows: (len(rows[0]),),
+        flops=float,
         pad=pad,
         unpad=lambda row, outputs, length: outputs[0][: len(row)].tolist(),
     )

@@ -11,7 +11,7 @@ import toy
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.padded_sizes import WORTH, PaddedSizes, batch_length
+from jaxlm.inference.padded_sizes import PaddedSizes, batch_length
 from jaxlm.inference.scoring import Scored, _chunks, sequence_log_probs, text_sequence
 from jaxlm.models import build
 from jaxlm.models.model import Inputs
@@ -228,15 +228,22 @@ def test_lengths_of_batches():
 
 
 def test_sizes_of_batches_are_worth_their_programs():
-    """A few batches of 32 sentences share a program; many do not. Fails when a short evaluation compiles a
-    program per length, when a long one pads, when a batch does not fit, or when earlier blocks are forgotten.
+    """A few batches of 32 sentences share a program; many do not, nor do those of a large model.
+
+    Fails when a short evaluation compiles a program per length, when a long one pads, when a batch does not fit, or
+    when earlier blocks are forgotten.
     """
+
+    def sizes_of(flops_per_token):
+        return PaddedSizes(32, lambda *sizes: flops_per_token * sum(sizes), program=3e10)
+
     wanted = [(length, 8) for length in range(16, 8, -1) for _ in range(2)]
-    assert set(PaddedSizes(32)([(20, 20), *wanted])) == {(20, 20)}
-    sizes = PaddedSizes(32)
+    assert set(sizes_of(1e6)([(20, 20), *wanted])) == {(20, 20)}
+    assert len(set(sizes_of(1e9)([(20, 20), *wanted]))) > 3
+    sizes = sizes_of(1e6)
     blocks = [sizes(wanted * 4) for _ in range(60)]
     for block in blocks:
         assert all(a >= b and c >= d for (a, c), (b, d) in zip(block, wanted * 4, strict=True))
     padding = [32 * (sum(map(sum, block)) - sum(map(sum, wanted * 4))) for block in blocks]
-    assert len(set(blocks[0])) < len(set(blocks[-1])) and padding[0] <= WORTH and padding[-1] < padding[0] / 3
-    assert PaddedSizes(32)([]) == []
+    assert len(set(blocks[0])) < len(set(blocks[-1])) and padding[0] <= 3e4 and padding[-1] < padding[0] / 3
+    assert sizes_of(1e6)([]) == []
