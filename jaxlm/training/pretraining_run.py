@@ -29,8 +29,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
-from jaxlm.runs.remote import is_url
-from jaxlm.runs.storage_errors import check_room
+from jaxlm.runs.storage import check_room, is_url
 from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
 from jaxlm.training.averaging import with_loss
