@@ -13,10 +13,9 @@ from jaxlm.evaluation.arguments import (
     ZeroShot,
     ZeroShotCurve,
 )
-from jaxlm.evaluation.ensemble import evaluate_ensemble
 from jaxlm.evaluation.features import evaluate_features
+from jaxlm.evaluation.fine_tuned import evaluate_ensemble, evaluate_task
 from jaxlm.evaluation.harness import evaluate_harness
-from jaxlm.evaluation.on_task import evaluate_task
 from jaxlm.evaluation.perplexity import evaluate_perplexity
 from jaxlm.evaluation.score import evaluate_score
 from jaxlm.evaluation.zero_shot import evaluate_zero_shot

@@ -20,9 +20,8 @@ from jaxlm.evaluation.arguments import FeaturesOf
 from jaxlm.evaluation.command import batch_size_for, output_file, progress_of, say
 from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.predictor import nine_digits
-from jaxlm.inference.text_rows import arranged
-from jaxlm.inference.token_outputs import check_pooling, pooled, states_step, token_outputs
+from jaxlm.inference.prediction import nine_digits
+from jaxlm.inference.token_outputs import arranged, check_pooling, pooled, states_step, token_outputs
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
 from jaxlm.tasks.reading.files import numbered_lines, open_input

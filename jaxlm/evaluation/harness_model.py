@@ -19,8 +19,7 @@ from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.zero_shot.harness_generation import GenerationRequests
-from jaxlm.zero_shot.harness_requests import Answered, HarnessRequests
+from jaxlm.zero_shot.harness_requests import Answered, GenerationRequests, HarnessRequests
 
 DEFAULT_BATCH_SIZE = 32
 

@@ -24,10 +24,9 @@ from jaxlm.errors import InputError
 from jaxlm.inference.sampling import Sampling
 from jaxlm.tasks.metrics.span_scores import answer_scores
 from jaxlm.training.config import check_seed
-from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer
+from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer, Query, Template, read_template
 from jaxlm.zero_shot.generation_scores import bleu, conversation_scores, rouge
 from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
-from jaxlm.zero_shot.prompts import Query, Template, read_template
 from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr, sampled
 
 DECILES = 10

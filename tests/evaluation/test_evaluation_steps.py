@@ -13,7 +13,7 @@ from jaxlm.data.config import MEMBERS, Streams, Windows
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity, PointerCache, Stores
-from jaxlm.evaluation.evaluation_steps import (
+from jaxlm.evaluation.perplexity import (
     Timed,
     check_rows,
     losses_by_position,

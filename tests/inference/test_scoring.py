@@ -11,7 +11,7 @@ import toy
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.padded_sizes import WORTH, PaddedSizes, batch_length
+from jaxlm.inference.rows import WORTH, PaddedSizes, batch_length
 from jaxlm.inference.scoring import Scored, _chunks, sequence_log_probs, text_sequence
 from jaxlm.models import build
 from jaxlm.models.model import Inputs

@@ -14,7 +14,7 @@ from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
-from jaxlm.evaluation.ensemble import parts_of
+from jaxlm.evaluation.fine_tuned import parts_of
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig

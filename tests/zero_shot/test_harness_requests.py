@@ -11,8 +11,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.scoring import Scored, sequence_log_probs
 from jaxlm.models.model import Inputs
-from jaxlm.zero_shot.harness_generation import GenerationRequests, continuation
-from jaxlm.zero_shot.harness_requests import HarnessRequests, rolling_windows
+from jaxlm.zero_shot.harness_requests import GenerationRequests, HarnessRequests, continuation, rolling_windows
 
 LONG = "and the bird sang in the tree of the hill"
 PAIRS = [
