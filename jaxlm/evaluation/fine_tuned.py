@@ -18,7 +18,7 @@ from jaxlm.config import from_json
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Ensemble, OnTask
-from jaxlm.evaluation.command import batch_size_for, output_file, say
+from jaxlm.evaluation.command import batch_size_for, opened, output_file, say
 from jaxlm.finetuning.trial import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.prediction import Predictor, SplitPredictions
@@ -189,7 +189,7 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             arguments.runs
         ):  # one at a time: their parameters need not fit in memory together
             run = first if number == 0 else load_model(name, mesh=mesh)
-            opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments, run, mesh)))
+            opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments.batch_size, run)))
     check_agreement(opinions)
     said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
     threshold = shared_threshold(task, opinions, why_no_dev) if task.no_answer else None
@@ -220,15 +220,14 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
 def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     """Return the task's metrics on another labelled file."""
     form = format_of_output(arguments.output)
-    mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, custom=arguments.custom, weights=arguments.weights)
-    predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments, run, mesh))
+    run = opened(arguments, custom=arguments.custom)
+    predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments.batch_size, run))
     task = predictor.task
     split = read_labelled(arguments.input, task, errors=arguments.errors)
     if not split.labelled:
         raise InputError(f"--input must have labels, got {arguments.input}; use python -m jaxlm.predict for new rows")
     encoded = predictor.encode(split.examples)
-    with use_mesh(mesh):
+    with use_mesh(run.mesh):
         labelled = predictor.predict(encoded)
     threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
     predicted, figures = labelled.predicted(task, encoded, threshold)

@@ -6,7 +6,7 @@ Further steps score overlapping windows, give losses by position, or change the 
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,18 @@ from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_carries
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.text_store import store_of_text
-from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity
-from jaxlm.evaluation.command import batch_size_for, progress_of, say, write_figures
+from jaxlm.evaluation.command import batch_size_for, length_for, opened, progress_of, say, write_figures
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
-from jaxlm.inference.loaded_run import LoadedRun, load_model
+from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.language_model import language_model, reset_carry
-from jaxlm.training.config import check_layout, check_sizes
+from jaxlm.training.config import check_layout
 from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
-from jaxlm.training.trained_length import check_trained
 from jaxlm.wording import either
 
 MOST_LINES = 16  # of a table of losses by position
@@ -42,8 +41,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     if (arguments.input is None) == (not arguments.data.store):
         got = "none" if arguments.input is None else "both"
         raise InputError(f"data.store must be given if input is not, got {got}; give one of them")
-    mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
+    run = opened(arguments)
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
     model = run.decoder("evaluate perplexity", remedy)
     if arguments.input is not None:
@@ -60,12 +58,8 @@ def perplexity_of(
 ) -> dict[str, Any]:
     """Return the figures of stores, which are called `names` in the summary, on the run's mesh."""
     mesh = run.mesh
-    length = arguments.length
-    if length is None:
-        length = run.config.length or run.model.max_length
-    check_sizes(length, 1, run.model.config)
-    check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
-    batch_size = batch_size_for(arguments, run, mesh)
+    length = length_for(arguments, run, run.config.length or run.model.max_length)
+    batch_size = batch_size_for(arguments.batch_size, run)
     data = _layout_of(arguments, run)
     arguments.cache.check(data)
     check_rows(arguments, length, data)
@@ -88,20 +82,10 @@ def perplexity_of(
         figures = figures_of(sums, **sizes)
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
-    entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
-    words, size = sizes["words"], sizes["bytes"]
-    speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
-    per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
-        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} words, {size:,} bytes, "
+        f"{run.name} on {names}: {figures['tokens']:,} tokens, {sizes['words']:,} words, {sizes['bytes']:,} bytes, "
         f"in {data.describe_rows(batch_size)} of {length}",
-        f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
-        f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
-        f"  bits per byte   {figures['bits_per_byte']:.4f}",
-        *per_character,
-        f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
-        *(f"  cache           mixed into {share:.1%} of the predictions" for share in mixed.values()),
-        *([f"  speed           {speed:,.0f} tokens per second, without the first batch"] if timed else []),
+        *_figure_lines(figures | mixed, stores, per_character=bool(sizes["characters"])),
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
@@ -249,6 +233,24 @@ class Timed:
         """Return the speed, to be asked after the last result was read; nan for one batch. tokens: of all batches."""
         later = tokens - self._first
         return later / (time.perf_counter() - self._begun) if later > 0 else math.nan
+
+
+def _figure_lines(figures: Mapping[str, float], stores: Sequence[Store], *, per_character: bool) -> list[str]:
+    """Return the lines of the summary with the figures of the whole text. per_character: its characters are known."""
+    entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
+    lines = [
+        f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
+        f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
+        f"  bits per byte   {figures['bits_per_byte']:.4f}",
+    ]
+    if per_character:
+        lines.append(f"  bits per char   {figures['bits_per_character']:.4f}")
+    lines.append(f"  accuracy        {figures['accuracy']:.4f} of next-token prediction")
+    if "mixed" in figures:
+        lines.append(f"  cache           mixed into {figures['mixed']:.1%} of the predictions")
+    if not math.isnan(speed := figures["tokens_per_second"]):
+        lines.append(f"  speed           {speed:,.0f} tokens per second, without the first batch")
+    return lines
 
 
 def _layout_of(arguments: Perplexity, run: LoadedRun) -> DataConfig:
