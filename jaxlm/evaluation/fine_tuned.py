@@ -14,29 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.config import from_json
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Ensemble, OnTask
 from jaxlm.evaluation.command import batch_size_for, opened, output_file, say
 from jaxlm.finetuning.trial import write_files
-from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
+from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run, task_data
 from jaxlm.inference.prediction import Predictor, SplitPredictions
 from jaxlm.interop.sources import KINDS
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import (
-    CustomConfig,
-    Encoded,
-    Predicted,
-    Split,
-    Task,
-    TaskOptions,
-    predictions,
-    read_labelled,
-    read_task,
-)
-from jaxlm.tasks.custom import located_files
+from jaxlm.tasks import Encoded, Predicted, Split, Task, predictions, read_labelled
 from jaxlm.tasks.metrics.report import report_lines
 from jaxlm.tasks.prediction_lines import LineWriter, format_of_output, with_inputs
 from jaxlm.wording import counted
@@ -103,15 +90,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
         raise InputError(f"{imported[0].name} was imported and has no splits of its own; name a file with --input")
     if others := [run for run in runs if "task" not in run.config]:
         raise InputError(f"{others[0].name} must be a fine-tuned run; name another run")
-    saved = completed(runs[0].config)
-    custom = None if saved["custom"] is None else from_json(CustomConfig, saved["custom"], "custom")
-    _, data = read_task(
-        saved["task"],
-        *located_files(saved["task_dir"], custom, runs[0].located),
-        seed=saved["held_out_seed"],
-        options=from_json(TaskOptions, saved["options"], "options"),
-        sample=saved.get("sample"),
-    )
+    _, data = task_data(runs[0])
     for run in runs:
         if run.config["fingerprints"].get("task_data") != data.fingerprint():
             raise InputError(

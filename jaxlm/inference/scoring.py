@@ -135,19 +135,6 @@ class Scorer:
         return (scores.score for scores in self.tokens(params, sequences))
 
 
-def sequence_log_probs(
-    model: Model,
-    params: Any,
-    sequences: Iterable[Scored],
-    *,
-    mesh: Mesh,
-    batch_size: int,
-    positions: int | None = None,
-) -> Iterator[Score]:
-    """Yield the score of each sequence, in order. See `Scorer`."""
-    return Scorer(model, mesh=mesh, batch_size=batch_size, positions=positions)(params, sequences)
-
-
 class StreamScorer:
     """Scores a text of any length in rows of `length` tokens, each with the state that the row before left.
 
