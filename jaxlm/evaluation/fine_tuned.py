@@ -72,12 +72,14 @@ def check_agreement(opinions: Sequence[Opinion]) -> None:
 
 def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
     """Return the averaged outputs: for each row the mean, or the logarithm or logit of the mean probabilities."""
+    from scipy.special import softmax
+
     rows = [np.stack([np.asarray(row, np.float64) for row in of_runs]) for of_runs in zip(*outputs, strict=True)]
     if kind in ("regression", "span"):
         return [row.mean(axis=0) for row in rows]
     if kind == "multilabel":
         return [_log_mean(np.logaddexp(0.0, -row)) - _log_mean(np.logaddexp(0.0, row)) for row in rows]
-    return [np.log(np.maximum(_softmax(row).mean(axis=0), 1e-300)) for row in rows]
+    return [np.log(np.maximum(softmax(row, axis=-1).mean(axis=0), 1e-300)) for row in rows]
 
 
 def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
@@ -236,8 +238,3 @@ def _log_mean(negative_logarithms: np.ndarray) -> np.ndarray:
     """Return the logarithm of the mean over runs of exp(-x)."""
     found: np.ndarray = np.log(np.maximum(np.exp(-negative_logarithms).mean(axis=0), 1e-300))
     return found
-
-
-def _softmax(x: np.ndarray) -> np.ndarray:
-    unnormalized = np.exp(x - x.max(axis=-1, keepdims=True))
-    return unnormalized / unnormalized.sum(axis=-1, keepdims=True)
