@@ -8,8 +8,9 @@ without fine-tuning, with one JSON object per value. harness: tasks of the lm-ev
 standard output; its last line is one JSON object with the figures (nan and infinities as strings).
 """
 
+import importlib
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import tyro
 
@@ -28,27 +29,30 @@ from jaxlm.evaluation.arguments import (
 )
 from jaxlm.inference.arguments import Activations
 
-Command = (
-    Annotated[Perplexity, tyro.conf.subcommand("perplexity")]
-    | Annotated[OnTask, tyro.conf.subcommand("task")]
-    | Annotated[Scoring, tyro.conf.subcommand("score")]
-    | Annotated[FeaturesOf, tyro.conf.subcommand("features")]
-    | Annotated[Ensemble, tyro.conf.subcommand("ensemble")]
-    | Annotated[Activations, tyro.conf.subcommand("activations")]
-    | Annotated[ZeroShot, tyro.conf.subcommand("zero-shot")]
-    | Annotated[ZeroShotCurve, tyro.conf.subcommand("zero-shot-curve")]
-    | Annotated[Harness, tyro.conf.subcommand("harness")]
-)
+# The arguments of each subcommand, and the module and the function that evaluate them.
+EVALUATIONS: dict[str, tuple[type, str, str]] = {
+    "perplexity": (Perplexity, "jaxlm.evaluation.perplexity", "evaluate_perplexity"),
+    "task": (OnTask, "jaxlm.evaluation.fine_tuned", "evaluate_task"),
+    "score": (Scoring, "jaxlm.evaluation.score", "evaluate_score"),
+    "features": (FeaturesOf, "jaxlm.evaluation.features", "evaluate_features"),
+    "ensemble": (Ensemble, "jaxlm.evaluation.fine_tuned", "evaluate_ensemble"),
+    "activations": (Activations, "jaxlm.inference.activations", "evaluate_activations"),
+    "zero-shot": (ZeroShot, "jaxlm.evaluation.zero_shot", "evaluate_zero_shot"),
+    "zero-shot-curve": (ZeroShotCurve, "jaxlm.evaluation.zero_shot_curve", "zero_shot_curve"),
+    "harness": (Harness, "jaxlm.evaluation.harness", "evaluate_harness"),
+}
+Command: Any = Union[  # noqa: UP007
+    tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _, _) in EVALUATIONS.items())
+]
 ARGUMENTS = (Command,)
 
 
 def main() -> None:
     """The command."""
-    kind: Any = Command  # a union: one subcommand each
     if sys.argv[1:2] == ["harness"]:  # the only one that passes flags on
         arguments: Any = harness_command_line(sys.argv[2:])
     else:
-        arguments, _ = command_line(kind, program="evaluate", description=__doc__)
+        arguments, _ = command_line(Command, program="evaluate", description=__doc__)
     evaluate(arguments)
 
 
@@ -58,13 +62,13 @@ def evaluate(arguments: Any) -> None:
     from jaxlm.distributed.processes import start_processes
     from jaxlm.distributed.watchdog import watching
     from jaxlm.evaluation.command import explained_memory, figures_json, say
-    from jaxlm.evaluation.commands import evaluation_of
 
+    module, function = next(place for kind, *place in EVALUATIONS.values() if kind is type(arguments))
     start_processes(arguments.distributed, saves=False)
     with watching():
         prepare_process()
         with explained_memory():
-            figures = evaluation_of(arguments)(arguments)
+            figures = getattr(importlib.import_module(module), function)(arguments)
         if figures is not None:
             say(figures_json(figures))
 

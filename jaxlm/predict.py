@@ -23,8 +23,7 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.atomic_write import atomic_output
     from jaxlm.distributed.mesh import make_mesh, use_mesh
     from jaxlm.inference.loaded_run import load_model
-    from jaxlm.inference.prediction import default_batch_size, in_chunks
-    from jaxlm.inference.predictor import Predictor, empty_rows, warn_of_rows
+    from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
     from jaxlm.progress import Progress
     from jaxlm.tasks.prediction_lines import LineWriter, Summary, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows

@@ -3,6 +3,8 @@
 The same command resumes a stopped run, and reports when the run is complete.
 """
 
+from functools import partial
+
 from jaxlm.config import command_line
 from jaxlm.errors import run_command
 from jaxlm.runs.text_log import copied_output
@@ -51,6 +53,7 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
             given=given,
             observer=Observer(signals=StopSignal(), output=STANDARD, listeners=listeners),
             evaluations=evaluations,
+            checks=[partial(training_samples.check_prompts, arguments.sample_prompt, arguments.sample_every)],
         )
 
 

@@ -25,11 +25,13 @@ class _Line:
         self.on_terminal = active and self._stream.isatty()
         self._drawn = ""
 
-    def redraw(self, text: str) -> None:
-        if self.on_terminal:
-            columns = shutil.get_terminal_size().columns
-            self._drawn = text[: columns - 1]
-            self._put(f"{ERASE}{self._drawn}")
+    def show(self, text: str) -> None:
+        """Redraw the live line, or print a plain one."""
+        if not self.on_terminal:
+            self.print(text)
+            return
+        self._drawn = text[: shutil.get_terminal_size().columns - 1]
+        self._put(f"{ERASE}{self._drawn}")
 
     def print(self, text: str) -> None:
         """Print a separate line; the live line, if any, continues below it."""
@@ -98,10 +100,7 @@ class LiveLine:
             )
             if part
         )
-        if self._line.on_terminal:
-            self._line.redraw(text)
-        else:
-            self._line.print(text)
+        self._line.show(text)
 
     def note(self, text: str) -> None:
         """Print a separate line, for example for a saved checkpoint or a validation result."""
@@ -225,10 +224,7 @@ class Progress:
         text = "  ".join(
             part for part in (self._name, f"{self._done:,.0f}{fraction}", f"{_rate(speed)}/s", end, note) if part
         )
-        if self._line.on_terminal:
-            self._line.redraw(text)
-        else:
-            self._line.print(text)
+        self._line.show(text)
 
 
 def duration(seconds: float | None) -> str:

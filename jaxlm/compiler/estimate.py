@@ -2,24 +2,46 @@
 
 The parts are the compiler's cycles with loops multiplied out, custom kernels by their bundles, and collectives by their
 bytes over the networks. The sum assumes no overlap. The compiler's cycles are near the peak for matrix products and up
-to four times too many for memory-bound operations (`jaxlm.compiler.calibration`).
+to four times too many for memory-bound operations: `calibration` compares those of three small programs with the chip's
+peaks.
+
+The TPU compiler writes a matrix product as a convolution, with batch dimensions as dilated spatial ones. As in XLA's
+own cost analysis, only the window positions that meet an element of the input are counted for its FLOPs.
 """
 
+import functools
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.stages import Compiled
 
 from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.collectives import Collective, collectives, milliseconds
-from jaxlm.compiler.flops import matmul_flops
-from jaxlm.compiler.hlo import Module, Operation, parse
+from jaxlm.compiler.hlo import Computation, Module, Operation, parse
 from jaxlm.compiler.kernels import call_of, is_kernel, measure
 
+_SIDES = re.compile(r"\[([\d,]*)\]")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{(.*?)\}")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 RUNTIME_GIB = 0.5  # memory of a chip that the runtime reserves
+_SIDE = 8192
+
+
+def matmul_flops(module: Module) -> int:
+    """Return the FLOPs of one device in one call: 2 per multiply-add. Custom kernels are not in the module's text."""
+    homes = {id(operation): home for home in module.computations.values() for operation in home.operations}
+    total = 0
+    for operation, times in module.runs():
+        total += times * _flops(operation, homes[id(operation)])
+        total += times * sum(_flops(inner, home) for inner, home in module.within(operation))
+    return total
 
 
 @dataclass(frozen=True)
@@ -104,6 +126,74 @@ def cycles_of(module: Module) -> Counter[str]:
     return found
 
 
+@dataclass(frozen=True)
+class Rate:
+    """The rate that the estimated cycles of a program imply, and the chip's peak, in `unit`."""
+
+    program: str
+    unit: str
+    estimated: float
+    peak: float
+
+
+@functools.cache
+def calibration(topology: Topology) -> tuple[Rate, ...]:
+    """Return the rates of a bfloat16 matrix product and of float32 elementwise operations and row sums, 8192 x 8192."""
+    wide = _SIDE * _SIDE * 4
+    matmul = _seconds(topology, jnp.bfloat16, lambda x: x @ x)
+    elementwise = _seconds(topology, jnp.float32, lambda x: x * x + 1.0)
+    row_sums = _seconds(topology, jnp.float32, lambda x: x.sum(axis=1))
+    return (
+        Rate("matrix product", "TFLOP/s", 2 * _SIDE**3 / matmul / 1e12, topology.chip.peak_tflops),
+        Rate("elementwise", "GB/s", 2 * wide / elementwise / 1e9, topology.chip.hbm_gbps),
+        Rate("row sums", "GB/s", wide / row_sums / 1e9, topology.chip.hbm_gbps),
+    )
+
+
+def _flops(operation: Operation, computation: Computation) -> int:
+    if operation.kind not in ("convolution", "dot"):
+        return 0
+    left, right = (_sides(computation.by_name[name].shape) for name in operation.operands[:2])
+    out = _sides(operation.shape)
+    if operation.kind == "dot":
+        contracted = _CONTRACTED.search(operation.rest)
+        axes = [int(axis) for axis in contracted.group(1).split(",") if axis] if contracted else []
+        return 2 * math.prod(out) * math.prod(left[axis] for axis in axes)
+    labels = _LABELS.search(operation.rest)
+    assert labels is not None, operation.rest[:200]
+    inputs, kernel, outputs = labels.groups()
+    window = _WINDOW.search(operation.rest)
+    settings = dict(part.split("=") for part in window.group(1).split()) if window else {}
+    flops = 2 * out[outputs.index("b")] * out[outputs.index("f")] * right[kernel.index("i")]
+    for axis in sorted(set(inputs) - set("bf")):
+        sides = left[inputs.index(axis)], right[kernel.index(axis)], out[outputs.index(axis)]
+        flops *= _meetings(*sides, _of_axis(settings, int(axis)))
+    return flops
+
+
+def _of_axis(settings: dict[str, str], axis: int) -> tuple[int, int, int, int]:
+    """Return stride, padding before, and dilation of the input and of the kernel along a spatial axis."""
+
+    def value(name: str) -> str | None:
+        return settings[name].split("x")[axis] if name in settings else None
+
+    before = int((value("pad") or "0").split("_")[0])
+    return int(value("stride") or 1), before, int(value("lhs_dilate") or 1), int(value("rhs_dilate") or 1)
+
+
+def _meetings(size: int, kernel: int, out: int, window: tuple[int, int, int, int]) -> int:
+    """Return how often an element of the kernel meets one of the input along a spatial axis, over all outputs."""
+    stride, before, dilated, kernel_dilated = window
+    reached = (i * stride + j * kernel_dilated - before for i in range(out) for j in range(kernel))
+    return sum(0 <= position <= (size - 1) * dilated and position % dilated == 0 for position in reached)
+
+
+def _sides(shape: str) -> list[int]:
+    found = _SIDES.search(shape)
+    assert found is not None, shape
+    return [int(side) for side in found.group(1).split(",") if side]
+
+
 def _line(module: Module, operation: Operation) -> str:
     if operation.kind != "fusion":
         return "copies" if operation.kind.startswith(("copy", "slice")) else "other operations"
@@ -132,3 +222,10 @@ def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
             if of:
                 found.append(Kernel(name, sum(of.values()), total if measured else None))
     return tuple(found)
+
+
+def _seconds(topology: Topology, dtype: jnp.dtype, program: Callable[[jax.Array], jax.Array]) -> float:
+    place = jax.sharding.SingleDeviceSharding(topology.devices()[0])
+    x = jax.ShapeDtypeStruct((_SIDE, _SIDE), dtype, sharding=place)
+    module = parse(jax.jit(program).lower(x).compile().as_text() or "")
+    return cycles_of(module).total() / topology.chip.clock_hz

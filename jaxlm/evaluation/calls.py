@@ -12,8 +12,8 @@ from jaxlm.config import of_call, with_fields
 from jaxlm.errors import names_arguments
 from jaxlm.evaluation.arguments import Ensemble, OnTask, Perplexity, ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import as_call
-from jaxlm.evaluation.ensemble import evaluate_ensemble as ensemble_figures
-from jaxlm.evaluation.on_task import evaluate_task as task_figures
+from jaxlm.evaluation.fine_tuned import evaluate_ensemble as ensemble_figures
+from jaxlm.evaluation.fine_tuned import evaluate_task as task_figures
 from jaxlm.evaluation.perplexity import evaluate_perplexity as perplexity_figures
 from jaxlm.evaluation.zero_shot import zero_shot_values
 

@@ -1,4 +1,4 @@
-"""Arguments, output and progress that the evaluations share."""
+"""The run, the sizes, the output and the progress of an evaluation: what the evaluations share."""
 
 import contextlib
 import json
@@ -14,10 +14,13 @@ import jax
 
 from jaxlm.atomic_write import atomic_output
 from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import RunError
-from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress
+from jaxlm.training.config import check_sizes
+from jaxlm.training.trained_length import check_trained
 from jaxlm.wording import finite
 
 DEFAULT_BATCH_SIZE = 32
@@ -56,13 +59,26 @@ def shows_progress() -> bool:
     return jax.process_index() == 0 and not _is_call.get()
 
 
-def batch_size_for(arguments: Any, run: LoadedRun, mesh: jax.sharding.Mesh) -> int:
-    """Return the batch size of the arguments, or the default of the run, rounded for the mesh."""
-    if arguments.batch_size is not None:
-        check_batch(arguments.batch_size, 1, mesh)
-        return arguments.batch_size
+def opened(arguments: Any, **options: Any) -> LoadedRun:
+    """Return the run or the published weights of the arguments, on their mesh. options: of `load_model`."""
+    return load_model(arguments.run, mesh=make_mesh(arguments.mesh), weights=arguments.weights, **options)
+
+
+def length_for(arguments: Any, run: LoadedRun, default: int) -> int:
+    """Return the length of the arguments, or the default. InputError unless the model has been trained on it."""
+    length = default if arguments.length is None else arguments.length
+    check_sizes(length, 1, run.model.config)
+    check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
+    return int(length)
+
+
+def batch_size_for(given: int | None, run: LoadedRun) -> int:
+    """Return the given batch size, or the default of the run, rounded for its mesh."""
+    if given is not None:
+        check_batch(given, 1, run.mesh)
+        return given
     config = run.config
-    return default_batch_size(config.eval_batch_size or config.batch_size or DEFAULT_BATCH_SIZE, mesh)
+    return default_batch_size(config.eval_batch_size or config.batch_size or DEFAULT_BATCH_SIZE, run.mesh)
 
 
 class Counted(Progress):

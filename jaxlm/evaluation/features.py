@@ -14,20 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxlm.distributed.config import check_batch
-from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import FeaturesOf
-from jaxlm.evaluation.command import batch_size_for, output_file, progress_of, say
+from jaxlm.evaluation.command import batch_size_for, length_for, opened, output_file, progress_of, say
 from jaxlm.inference.arguments import Pooling
-from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.predictor import nine_digits
-from jaxlm.inference.text_rows import arranged
-from jaxlm.inference.token_outputs import check_pooling, pooled, states_step, token_outputs
+from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.inference.prediction import nine_digits
+from jaxlm.inference.token_outputs import arranged, check_pooling, pooled, states_step, token_outputs
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
 from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.training.config import check_sizes
-from jaxlm.training.trained_length import check_trained
 from jaxlm.wording import counted
 
 SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern
@@ -117,16 +113,13 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     """Write the features of each line of the input, and return counts."""
     if arguments.output is None:
         raise InputError("output must be given for features; name a file")
-    mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
+    run = opened(arguments)
     layers, pooling = layers_of(arguments, run.model), arguments.pooling
     if pooling is not None:
         check_pooling(pooling, run.model, run.name)
     tuned = run.config.length if run.task is not None else None
-    length = arguments.length or tuned or run.positions(beyond=arguments.beyond_length)
-    check_sizes(length, 1, run.model.config)
-    check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
-    batch_size = batch_size_for(arguments, run, mesh)
+    length = length_for(arguments, run, tuned or run.positions(beyond=arguments.beyond_length))
+    batch_size = batch_size_for(arguments.batch_size, run)
     name = "standard input" if arguments.input == "-" else arguments.input
     count = tokens = cut = 0
     with open_input(arguments.input) as stream, output_file(arguments.output) as file, progress_of("rows") as progress:

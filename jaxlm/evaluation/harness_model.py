@@ -14,15 +14,12 @@ from jax.sharding import Mesh
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from jaxlm.distributed.config import MeshConfig, check_batch
+from jaxlm.distributed.config import MeshConfig
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
+from jaxlm.evaluation.command import batch_size_for
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.prediction import default_batch_size
-from jaxlm.zero_shot.harness_generation import GenerationRequests
-from jaxlm.zero_shot.harness_requests import Answered, HarnessRequests
-
-DEFAULT_BATCH_SIZE = 32
+from jaxlm.zero_shot.harness_requests import Answered, GenerationRequests, HarnessRequests
 
 
 @register_model("jaxlm")
@@ -147,10 +144,8 @@ class HarnessModel(TemplateLM):
 
 def _batch_size(given: int | str | None, run: LoadedRun) -> int:
     """Return the batch size, by default that of the run's evaluation."""
-    if given is None or given == "auto":
-        config = run.config
-        return default_batch_size(config.eval_batch_size or config.batch_size or DEFAULT_BATCH_SIZE, run.mesh)
+    if given in (None, "auto"):
+        return batch_size_for(None, run)
     if not str(given).isdecimal() or int(given) < 1:
         raise InputError(f"--batch-size must be positive, got {given}; give at least 1, or auto")
-    check_batch(int(given), 1, run.mesh)
-    return int(given)
+    return batch_size_for(int(given), run)

@@ -1,39 +1,39 @@
-"""`evaluate perplexity`: perplexity of a language model on token stores."""
+"""`evaluate perplexity`: perplexity of a language model on token stores or on a text file.
 
+Further steps score overlapping windows, give losses by position, or change the memory. The speed is measured too.
+"""
+
+import dataclasses
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxlm.config import to_json
-from jaxlm.data.config import MEMBERS, DataConfig, Windows
+from jaxlm.data.batch import Batch
+from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_carries
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.text_store import store_of_text
-from jaxlm.distributed.mesh import host_rows, make_mesh, to_devices, use_mesh
+from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.arguments import Perplexity
-from jaxlm.evaluation.command import batch_size_for, progress_of, say, write_figures
-from jaxlm.evaluation.evaluation_steps import (
-    Timed,
-    check_rows,
-    losses_by_position,
-    make_position_step,
-    make_sliding_step,
-    position_lines,
-    with_memory,
-)
+from jaxlm.evaluation.arguments import MemoryOptions, Perplexity
+from jaxlm.evaluation.command import batch_size_for, length_for, opened, progress_of, say, write_figures
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
-from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.models.model import Model
-from jaxlm.objectives.language_model import language_model
-from jaxlm.training.config import check_layout, check_sizes
+from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.models.model import Inputs, Model
+from jaxlm.objectives.language_model import language_model, reset_carry
+from jaxlm.training.config import check_layout
 from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
-from jaxlm.training.trained_length import check_trained
+from jaxlm.wording import either
+
+MOST_LINES = 16  # of a table of losses by position
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
@@ -41,8 +41,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     if (arguments.input is None) == (not arguments.data.store):
         got = "none" if arguments.input is None else "both"
         raise InputError(f"data.store must be given if input is not, got {got}; give one of them")
-    mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
+    run = opened(arguments)
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
     model = run.decoder("evaluate perplexity", remedy)
     if arguments.input is not None:
@@ -59,12 +58,8 @@ def perplexity_of(
 ) -> dict[str, Any]:
     """Return the figures of stores, which are called `names` in the summary, on the run's mesh."""
     mesh = run.mesh
-    length = arguments.length
-    if length is None:
-        length = run.config.length or run.model.max_length
-    check_sizes(length, 1, run.model.config)
-    check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
-    batch_size = batch_size_for(arguments, run, mesh)
+    length = length_for(arguments, run, run.config.length or run.model.max_length)
+    batch_size = batch_size_for(arguments.batch_size, run)
     data = _layout_of(arguments, run)
     arguments.cache.check(data)
     check_rows(arguments, length, data)
@@ -87,20 +82,10 @@ def perplexity_of(
         figures = figures_of(sums, **sizes)
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
-    entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
-    words, size = sizes["words"], sizes["bytes"]
-    speed, timed = figures["tokens_per_second"], not math.isnan(figures["tokens_per_second"])
-    per_character = [f"  bits per char   {figures['bits_per_character']:.4f}"] if sizes["characters"] else []
     say(
-        f"{run.name} on {names}: {figures['tokens']:,} tokens, {words:,} words, {size:,} bytes, "
+        f"{run.name} on {names}: {figures['tokens']:,} tokens, {sizes['words']:,} words, {sizes['bytes']:,} bytes, "
         f"in {data.describe_rows(batch_size)} of {length}",
-        f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
-        f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
-        f"  bits per byte   {figures['bits_per_byte']:.4f}",
-        *per_character,
-        f"  accuracy        {figures['accuracy']:.4f} of next-token prediction",
-        *(f"  cache           mixed into {share:.1%} of the predictions" for share in mixed.values()),
-        *([f"  speed           {speed:,.0f} tokens per second, without the first batch"] if timed else []),
+        *_figure_lines(figures | mixed, stores, per_character=bool(sizes["characters"])),
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
@@ -116,6 +101,156 @@ def perplexity_of(
     found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | figures
     write_figures(arguments.output, found)
     return found
+
+
+def check_store(store: Store, run: LoadedRun) -> None:
+    """Raise InputError for a store of another tokenizer, apart from special tokens that fine-tuning added."""
+    tokenizer = store.tokenizer()
+    specials = run.tokenizer.specials
+    grown = tokenizer.with_specials(sorted(specials, key=lambda role: specials[role]))
+    if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
+        raise InputError(
+            f"{store.path} was made with another tokenizer than {run.path}; prepare the text again with --tokenizer "
+            f"{run.tokenizer_spec}"
+        )
+
+
+def with_memory(model: Model, memory: MemoryOptions, data: DataConfig, longest: int | None = None) -> Model:
+    """Return the model with the memory of an evaluation. InputError for a model, or a layout, without memory.
+
+    longest: the tokens of a stream. A longer memory, which would never be full, is that long, with the same results.
+    """
+    for name in ("length", "clamp_length"):
+        if (value := getattr(memory, name)) is not None and value < 0:
+            raise InputError(f"memory.{name} must be at least 0, got {value}; give 0 for none")
+    length = memory.length if memory.length is None or longest is None else min(memory.length, longest)
+    asked = {"memory_length": length, "clamp_length": memory.clamp_length, "same_length": memory.same_length}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
+        return model
+    flag = next(iter(given)).replace("memory_", "")
+    if not given.keys() <= set(model.family.memory_fields):
+        raise InputError(f"memory.{flag} must be left out for {model.family.title}, got {given}; it has no memory")
+    check_carries(data, f"memory.{flag}")
+    if "same_length" in given:
+        given["same_length"] = given["same_length"] == "yes"
+    config = dataclasses.replace(model.config, **given)
+    config.check()
+    return dataclasses.replace(model, config=config)
+
+
+def check_rows(arguments: Perplexity, length: int, data: DataConfig) -> None:
+    """Raise InputError for a stride outside of the rows, and for options that exclude each other."""
+    stride = arguments.stride
+    if arguments.cache.window and (stride is not None or arguments.by_position):
+        raise InputError(
+            f"cache.window must be 0 with stride or by_position, got {arguments.cache.window}; leave it out"
+        )
+    if stride is None:
+        return
+    if not 1 <= stride <= length:
+        raise InputError(f"stride must be from 1 to the length {length}, got {stride}; a larger one would skip tokens")
+    if not data.overlaps:
+        names = either([name for name, member in MEMBERS.items() if member.overlaps])
+        raise InputError(f"layout must be {names} with stride, got {data.layout}; give --layout {names}")
+    if arguments.by_position:
+        raise InputError("by_position must be left out with stride, got both; each window scores its end alone")
+
+
+def make_sliding_step(model: Model, stride: int) -> EvalStep:
+    """Return an evaluation step that scores only the last `stride` tokens of each row. See `ValidationWindows`."""
+
+    def step(params: Any, batch: Batch, carry: Any = None) -> tuple[dict[str, Any], Any]:
+        outputs = model(params, Inputs(batch.ids, batch.positions, batch.segments))
+        where_BS = jnp.sum(batch.segments > 0, axis=1)[:, None] - stride + jnp.arange(stride)
+        exists_BS, where_BS = where_BS >= 0, jnp.maximum(where_BS, 0)
+        states_BSD = jnp.take_along_axis(outputs.states, where_BS[..., None], axis=1)
+        targets_BS, weights_BS = (jnp.take_along_axis(x, where_BS, axis=1) for x in (batch.targets, batch.weights))
+        weights_BS = jnp.where(exists_BS, weights_BS, 0.0)
+        nll, hits = model.loss(params, states_BSD, outputs.output, targets_BS, weights_BS)
+        total = jnp.sum(weights_BS)
+        return {"nll": (nll, total), "accuracy": (hits, total)}, carry
+
+    return step
+
+
+def make_position_step(model: Model) -> EvalStep:
+    """Return an evaluation step with a sum and a weight of the loss at each position, named by its number."""
+
+    def step(params: Any, batch: Batch, carry: Any = None) -> tuple[dict[str, Any], Any]:
+        inputs = Inputs(batch.ids, batch.positions, batch.segments)
+        outputs = model(params, inputs, reset_carry(carry, batch))
+
+        def at_position(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            states_BD, targets_B, weights_B = part
+            targets_B1, weights_B1 = targets_B[:, None], weights_B[:, None]
+            nll, hits = model.loss(params, states_BD[:, None], outputs.output, targets_B1, weights_B1)
+            return nll, hits
+
+        by_length = [jnp.swapaxes(x, 0, 1) for x in (outputs.states, batch.targets, batch.weights)]
+        nll_L, hits_L = jax.lax.map(at_position, tuple(by_length))
+        weight_L = jnp.sum(batch.weights, axis=0)
+        sums = {str(number): (nll_L[number], weight_L[number]) for number in range(len(nll_L))}
+        total = jnp.sum(weight_L)
+        return sums | {"nll": (jnp.sum(nll_L), total), "accuracy": (jnp.sum(hits_L), total)}, outputs.carry
+
+    return step
+
+
+def losses_by_position(sums: dict[str, tuple[float, float]], length: int) -> list[float]:
+    """Return the mean loss at each position of a row, in nats; nan where no row has a target."""
+    pairs = (sums.get(str(number), (0.0, 0.0)) for number in range(length))
+    return [total / weight if weight else math.nan for total, weight in pairs]
+
+
+def position_lines(sums: dict[str, tuple[float, float]], length: int) -> list[str]:
+    """Return a table of the mean loss by position, of at most MOST_LINES lines of equally many positions."""
+    size = -(-length // MOST_LINES)
+    lines = []
+    for first in range(0, length, size):
+        pairs = [sums.get(str(number), (0.0, 0.0)) for number in range(first, min(first + size, length))]
+        total, weight = (sum(column) for column in zip(*pairs, strict=True))
+        loss = f"{total / weight:.4f}" if weight else "-"
+        lines.append(f"  positions {first + 1:>5} to {first + len(pairs):>5}   {loss} nats per token")
+    return lines
+
+
+class Timed:
+    """An evaluation step with its tokens per second. The first batch, which may compile, is not counted."""
+
+    def __init__(self, step: EvalStep) -> None:
+        self._step, self._begun, self._first = step, 0.0, math.nan
+
+    def __call__(self, params: Any, batch: Any, carry: Any) -> Any:
+        """Return the result of the step."""
+        found = self._step(params, batch, carry)
+        if math.isnan(self._first):
+            self._first = float(jax.block_until_ready(found)[0]["nll"][1])
+            self._begun = time.perf_counter()
+        return found
+
+    def tokens_per_second(self, tokens: float) -> float:
+        """Return the speed, to be asked after the last result was read; nan for one batch. tokens: of all batches."""
+        later = tokens - self._first
+        return later / (time.perf_counter() - self._begun) if later > 0 else math.nan
+
+
+def _figure_lines(figures: Mapping[str, float], stores: Sequence[Store], *, per_character: bool) -> list[str]:
+    """Return the lines of the summary with the figures of the whole text. per_character: its characters are known."""
+    entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
+    lines = [
+        f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
+        f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
+        f"  bits per byte   {figures['bits_per_byte']:.4f}",
+    ]
+    if per_character:
+        lines.append(f"  bits per char   {figures['bits_per_character']:.4f}")
+    lines.append(f"  accuracy        {figures['accuracy']:.4f} of next-token prediction")
+    if "mixed" in figures:
+        lines.append(f"  cache           mixed into {figures['mixed']:.1%} of the predictions")
+    if not math.isnan(speed := figures["tokens_per_second"]):
+        lines.append(f"  speed           {speed:,.0f} tokens per second, without the first batch")
+    return lines
 
 
 def _layout_of(arguments: Perplexity, run: LoadedRun) -> DataConfig:
@@ -135,15 +270,3 @@ def _step_of(model: Model, arguments: Perplexity, data: DataConfig) -> tuple[Eva
     if arguments.cache.window:
         return make_cached_step(model, arguments.cache), with_history(model, arguments.cache, make_carry)
     return make_eval_step(language_model(model, loss_chunks=0)), make_carry
-
-
-def check_store(store: Store, run: LoadedRun) -> None:
-    """Raise InputError for a store of another tokenizer, apart from special tokens that fine-tuning added."""
-    tokenizer = store.tokenizer()
-    specials = run.tokenizer.specials
-    grown = tokenizer.with_specials(sorted(specials, key=lambda role: specials[role]))
-    if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
-        raise InputError(
-            f"{store.path} was made with another tokenizer than {run.path}; prepare the text again with --tokenizer "
-            f"{run.tokenizer_spec}"
-        )

@@ -5,12 +5,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Scoring
-from jaxlm.evaluation.command import batch_size_for, figures_json, output_file, progress_of, say
+from jaxlm.evaluation.command import batch_size_for, figures_json, opened, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
-from jaxlm.inference.loaded_run import load_model
 from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, candidates_text
 from jaxlm.inference.scoring import Scored
 from jaxlm.inference.text_scorer import text_scorer
@@ -21,9 +19,8 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     check_rows(arguments)
     if arguments.top < 1:
         raise InputError(f"--top must be positive, got {arguments.top}")
-    mesh = make_mesh(arguments.mesh)
-    run = load_model(arguments.run, mesh=mesh, weights=arguments.weights)
-    batch_size = batch_size_for(arguments, run, mesh)
+    run = opened(arguments)
+    batch_size = batch_size_for(arguments.batch_size, run)
     positions = run.positions(beyond=arguments.beyond_length)
     scorer = text_scorer(run, batch_size=batch_size, positions=positions, top=arguments.top)
     pending: collections.deque[ScoredRow] = collections.deque()

@@ -1,18 +1,24 @@
-"""Answers of a model to prompts: samples of a decoder, fillings of an encoder's blanks; printed, or into a file."""
+"""Answers of a model to prompts: samples of a decoder, fillings of an encoder's blanks; printed, or into a file.
+
+A killed command continues a file: the answers that are in it are kept. `OUTPUT.settings.json` beside the file holds the
+settings that made it. The file of the same prompts and settings is continued after its last whole answer; any other
+file is refused.
+"""
 
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxlm.atomic_write import check_output, write_json
+from jaxlm.bounded_read import open_regular, parse_json, read_object
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerateArguments
 from jaxlm.inference.generation import Generator, Sample
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.masked_lm_scoring import candidates_text, check_masked_lm
-from jaxlm.inference.resumable_output import ResumableOutput, settings_file
 from jaxlm.inference.text_scorer import fill_masks, masked_texts
 from jaxlm.progress import Progress
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
@@ -132,6 +138,42 @@ def typed_prompts(given: str | None) -> Iterator[str]:
     yield from (line for _, line in numbered_lines(sys.stdin.buffer, "standard input") if line.strip())
 
 
+def settings_file(path: Path) -> Path:
+    """Return the file of the settings of an output file."""
+    return path.with_name(f"{path.name}.settings.json")
+
+
+class ResumableOutput:
+    """An output file with `per_prompt` lines for each of `prompts`, in order; each line has the field `prompt`.
+
+    settings: what the lines depend on, by the names of flags without their dashes. done: the number of prompts whose
+    lines were in the file when it was opened.
+    InputError, before anything changes, if the file has other settings or prompts, or cannot be written.
+    """
+
+    def __init__(self, path: Path, prompts: Sequence[str], settings: Mapping[str, Any], *, per_prompt: int = 1) -> None:
+        check_output(path)
+        self.done, end = 0, 0
+        if path.exists() and path.stat().st_size:
+            _check_settings(path, settings)
+            self.done, end = _answered(path, prompts, per_prompt)
+        else:
+            write_json(settings_file(path), dict(settings))
+        self._file = path.open("ab")
+        self._file.truncate(end)
+
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Add the lines of the next prompt."""
+        self._file.write(b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines))
+        self._file.flush()
+
+    def __enter__(self) -> "ResumableOutput":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
 def _prompt_of(row: dict[str, Any], number: int, path: Path) -> str:
     prompt = row.get("prompt")
     if not isinstance(prompt, str):
@@ -162,3 +204,54 @@ def _open(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; give an --output that is writable") from None
+
+
+def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise InputError, with one difference, unless the file was made with these settings."""
+    beside = settings_file(path)
+    try:
+        former = read_object(beside)
+    except (OSError, ValueError):
+        raise InputError(
+            f"--output must be a new file or an earlier output of --prompts, got {path} without a readable "
+            f"{beside.name}; name another file"
+        ) from None
+    for name in (*settings, *former):
+        if settings.get(name) != former.get(name):
+            raise InputError(
+                f"--output must be a file of the same settings, got {path}, made with --{name} "
+                f"{json.dumps(former.get(name))} instead of {json.dumps(settings.get(name))}; name another file"
+            )
+
+
+def _answered(path: Path, prompts: Sequence[str], per_prompt: int) -> tuple[int, int]:
+    """Return the number of prompts with all their lines in the file, and the bytes of these lines.
+
+    A killed process may leave the last prompt with fewer lines, and a last line without its end.
+    """
+    done = end = size = 0
+    with open_regular(path) as file:
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                break
+            if done == len(prompts):
+                raise InputError(
+                    f"--prompts must begin with the prompts of {path}, got {done} and the file has more; name another "
+                    "--output"
+                )
+            if _prompt_in(line) != prompts[done]:
+                raise InputError(
+                    f"{path} line {number + 1} must be of prompt {done + 1} of --prompts, got another; name another "
+                    "--output"
+                )
+            size += len(line)
+            if (number + 1) % per_prompt == 0:
+                done, end = done + 1, size
+    return done, end
+
+
+def _prompt_in(line: bytes) -> Any:
+    try:
+        return dict(parse_json(line)).get("prompt")
+    except (ValueError, TypeError):
+        return None

@@ -19,18 +19,18 @@ from jaxlm.errors import InputError, names_arguments
 from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.prediction import default_batch_size, in_chunks
-from jaxlm.inference.predictor import Predictor, empty_rows, warn_of_rows
-from jaxlm.inference.text_rows import check_texts, token_rows
+from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
 from jaxlm.inference.text_scorer import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import (
     Step,
     TokenRow,
     check_pooling,
+    check_texts,
     logits_step,
     pooled,
     states_step,
     token_outputs,
+    token_rows,
 )
 from jaxlm.models.model import Model
 from jaxlm.tasks import CustomConfig, rows_of_records

@@ -30,8 +30,8 @@ from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import CustomConfig, Task
-from jaxlm.tasks.custom import with_rows
+from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
+from jaxlm.tasks.custom import located_files, with_rows
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.task_model import TaskLearner, make_task_learner
@@ -272,6 +272,16 @@ def saved_task(run: RunDirectory) -> Task:
         return Task.from_json(read_signed(file))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+
+
+def task_data(run: RunDirectory) -> tuple[Task, TaskData]:
+    """Read again the rows of a fine-tuning run, from its files where they exist now. The files may have changed."""
+    saved = completed(run.config)
+    custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
+    options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
+    files = located_files(saved.get("task_dir"), custom, run.located)
+    seed = saved.get("held_out_seed", 0)
+    return read_task(saved["task"], *files, seed=seed, options=options, sample=saved.get("sample"))
 
 
 def for_reading(execution: Execution) -> Execution:

@@ -17,8 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.config import check_batch
 from jaxlm.errors import InputError
-from jaxlm.inference.padded_sizes import batch_length
-from jaxlm.inference.rows import BATCHES_SORTED, RowStep, padded, row_positions, run
+from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, row_positions, run
 from jaxlm.inference.scoring import Score, TokenScores
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer

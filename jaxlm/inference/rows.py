@@ -8,6 +8,7 @@ Every process calls these functions with the same rows, and puts its own part of
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,11 +19,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.distributed.mesh import use_mesh, whole_to_devices
-from jaxlm.inference.padded_sizes import PaddedSizes, Sizes, program_flops
 
 BATCHES_SORTED = 64  # batches of rows that are sorted by length together
+# FLOPs in the time in which a program is compiled: 1.3 s on a CPU core for GPT-2 of 4 x 256, at 60 GFLOP/s. On
+# accelerators, about a second at 100 TFLOP/s.
+_CPU, _ACCELERATOR = 8e10, 1e14
 
 Key = TypeVar("Key")
+Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def run(
 
     report: called with the number of items that are done, after each batch.
     """
-    source, sizes, before = iter(items), PaddedSizes(batch_size, form.flops, program_flops()), 0
+    program = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+    source, sizes, before = iter(items), PaddedSizes(batch_size, form.flops, program), 0
     while some := list(itertools.islice(source, block)):
         rows_of_items = [list(form.rows(item)) for item in some]
         rows = list(itertools.chain.from_iterable(rows_of_items))
@@ -110,6 +115,56 @@ def row_positions(batch_size: int, length: int) -> Any:
     return np.tile(np.arange(length, dtype=np.int32), (batch_size, 1))
 
 
+class PaddedSizes:
+    """The sizes of the batches of an evaluation, a block of batches at a time. Each size is a compiled program.
+
+    Sizes are added while one more saves padding that is worth a program, by an estimate: as much as this block would
+    save in each block so far. So a short evaluation has few programs, and a long one hardly pads. The choice depends on
+    the batches only, so all processes choose the same sizes. rows: of a batch. flops(*sizes): those of a padded row.
+    program: FLOPs that take as long as the compilation of a program.
+    """
+
+    def __init__(self, rows: int, flops: Callable[..., float], program: float) -> None:
+        self._rows, self._flops, self._program, self._blocks = rows, flops, program, 0
+        self._used: list[Sizes] = []
+
+    def __call__(self, wanted: Sequence[Sizes]) -> list[Sizes]:
+        """Return the sizes to pad each batch of a block to. wanted: the least sizes of each batch."""
+        self._blocks += 1
+        counts = Counter(wanted)
+        largest = tuple(map(max, zip(*counts, strict=True)))
+        if wanted and not any(_hold(used, largest) for used in self._used):
+            self._used.append(largest)
+        while counts:
+            costs = {one: self._flops(*self._smallest(one)) for one in counts}
+            own = {more: self._flops(*more) for more in counts}
+            saved = {
+                more: sum(n * max(costs[one] - own[more], 0) for one, n in counts.items() if _hold(more, one))
+                for more in counts
+            }
+            best = max(saved, key=lambda more: saved[more])
+            if self._rows * saved[best] * self._blocks <= self._program:
+                break
+            self._used.append(best)
+        return [self._smallest(one) for one in wanted]
+
+    def _smallest(self, wanted: Sizes) -> Sizes:
+        return min((used for used in self._used if _hold(used, wanted)), key=lambda used: self._flops(*used))
+
+
+def batch_length(length: int, longest: int) -> int:
+    """Return the length that a batch is padded to: that of its longest row up to 16, then the smallest of 20, 24, 28,
+    32, 40, 48, 56, 64, 80, … and `longest` that is at least as long.
+
+    Rows are sorted by length, so short sentences, as those of BLiMP, are hardly padded. `PaddedSizes` chooses the
+    lengths that are worth a program.
+    """
+    step = 1 if length <= 16 else 4
+    while length > 8 * step and step > 1:
+        step *= 2
+    return min(-(-length // step) * step, longest)
+
+
 def _batches(
     form: RowStep, rows: Sequence[Any], sizes: PaddedSizes, batch_size: int
 ) -> Iterator[tuple[tuple[list[int], Sizes], Any]]:
@@ -127,3 +182,7 @@ def _fetched(key: Key, outputs: Any) -> tuple[Key, Any]:
         lambda x: x if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True), outputs
     )
     return key, jax.tree.map(np.asarray, replicated)
+
+
+def _hold(sizes: Sizes, wanted: Sizes) -> bool:
+    return all(size >= least for size, least in zip(sizes, wanted, strict=True))

@@ -1,9 +1,10 @@
-"""Log-probabilities of texts under a language model.
+"""Log-probabilities of texts under a language model, and of one long text under a model that carries a state.
 
 Log-probabilities of tokens are float32, from the devices; their sums are float64, on the host.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,11 +14,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.config import check_batch
-from jaxlm.inference.padded_sizes import batch_length
-from jaxlm.inference.rows import BATCHES_SORTED, RowStep, padded, row_positions, run
+from jaxlm.distributed.mesh import use_mesh, whole_to_devices
+from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, row_positions, run
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.perplexity import divide
+from jaxlm.training.step import first_carry
 
 SCORED = (8, 32, 128, 512)  # numbers of scored positions per row; each is a program
 _STEPS = 64  # compiled functions that are kept for further calls
@@ -133,17 +136,46 @@ class Scorer:
         return (scores.score for scores in self.tokens(params, sequences))
 
 
-def sequence_log_probs(
-    model: Model,
-    params: Any,
-    sequences: Iterable[Scored],
-    *,
-    mesh: Mesh,
-    batch_size: int,
-    positions: int | None = None,
-) -> Iterator[Score]:
-    """Yield the score of each sequence, in order. See `Scorer`."""
-    return Scorer(model, mesh=mesh, batch_size=batch_size, positions=positions)(params, sequences)
+class StreamScorer:
+    """Scores a text of any length in rows of `length` tokens, each with the state that the row before left.
+
+    The text is one stream, as in an evaluation over streams with a batch of one row. The rows that the mesh needs
+    beside it are empty.
+    """
+
+    def __init__(self, model: Model, *, mesh: Mesh, length: int) -> None:
+        self.mesh, self.length = mesh, length
+        self._model, self._rows = model, default_batch_size(1, mesh)
+        self._step = jax.jit(self._nll)
+
+    def __call__(self, params: Any, parts: Iterable[Sequence[int]]) -> Iterator[Score]:
+        """Yield the score of each row of the ids, which come in parts. The first id of all is given, not scored.
+
+        Every process must call this with the same ids.
+        """
+        params = self._model.by_layer(params)
+        with use_mesh(self.mesh):
+            carry = first_carry(lambda rows: self._model.stream_carry(rows, cached=True), self._rows, self.mesh)
+        ids, last = itertools.chain.from_iterable(parts), list[int]()
+        while new := list(itertools.islice(ids, self.length + 1 - len(last))):
+            row, last = [*last, *new], new[-1:]
+            if scored := len(row) - 1:
+                with use_mesh(self.mesh):
+                    nll, carry = self._step(params, self._batch(row), carry)
+                yield Score(-float(nll), scored)
+
+    def _batch(self, row: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Return ids, targets and weights, (B, L) each, with `row` first."""
+        scored = len(row) - 1
+        ids, targets, scores = (padded([one], self._rows, self.length) for one in (row[:-1], row[1:], [1] * scored))
+        return whole_to_devices((ids, targets, scores.astype(np.float32)), self.mesh)
+
+    def _nll(self, params: Any, batch: Any, carry: Any) -> tuple[jax.Array, Any]:
+        ids, targets, weights = batch
+        positions = jnp.asarray(np.broadcast_to(np.arange(self.length, dtype=np.int32), ids.shape))
+        outputs = self._model(params, Inputs(ids, positions), carry)
+        nll, _ = self._model.loss(params, outputs.states, outputs.output, targets, weights)
+        return nll, outputs.carry
 
 
 @functools.lru_cache(_STEPS)

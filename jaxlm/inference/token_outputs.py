@@ -1,6 +1,7 @@
-"""Outputs of a model for each token of sequences of ids: the states of its layers, and scores over the vocabulary.
+"""Outputs of a model for each token of texts or of sequences of ids: the states of its layers, and logits.
 
-Sequences are run as in `jaxlm.inference.rows`, with smaller batches where the outputs would not fit into memory.
+Texts are read with the special tokens of the training, within its length. Sequences are run as in
+`jaxlm.inference.rows`, with smaller batches where the outputs would not fit into memory.
 """
 
 import functools
@@ -15,13 +16,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.decoding import length_bucket
+from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.rows import longest_first, padded, row_positions, run_batches
 from jaxlm.models.model import Inputs, Model
+from jaxlm.tasks.batching.bert_inputs import arrange_segments
+from jaxlm.tasks.batching.gpt1_inputs import arrange
 
 SMALLEST_BUCKET = 8
 _VALUES = 1 << 26  # values of a batch's outputs; those of two batches are in memory at a time
 _STEPS = 64  # compiled functions that are kept
+Step = Callable[[Any, Inputs], jax.Array]
 
 
 class TokenRow(NamedTuple):
@@ -29,9 +34,6 @@ class TokenRow(NamedTuple):
 
     ids: Sequence[int]
     second: int
-
-
-Step = Callable[[Any, Inputs], jax.Array]
 
 
 @functools.lru_cache(_STEPS)
@@ -94,6 +96,46 @@ def token_outputs(
     return [found[index] for index in range(len(rows))]
 
 
+def token_rows(run: LoadedRun, texts: Sequence[Any], *, longest: int, truncate: bool) -> list[TokenRow]:
+    """Return texts with their special tokens, or rows of ids as they are.
+
+    longest: the most tokens of a row. truncate: whether longer rows keep their first tokens; otherwise InputError.
+    InputError for a row that is not a text or ids, or that has no tokens.
+    """
+    if not isinstance(texts, str) and not any(isinstance(text, str) for text in texts):
+        return [_given(run, number, ids, longest, truncate) for number, ids in enumerate(texts)]
+    check_texts(texts)
+    encoded = run.tokenizer.encode_batch(list(texts))
+    return [_arranged(run, number, ids, longest, truncate) for number, ids in enumerate(encoded)]
+
+
+def check_texts(texts: Any, name: str = "texts") -> None:
+    """Raise InputError unless `texts` is a list of strings."""
+    if isinstance(texts, str):
+        raise InputError(f"{name} must be a list of strings, got a string; put it into a list")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{number}] must be a string, got {text!r:.80}; fix it")
+
+
+def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[TokenRow, bool]:
+    """Return the ids of a text, or of the two texts of a pair, with their special tokens, and whether they were cut.
+
+    A row without tokens is an empty text of a model without a token that begins one.
+    """
+    form: Any = "single" if len(parts) == 1 else "entailment"
+    specials = run.tokenizer.specials
+    if run.model.family.input_format == "bert":
+        (row,), (second,), cut = arrange_segments(parts, [], form, specials, longest)
+        return TokenRow(list(row), int(second)), cut
+    if run.task is not None:
+        (row,), cut = arrange(parts, [], form, specials, longest, run.task.special_tokens)
+    else:
+        whole = run.begun([i for ids in parts for i in ids])
+        row, cut = whole[:longest], len(whole) > longest
+    return TokenRow(row, len(row)), cut
+
+
 def _batches(
     rows: Sequence[TokenRow], mesh: Mesh, *, batch_size: int, longest: int, values: int
 ) -> Iterator[tuple[list[int], Inputs]]:
@@ -113,3 +155,30 @@ def _padded(rows: Sequence[TokenRow], batch_size: int, length: int) -> Inputs:
     types = [[0] * row.second + [1] * (len(row.ids) - row.second) for row in rows]
     ids, segments_BL, types_BL = (padded(of, batch_size, length) for of in ([row.ids for row in rows], segments, types))
     return Inputs(ids, row_positions(batch_size, length), segments_BL, types_BL)
+
+
+def _given(run: LoadedRun, number: int, ids: Any, longest: int, truncate: bool) -> TokenRow:
+    size, row = run.model.config.vocab_size, np.asarray(ids)
+    if row.ndim != 1 or not row.size or row.dtype.kind not in "iu" or row.min() < 0 or row.max() >= size:
+        raise InputError(
+            f"texts[{number}] must be a text, or ids from 0 to {size - 1}, at least one, got {str(ids):.80}; fix it"
+        )
+    _check_length(run, number, len(row) > longest, longest, truncate)
+    kept = row[:longest].tolist()
+    return TokenRow(kept, len(kept))
+
+
+def _arranged(run: LoadedRun, number: int, ids: list[int], longest: int, truncate: bool) -> TokenRow:
+    row, cut = arranged(run, [ids], longest)
+    if not row.ids:
+        raise InputError(f"texts[{number}] must not be empty for {run.name}, as no token begins a text; leave it out")
+    _check_length(run, number, cut, longest, truncate)
+    return row
+
+
+def _check_length(run: LoadedRun, number: int, cut: bool, longest: int, truncate: bool) -> None:
+    if cut and not truncate:
+        raise InputError(
+            f"texts[{number}] must have at most {longest} tokens for {run.name}, special ones included; shorten it, or "
+            "give truncate=True"
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.generation import Generator
@@ -15,6 +16,7 @@ from jaxlm.inference.loaded_run import LoadedRun, for_reading
 from jaxlm.models import ModelConfig, build
 from jaxlm.text.backward import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
+from jaxlm.training.pretraining_plan import Plan
 from jaxlm.training.pretraining_run import Trainee
 from jaxlm.training.step import TrainState
 from jaxlm.training.trained_length import trained_length
@@ -30,8 +32,7 @@ def during_pretraining(
     A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
     metrics.jsonl. Without prompts the model begins a text of its own.
     model: its config, where it is known before training begins.
-    InputError for an interval that does not fit, and, when training begins, for a model that cannot continue a prompt;
-    at once for an encoder that is known.
+    InputError for an interval that does not fit, and for an encoder that is known.
     """
     if every < 0:
         raise InputError(f"--sample-every must be at least 0, got {every}; give 0 for no samples")
@@ -39,35 +40,55 @@ def during_pretraining(
         raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
     if every and model is not None and not build(model).is_causal:
         raise _of_an_encoder(every)
-    given = list(dict.fromkeys(prompts)) or [""]
-    return [lambda trainee: _evaluation(trainee, given, every)] if every else []
+    return [lambda trainee: _evaluation(trainee, _distinct(prompts), every)] if every else []
+
+
+def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
+    """Raise InputError, before anything is compiled, for a model that cannot continue a prompt from the first step on.
+
+    prompts, every: as in `during_pretraining`.
+    """
+    if not every:
+        return
+    config, tokenizer = planned.config, planned.stores[0].tokenizer()
+    model = build(config.model, for_reading(config.execution))
+    if not model.is_causal:
+        raise _of_an_encoder(every)
+    require_forward(tokenizer, "--sample-every")
+    longest = model.max_length
+    if model.family.positions is not None:
+        of_source = 0 if planned.source is None else planned.source.trained_length
+        longest = min(longest, max(planned.phases[0].length, of_source))
+    mesh = make_mesh(config.mesh)
+    run = LoadedRun(config, model, None, tokenizer, 0, "", mesh, longest, None, planned.versions)
+    distinct = _distinct(prompts)
+    for prompt, ids in zip(distinct, tokenizer.encode_batch(distinct), strict=True):
+        tokens = len(run.begun(ids))
+        if not 0 < tokens < longest:
+            raise InputError(
+                f"--sample-prompt must have from 1 to {longest - 1} tokens for this model, got {tokens}: "
+                f"{json.dumps(prompt, ensure_ascii=False)}; give another"
+            )
 
 
 def _of_an_encoder(every: int) -> InputError:
     return InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
 
 
+def _distinct(prompts: Sequence[str]) -> list[str]:
+    """Return the prompts, each once; one that begins a text if there is none."""
+    return list(dict.fromkeys(prompts)) or [""]
+
+
 def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
     config, generators = trainee.config, dict[int, Generator]()
     model = build(config.model, for_reading(config.execution))
-    if not model.is_causal:
-        raise _of_an_encoder(every)
-    require_forward(trainee.tokenizer, "--sample-every")
 
     def run_at(step: int, params: Any) -> LoadedRun:
         length, path = trained_length(trainee.run, step), trainee.run.path
         return LoadedRun(
             config, model, params, trainee.tokenizer, step, path, trainee.mesh, length, None, trainee.versions
         )
-
-    first = run_at(0, None)
-    for prompt, ids in zip(prompts, trainee.tokenizer.encode_batch(list(prompts)), strict=True):
-        tokens = len(first.begun(ids))
-        if not 0 < tokens < first.trained_length:
-            raise InputError(
-                f"--sample-prompt must have from 1 to {first.trained_length - 1} tokens for this model, got {tokens}: "
-                f"{json.dumps(prompt, ensure_ascii=False)}; give another"
-            )
 
     def evaluate(step: int, state: TrainState) -> None:
         run = run_at(step, state.weights)

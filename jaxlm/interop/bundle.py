@@ -18,8 +18,7 @@ import numpy as np
 
 from jaxlm.bounded_read import open_regular, read_regular
 from jaxlm.errors import InputError
-from jaxlm.interop.files import files_fingerprint
-from jaxlm.interop.tensors import Info
+from jaxlm.interop.files import Info, files_fingerprint
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48

@@ -11,11 +11,10 @@ import numpy as np
 
 from jaxlm.atomic_write import rename_synced, write_file, write_json
 from jaxlm.errors import InputError
-from jaxlm.interop.configs import ACTIVATIONS, config_from_model, left_out, model_type_of
-from jaxlm.interop.huggingface import CLASSES, PROBLEM_TYPES
-from jaxlm.interop.names import rules_for
+from jaxlm.interop.exchange import Exchange, config_from_model, exchange_of, left_out
+from jaxlm.interop.files import FILE, FLOATS, write_tensors
+from jaxlm.interop.huggingface import PROBLEM_TYPES
 from jaxlm.interop.rules import planned_tensors
-from jaxlm.interop.tensors import FILE, FLOATS, write_tensors
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
@@ -60,10 +59,11 @@ def planned_export(
     InputError for models without counterpart: a left-to-right BERT, a BiLSTM head, a decoder's head that sums two
     sequences.
     """
-    model_type, heads = model_type_of(model), {name.split("/")[1] for name in leaves if name.startswith("head/")}
+    exchange, heads = exchange_of(model), {name.split("/")[1] for name in leaves if name.startswith("head/")}
     if task is None:
-        name, parts = _pretrained(model_type, set(leaves), heads, architecture)
-        kept = {leaf: values for leaf, values in leaves.items() if leaf in _leaves(model_type, parts)}
+        name, parts = _pretrained(exchange, heads, architecture)
+        known = {rule.leaf for rule in exchange.rules(parts)}
+        kept = {leaf: values for leaf, values in leaves.items() if leaf in known}
         dropped = sorted({"/".join(leaf.split("/")[:2]) for leaf in leaves if leaf not in kept})
         notes = (f"left out, as {name} has none: {', '.join(dropped)}",) if dropped else ()
         return Export(model, name, parts, kept, dict(config or {}), (*notes, *left_out(model)))
@@ -74,23 +74,23 @@ def planned_export(
         )
     if heads != {"kernel", "bias"}:
         raise InputError(f"a head of {', '.join(sorted(heads))} has no counterpart in Hugging Face's models")
-    found = _tuned(model, model_type, dict(leaves), task)
+    found = _tuned(model, exchange, dict(leaves), task)
     if task.kind == "regression" and "id2label" not in (config or {}):
         found = replace(found, config=found.config | {"id2label": {"0": "score"}, "label2id": {"score": 0}})
     return replace(found, config=dict(config or {}) | found.config, notes=(*found.notes, *left_out(model)))
 
 
-def _pretrained(model_type: str, leaves: set[str], heads: set[str], architecture: str | None) -> tuple[str, tuple]:
-    classes = CLASSES[model_type]
-    if architecture is not None and architecture in classes:
-        return architecture, classes[architecture][0]
-    if model_type != "bert":
-        return {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}[model_type], ()
-    name = "BertForPreTraining" if "next_sentence" in heads else "BertForMaskedLM" if heads else "BertModel"
-    return name, classes[name][0]
+def _pretrained(exchange: Exchange, heads: set[str], architecture: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the class of a pretrained model, and its parts beside the backbone."""
+    name = f"{exchange.prefix}LMHeadModel"
+    if architecture is not None and architecture in exchange.classes:
+        name = architecture
+    elif name not in exchange.classes:
+        name = "BertForPreTraining" if "next_sentence" in heads else "BertForMaskedLM" if heads else "BertModel"
+    return name, exchange.classes[name][0]
 
 
-def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.ndarray], task: Task) -> Export:
+def _tuned(model: GPTConfig | BertConfig, exchange: Exchange, leaves: dict[str, np.ndarray], task: Task) -> Export:
     config: dict[str, Any] = {}
     notes: list[str] = []
     if task.kind == "regression":  # the head learns standardized scores; the export gives scores in the files' unit
@@ -104,17 +104,17 @@ def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.
         config["problem_type"] = PROBLEM_TYPES[task.kind]
     if task.kind == "multilabel":
         notes.append(f"a label is predicted if its probability is at least {task.threshold or DEFAULT_THRESHOLD}")
-    if model_type == "bert":
+    if isinstance(model, BertConfig):
         name = {
             "choice": "BertForMultipleChoice",
             "tagging": "BertForTokenClassification",
             "span": "BertForQuestionAnswering",
         }.get(task.kind, "BertForSequenceClassification")
-        parts = CLASSES["bert"][name][0]
+        parts = exchange.classes[name][0]
         if "pooler" not in parts:
             leaves = {leaf: values for leaf, values in leaves.items() if not leaf.startswith("backbone/pooler/")}
         return Export(model, name, parts, leaves, config, tuple(notes))
-    prefix = {"gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}[model_type]
+    prefix = exchange.prefix
     if task.kind == "choice":
         choices = {"summary_type": "cls_index", "summary_use_proj": True, "summary_activation": None}
         choices |= {"summary_proj_to_labels": True, "summary_first_dropout": 0.1}
@@ -125,7 +125,7 @@ def _tuned(model: GPTConfig | BertConfig, model_type: str, leaves: dict[str, np.
             "models have no counterpart; it is not exported"
         )
     if leaves["head/bias"].any():
-        leaves = _folded(leaves, "final_norm" if model_type == "gpt2" else "blocks/feed_forward_norm")
+        leaves = _folded(leaves, "final_norm" if model.norm == "pre" else "blocks/feed_forward_norm")
         notes.append(f"{prefix}ForSequenceClassification has no bias: it was folded into the bias of the last norm")
     leaves.pop("head/bias")
     return Export(model, f"{prefix}ForSequenceClassification", ("score",), leaves, config, tuple(notes))
@@ -147,10 +147,6 @@ def _folded(leaves: dict[str, np.ndarray], norm: str) -> dict[str, np.ndarray]:
     return leaves | {leaf: moved.astype(np.float32)}
 
 
-def _leaves(model_type: str, parts: tuple[str, ...]) -> set[str]:
-    return {rule.leaf for rule in rules_for(model_type, parts)}
-
-
 def write_export(
     directory: Path,
     export: Export,
@@ -168,10 +164,10 @@ def write_export(
     exists = directory.exists() and any(directory.iterdir())
     if exists and not (directory / FILE).is_file():
         raise _not_empty(directory)
-    values = dict(export.config) | config_from_model(export.model)
-    for key in ("hidden_act", "activation_function"):  # of two names for one activation keep the original
-        if key in values and ACTIVATIONS.get(export.config.get(key, "")) == export.model.activation:
-            values[key] = export.config[key]
+    values, exchange = dict(export.config) | config_from_model(export.model), exchange_of(export.model)
+    key = exchange.fields["activation"]  # of two names for one activation keep the original
+    if exchange.activations.get(export.config.get(key, "")) == export.model.activation:
+        values[key] = export.config[key]
     values |= {"architectures": [export.architecture], "dtype": _TORCH[dtype], "tie_word_embeddings": True}
     specials = {} if tokenizer is None else tokenizer.specials
     for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():
@@ -180,7 +176,7 @@ def write_export(
     inputs = "plain" if tokenizer is None else export.inputs(tokenizer)
     if tokenizer is not None and inputs == "decoder":
         values["pad_token_id"] = padding(tokenizer, inputs)
-    planned = planned_tensors(rules_for(values["model_type"], export.parts), export.leaves, export.model.num_layers)
+    planned = planned_tensors(exchange.rules(export.parts), export.leaves, export.model.num_layers)
     if export.architecture.endswith("Model") and "Head" not in export.architecture:
         planned = [replace(tensor, name=tensor.name.partition(".")[2]) for tensor in planned]  # alone: no prefix
     fresh = directory.with_name(f".{directory.name}.tmp")

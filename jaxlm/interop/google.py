@@ -6,12 +6,10 @@ from pathlib import Path
 
 from jaxlm.errors import InputError
 from jaxlm.interop.bundle import Bundle
-from jaxlm.interop.configs import model_from_config
+from jaxlm.interop.exchange import EXCHANGES, model_from_config, parts_of
 from jaxlm.interop.files import read_object
-from jaxlm.interop.names import modern_names, parts_of, rules_for
-from jaxlm.interop.published import Published
+from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes
 from jaxlm.interop.rules import read_leaves
-from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
 from jaxlm.text import Case, wordpiece_tokenizer
 
 NORM_EPS = 1e-12  # absent from the config: the default of tf.contrib's layer_norm (modeling.py:362-365)
@@ -31,14 +29,15 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     given = values | {"model_type": "bert", "layer_norm_eps": NORM_EPS}
     model = model_from_config(given | {"hidden_act": "gelu_new" if act == "gelu" else act}, str(config))
     bundle = Bundle(_prefix(directory))
-    modern, _ = modern_names([_name(name) for name in bundle.infos if not _NOT_THE_MODEL.search(name)], "bert")
+    bert = EXCHANGES["bert"]
+    modern, _ = bert.modern_names([_name(name) for name in bundle.infos if not _NOT_THE_MODEL.search(name)])
     stored = {_name(name): name for name in bundle.infos}
     names = {today: stored[spelt] for today, spelt in modern.items()}
     check_sizes(model, bundle.infos, names, str(config))
     parts = parts_of(names)
     shapes = backbone_shapes(model) | part_shapes(model, parts, 2)
     kernels = _Transposed(bundle)
-    leaves = read_leaves(rules_for("bert", parts), shapes, kernels, names, model.num_layers)
+    leaves = read_leaves(bert.rules(parts), shapes, kernels, names, model.num_layers)
     vocabulary = directory / "vocab.txt"
     tokenizer = wordpiece_tokenizer(vocabulary, case) if vocabulary.is_file() else None
     return Published(

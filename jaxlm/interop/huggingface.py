@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.interop.configs import model_from_config
-from jaxlm.interop.files import files_fingerprint, read_object
-from jaxlm.interop.names import HEADS, PARTS, modern_names, parts_of, rules_for
-from jaxlm.interop.published import Published
+from jaxlm.interop.exchange import EXCHANGES, HEADS, PARTS, Classes, model_from_config, parts_of
+from jaxlm.interop.files import TensorFiles, files_fingerprint, read_object
+from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes
 from jaxlm.interop.rules import read_leaves
-from jaxlm.interop.shapes import backbone_shapes, check_sizes, part_shapes
-from jaxlm.interop.tensors import TensorFiles
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import CustomConfig, Task
@@ -25,32 +22,6 @@ from jaxlm.tasks.datasets import ner, squad
 from jaxlm.tasks.entities import judged_by
 from jaxlm.tasks.task import Columns
 from jaxlm.text import Case, Tokenizer, published_tokenizer
-
-# Hugging Face's classes: the parts beside the backbone, and the kind of task of a fine-tuned head.
-CLASSES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str | None]]] = {
-    "bert": {
-        "BertModel": (("pooler",), None),
-        "BertForPreTraining": (("pooler", "masked_lm", "next_sentence"), None),
-        "BertForMaskedLM": (("masked_lm",), None),
-        "BertForNextSentencePrediction": (("pooler", "next_sentence"), None),
-        "BertForSequenceClassification": (("pooler", "classifier"), "classification"),
-        "BertForMultipleChoice": (("pooler", "classifier"), "choice"),
-        "BertForTokenClassification": (("classifier",), "tagging"),
-        "BertForQuestionAnswering": (("qa_outputs",), "span"),
-    },
-    "openai-gpt": {
-        "OpenAIGPTModel": ((), None),
-        "OpenAIGPTLMHeadModel": ((), None),
-        "OpenAIGPTDoubleHeadsModel": (("summary",), "choice"),
-        "OpenAIGPTForSequenceClassification": (("score",), "classification"),
-    },
-    "gpt2": {
-        "GPT2Model": ((), None),
-        "GPT2LMHeadModel": ((), None),
-        "GPT2DoubleHeadsModel": (("summary",), "choice"),
-        "GPT2ForSequenceClassification": (("score",), "classification"),
-    },
-}
 
 # The files that name the longest text of a model, with their field. A tokenizer without a limit has a huge number.
 LENGTHS = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
@@ -68,9 +39,9 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     values = read_object(directory / "config.json")
     name = str(directory / "config.json")
     model = model_from_config(values, name)
-    model_type = values["model_type"]
+    exchange = EXCHANGES[values["model_type"]]
     files = TensorFiles(directory)
-    names, tied = modern_names(sorted(files.infos), model_type)
+    names, tied = exchange.modern_names(sorted(files.infos))
     for second, first in tied.items():
         _check_tied(files, names, second, first)
     names = {modern: stored for modern, stored in names.items() if modern not in tied}
@@ -78,9 +49,9 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     parts = parts_of(names)
     kernel = next((PARTS[part][0].theirs[0] for part in parts if part in HEADS), None)
     outputs = math.prod(files.infos[names[kernel]].shape[:1]) if kernel is not None and kernel in names else 0
-    architecture, kind = _architecture(values, model_type, parts, outputs, name)
+    architecture, kind = _architecture(values, exchange.classes, parts, outputs, name)
     shapes = backbone_shapes(model) | part_shapes(model, parts, outputs)
-    leaves = read_leaves(rules_for(model_type, parts), shapes, files, names, model.num_layers)
+    leaves = read_leaves(exchange.rules(parts), shapes, files, names, model.num_layers)
     if "score" in parts:
         leaves["head/bias"] = np.zeros(outputs, np.float32)
     used = sorted({files.infos[stored].dtype for stored in names.values()})
@@ -125,10 +96,9 @@ def _longest(directory: Path) -> tuple[int | None, str]:
 
 
 def _architecture(
-    values: Mapping[str, Any], model_type: str, parts: list[str], outputs: int, name: str
+    values: Mapping[str, Any], classes: Classes, parts: list[str], outputs: int, name: str
 ) -> tuple[str, str | None]:
     """Return the class and, if it is fine-tuned, the kind of its task; in doubt the tensors decide."""
-    classes = CLASSES[model_type]
     given = (values.get("architectures") or [None])[0]
     heads = [part for part in parts if part in HEADS]
     # Models are often saved under another class's name than the one whose tensors they have.

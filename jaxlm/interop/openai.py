@@ -13,13 +13,11 @@ import numpy as np
 from jaxlm.bounded_read import open_regular
 from jaxlm.errors import InputError
 from jaxlm.interop.bundle import Bundle
-from jaxlm.interop.files import files_fingerprint, read_json, read_object
-from jaxlm.interop.names import rules_for
-from jaxlm.interop.published import Published
+from jaxlm.interop.exchange import EXCHANGES
+from jaxlm.interop.files import Info, files_fingerprint, read_json, read_object
+from jaxlm.interop.published import Published, backbone_shapes, check_sizes
 from jaxlm.interop.rules import read_leaves
-from jaxlm.interop.shapes import backbone_shapes, check_sizes
-from jaxlm.interop.tensors import Info
-from jaxlm.models.gpt import GPT1, GPT2, GPTConfig
+from jaxlm.models.gpt import GPTConfig
 from jaxlm.text import Case, Tokenizer
 from jaxlm.text.bpe import read_gpt2
 from jaxlm.text.gpt1 import GPT1Tokenizer
@@ -85,6 +83,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
 
 def _gpt1(directory: Path, spec: str) -> Published:
     vector = _FlatVector(directory)
+    # Neither release states its rates of dropout, its initialization or its epsilon: the defaults are the papers'.
     num_positions, (vocab_size, width) = vector.shapes[0][0], vector.shapes[1]
     model = GPTConfig(
         vocab_size=vocab_size,
@@ -93,15 +92,10 @@ def _gpt1(directory: Path, spec: str) -> Published:
         width=width,
         num_heads=width // HEAD_WIDTH,
         feed_forward_width=vector.shapes[8][-1],
-        dropout_rate=GPT1.dropout_rate,
-        embedding_dropout_rate=GPT1.embedding_dropout_rate,
-        attention_dropout_rate=GPT1.attention_dropout_rate,
-        init_std=GPT1.init_std,
-        norm_eps=GPT1.norm_eps,
     )
     model.check()
     names = {name: name for name in vector.infos}
-    leaves = read_leaves(rules_for("openai-gpt", ()), backbone_shapes(model), vector, names, model.num_layers)
+    leaves = read_leaves(EXCHANGES["openai-gpt"].rules(()), backbone_shapes(model), vector, names, model.num_layers)
     tokenizer: Tokenizer | None = None
     if (directory / "encoder_bpe_40000.json").is_file():
         tokenizer = GPT1Tokenizer.from_directory(directory)
@@ -124,18 +118,13 @@ def _gpt2(directory: Path, spec: str) -> Published:
         width=width,
         num_heads=sizes["n_head"],
         feed_forward_width=4 * width,
-        dropout_rate=GPT2.dropout_rate,
-        embedding_dropout_rate=GPT2.embedding_dropout_rate,
-        attention_dropout_rate=GPT2.attention_dropout_rate,
         norm="pre",
-        init_std=GPT2.init_std,
-        norm_eps=GPT2.norm_eps,
     )
     model.check()
     bundle = Bundle(directory / "model.ckpt")
     names = {_gpt2_name(name): name for name in bundle.infos}
     check_sizes(model, bundle.infos, names, f"{directory}/hparams.json")
-    leaves = read_leaves(rules_for("gpt2", ()), backbone_shapes(model), bundle, names, model.num_layers)
+    leaves = read_leaves(EXCHANGES["gpt2"].rules(()), backbone_shapes(model), bundle, names, model.num_layers)
     tokenizer = read_gpt2(directory) if (directory / "encoder.json").is_file() else None
     return Published(spec, model, leaves, tokenizer, bundle.fingerprint(), "GPT2LMHeadModel", "F32")
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.interop.tensors import FLOATS, Info, Planned
+from jaxlm.interop.files import FLOATS, Info, Planned
 from jaxlm.runs.trees import listed
 
 Shape = tuple[int, ...]

@@ -1,9 +1,9 @@
 """Attention behind one entrance (Vaswani et al., 2017, equation 1), with several backends.
 
 `xla` is plain arithmetic and the reference: causal or bidirectional, segments (packing) and padding, dropout, and a
-query offset for decoding with a cache. The kernels, `splash` on a TPU and `cudnn` on a GPU, agree with it forward and
-backward on packed rows; cases they do not support, dropout of weights above all, fall back to `xla`, and the log says
-so.
+query offset for decoding with a cache. The kernels, `splash` on a TPU and `cudnn` on a GPU, never hold the scores. They
+agree with it forward and backward on packed rows; cases they do not support, dropout of weights above all, fall back to
+`xla`, and the log says so.
 """
 
 import functools
@@ -11,16 +11,30 @@ import logging
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    BlockSizes,
+    CausalMask,
+    FullMask,
+    MultiHeadMask,
+    QKVLayout,
+    SegmentIds,
+    make_splash_mha,
+)
 
 from jaxlm.distributed import devices
-from jaxlm.nn.attention_kernels import LANES, WIDEST_HEAD, cudnn, splash
+from jaxlm.distributed.partition import current_spec
 from jaxlm.nn.config import Backend
 from jaxlm.nn.pointwise import dropout
 
+LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
+LARGEST_BLOCK = 512  # queries, or keys, per block
+WIDEST_HEAD = 512  # largest head width whose blocks fit a chip's vector memory, in float32 too; 1024 does not fit
+SAVED = "attention"  # checkpoint name of the residuals that splash's forward pass saves for its backward pass
 MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
-
-
 log = logging.getLogger(__name__)
+# On the CPU causal queries are processed in blocks, each with the keys up to its last: 3/8 of the scores, all masked,
+# are not computed. Four blocks of 64 reduced attention's time at length 256 by a third, eight of 32 by a tenth.
+MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
 
 
 def attend(
@@ -85,6 +99,82 @@ def attend(
     return jnp.concatenate(outputs, axis=2)
 
 
+def attention_mask(
+    num_queries: int,
+    num_keys: int,
+    causal: bool,
+    segments_BL: jax.Array | None,
+    segments_BS: jax.Array | None,
+    query_offset: jax.Array | int = 0,
+) -> jax.Array | None:
+    """Return the keys that each query sees: bool, broadcastable to (B, H, L, S); None if it sees all."""
+    mask = None
+    if causal:
+        query_BL = jnp.arange(num_queries) + jnp.atleast_1d(query_offset)[:, None]  # one row serves all for a number
+        mask = (jnp.arange(num_keys) <= query_BL[:, :, None])[:, None]
+    if segments_BL is not None and segments_BS is not None:
+        same = (segments_BL[:, :, None] == segments_BS[:, None, :])[:, None]
+        mask = same if mask is None else mask & same
+    return mask
+
+
+def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None) -> jax.Array:
+    """Run JAX's splash attention, self-attention over L positions, a multiple of LANES; interpreted on a CPU.
+
+    The kernel runs on one device: rows and heads are sharded explicitly, by the rules of the mesh in use.
+    """
+    scale = jnp.asarray(q_BHLK.shape[-1] ** -0.5, q_BHLK.dtype)
+
+    def on_device(q_BHLK, k_BHLK, v_BHLK, segments_BL):
+        heads, length = q_BHLK.shape[1:3]
+        kernel = _splash_kernel(heads, length, causal, devices.platform() == "cpu")
+        ids = None if segments_BL is None else SegmentIds(segments_BL, segments_BL)
+        return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, ids)
+
+    spec = current_spec(("batch", "heads", None, None), q_BHLK.shape)
+    if spec is None:
+        return on_device(q_BHLK * scale, k_BHLK, v_BHLK, segments_BL)
+    rows = jax.sharding.PartitionSpec(spec[0], None)
+    return jax.shard_map(on_device, in_specs=(spec, spec, spec, rows), out_specs=spec, check_vma=False)(
+        q_BHLK * scale, k_BHLK, v_BHLK, segments_BL
+    )
+
+
+def cudnn(q_BHLK, k_BHLK, v_BHLK, mask: jax.Array | None, *, causal: bool) -> jax.Array:
+    """Run cuDNN's flash attention through JAX, in 16 bits. mask: keys that each query sees beside `causal`, (B, 1, L,
+    L).
+
+    Segments are passed as a mask: the kernel's own lengths support padding only, not several texts per row.
+    """
+    q_BLHK, k_BLHK, v_BLHK = (jnp.swapaxes(x, 1, 2) for x in (q_BHLK, k_BHLK, v_BHLK))
+    found_BLHK = jax.nn.dot_product_attention(
+        q_BLHK, k_BLHK, v_BLHK, mask=mask, is_causal=causal, implementation="cudnn"
+    )
+    return jnp.swapaxes(found_BLHK, 1, 2)
+
+
+def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
+    block = max(size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if length % size == 0)
+    mask = (CausalMask if causal else FullMask)((length, length))
+    return make_splash_mha(
+        MultiHeadMask([mask] * heads),
+        block_sizes=BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            use_fused_bwd_kernel=True,
+            q_layout=QKVLayout.SEQ_MINOR,  # the 64 inputs of a head would fill half of the lanes
+            k_layout=QKVLayout.SEQ_MINOR,
+            v_layout=QKVLayout.SEQ_MINOR,
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name=SAVED,
+        interpret=interpret,
+    )
+
+
 def _unsupported(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
     """Return why `backend` cannot do it; None if it can."""
     length, platform = q_BHLK.shape[2], devices.platform()
@@ -117,11 +207,6 @@ def _log_once(sentence: str) -> None:
     log.info(sentence)
 
 
-# On the CPU causal queries are processed in blocks, each with the keys up to its last: 3/8 of the scores, all masked,
-# are not computed. Four blocks of 64 reduced attention's time at length 256 by a third, eight of 32 by a tenth.
-MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
-
-
 def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate: float, dropout_key) -> jax.Array:
     scores_BHLS = jnp.einsum("bhlk,bhsk->bhls", q_BHLK, k_BHSK, preferred_element_type=jnp.float32)
     scores_BHLS = scores_BHLS * (q_BHLK.shape[-1] ** -0.5 if scale is None else scale)
@@ -132,22 +217,3 @@ def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate: float,
     weights_BHLS = jax.nn.softmax(scores_BHLS, axis=-1).astype(v_BHSK.dtype)
     weights_BHLS = dropout(weights_BHLS, dropout_rate, dropout_key)
     return jnp.einsum("bhls,bhsk->bhlk", weights_BHLS, v_BHSK)
-
-
-def attention_mask(
-    num_queries: int,
-    num_keys: int,
-    causal: bool,
-    segments_BL: jax.Array | None,
-    segments_BS: jax.Array | None,
-    query_offset: jax.Array | int = 0,
-) -> jax.Array | None:
-    """Return the keys that each query sees: bool, broadcastable to (B, H, L, S); None if it sees all."""
-    mask = None
-    if causal:
-        query_BL = jnp.arange(num_queries) + jnp.atleast_1d(query_offset)[:, None]  # one row serves all for a number
-        mask = (jnp.arange(num_keys) <= query_BL[:, :, None])[:, None]
-    if segments_BL is not None and segments_BS is not None:
-        same = (segments_BL[:, :, None] == segments_BS[:, None, :])[:, None]
-        mask = same if mask is None else mask & same
-    return mask

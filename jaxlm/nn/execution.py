@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from jaxlm.nn.attention_kernels import SAVED
+from jaxlm.nn.attention import SAVED
 from jaxlm.nn.config import Execution
 
 _POLICIES = jax.checkpoint_policies

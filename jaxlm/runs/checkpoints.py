@@ -33,7 +33,7 @@ from jaxlm.distributed.agreement import first_process_decides, of_every_process
 from jaxlm.distributed.devices import returning_memory
 from jaxlm.errors import InputError, RunError, quiet_orbax
 from jaxlm.runs.checksums import leaf_checksums
-from jaxlm.runs.storage_errors import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
+from jaxlm.runs.storage import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
 from jaxlm.runs.trees import listed, named_leaves, nested_leaves, shape_and_type
 
 PyTree = Any

@@ -37,7 +37,7 @@ from jaxlm.host import LockHeld, cpu_cores, lock_file
 from jaxlm.runs import text_log
 from jaxlm.runs.differences import differing, flat, in_words, shown
 from jaxlm.runs.earlier_versions import ADDED_FIELDS, ADDED_OPTIONS, upgraded
-from jaxlm.runs.remote import LOCK, Mirror, entries, is_url
+from jaxlm.runs.storage import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.versions import compiler_changes, recorded
 from jaxlm.wording import similar_directory

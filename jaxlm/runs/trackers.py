@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxlm.errors import InputError
 from jaxlm.runs.config import TrackerKind as Kind
+from jaxlm.runs.differences import flat
 from jaxlm.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -169,8 +170,7 @@ class _MLflow:
             return
         run = self._client.create_run(self._experiment, tags={"jaxlm.key": identity.key}, run_name=identity.name)
         self._id = run.info.run_id
-        fields = dict(_fields(identity.config))
-        values = [Param(field, str(value)[:LONGEST_PARAMETER]) for field, value in fields.items()]
+        values = [Param(field, str(value)[:LONGEST_PARAMETER]) for field, value in flat(identity.config).items()]
         for start in range(0, len(values), 100):  # the most that one request accepts
             self._client.log_batch(self._id, params=values[start : start + 100])
 
@@ -201,14 +201,6 @@ class _Trackio:
 
     def finish(self) -> None:
         self._run.finish()
-
-
-def _fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 SERVICES: Mapping[str, Callable[[Identity], Service]] = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio}

@@ -27,8 +27,15 @@ def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
 
 
 def with_published_vocabulary(model: ModelConfig) -> ModelConfig:
-    """Return a model's sizes with the published vocabulary of its family, unless they have one."""
-    return model if model.vocab_size else replace(model, vocab_size=family_of(model).vocab_size)
+    """Return a model's sizes with the vocabulary of the published model of these sizes, unless they have one.
+
+    Sizes that were not published get the published vocabulary of their family.
+    """
+    if model.vocab_size:
+        return model
+    family = family_of(model)
+    same = (size.vocab_size for size in family.sizes.values() if replace(size, vocab_size=0) == model)
+    return replace(model, vocab_size=next(same, family.vocab_size))
 
 
 def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:

@@ -21,8 +21,7 @@ from jaxlm.models import ModelConfig, dropout_rates, family_of
 from jaxlm.runs.checkpoints import Checkpoints, Metadata, Restored
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.runs.merge import merge_parameters
-from jaxlm.runs.trees import named_leaves
+from jaxlm.runs.trees import merge_parameters, named_leaves
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.averaging import Iterates, first_average
 from jaxlm.training.config import MAY_DIFFER

@@ -29,8 +29,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
-from jaxlm.runs.remote import is_url
-from jaxlm.runs.storage_errors import check_room
+from jaxlm.runs.storage import check_room, is_url
 from jaxlm.text import Tokenizer
 from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
 from jaxlm.training.averaging import with_loss
@@ -166,6 +165,7 @@ def run_pretraining(
     given: Set[str] = frozenset(),
     observer: Observer | None = None,
     evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]] = (),
+    checks: Sequence[Callable[[Plan], None]] = (),
 ) -> dict[str, Any]:
     """Pretrain a language model on token stores, or resume a run with the same arguments.
 
@@ -186,6 +186,7 @@ def run_pretraining(
       given: Names of the config's fields that were set on purpose, as flags are, beside those in `changes`.
       observer: Replaces `callbacks` in a program that handles signals and prints, as the command does.
       evaluations: Further evaluations during training, each a function of what is trained.
+      checks: Further checks of the plan of the run, which raise InputError before anything is compiled.
 
     Returns:
       A dictionary: `run`, its directory; `step`, the last step that is saved; `num_steps`; `complete`, False if a
@@ -225,7 +226,7 @@ def run_pretraining(
     )
     observer = observer or Observer(callbacks)
     try:
-        return _pretrain(arguments, {*given, *map(field_of_flag, changes)}, observer, evaluations)
+        return _pretrain(arguments, {*given, *map(field_of_flag, changes)}, observer, evaluations, checks)
     except Exception as error:
         raise explain_failure(error) from error
 
@@ -235,10 +236,14 @@ def _pretrain(
     given: set[str],
     observer: Observer,
     evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]],
+    checks: Sequence[Callable[[Plan], None]],
 ) -> dict[str, Any]:
     """Start or resume a run and train it until it is complete or stopped; return the result of `run_pretraining`."""
     profiled = profiled_steps(arguments)
-    ready = prepared(plan(arguments, given))
+    planned = plan(arguments, given)
+    for check in checks:
+        check(planned)
+    ready = prepared(planned)
     planned, source = ready.plan, ready.plan.source
     config, num_steps = planned.config, planned.num_steps
     run = RunDirectory(arguments.run)

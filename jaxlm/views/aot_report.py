@@ -9,9 +9,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxlm.compiler.calibration import calibration
 from jaxlm.compiler.chips import Topology
-from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
+from jaxlm.compiler.estimate import RUNTIME_GIB, calibration, estimate
+from jaxlm.config import with_fields
 from jaxlm.data.phases import Phase, phases
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.training.config import PretrainConfig, check_batches
@@ -67,7 +67,7 @@ def advice(config: PretrainConfig, where: Topology) -> dict[str, Any]:
     """
     tried: list[dict[str, Any]] = []
     for change in _changes(config, make_mesh(config.mesh, where.devices()), where.slices):
-        choice, candidate = " ".join(f"--{name} {value}" for name, value in change.items()), _changed(config, change)
+        choice, candidate = " ".join(f"--{name} {value}" for name, value in change.items()), with_fields(config, change)
         step, fits = _steps(candidate, where)[0], _fits(candidate, where)
         tried.append({"choice": choice, "fits": fits, "peak_gib": step["peak_gib"]})
         log.info("tried %s: %s", choice, "fits" if fits else "does not fit")
@@ -96,17 +96,6 @@ def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[s
             yield shards
             if both:
                 yield shards | both
-
-
-def _changed(config: PretrainConfig, change: dict[str, Any]) -> PretrainConfig:
-    remat = change.get("execution.remat", config.execution.remat)
-    data, fsdp = change.get("mesh.data", config.mesh.data), change.get("mesh.fsdp", config.mesh.fsdp)
-    return replace(
-        config,
-        micro_batches=change.get("micro-batches", config.micro_batches),
-        execution=replace(config.execution, remat=remat),
-        mesh=replace(config.mesh, data=data, fsdp=fsdp),
-    )
 
 
 def _fits(config: PretrainConfig, where: Topology) -> bool:

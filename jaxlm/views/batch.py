@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.config import from_json
 from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
@@ -14,25 +13,13 @@ from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
-from jaxlm.inference.loaded_run import run_config
+from jaxlm.inference.loaded_run import run_config, task_data
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import (
-    CustomConfig,
-    SpanExample,
-    TaggedSentence,
-    Task,
-    TaskOptions,
-    encode_examples,
-    encode_split,
-    read_task,
-    steps_of_epochs,
-    train_batches,
-)
+from jaxlm.tasks import SpanExample, TaggedSentence, Task, encode_examples, encode_split, steps_of_epochs, train_batches
 from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
 from jaxlm.tasks.batching.span_windows import SpanSplit
-from jaxlm.tasks.custom import located_files
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
 from jaxlm.views.text import cut, ends, indented
@@ -249,11 +236,7 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
             )
         yield from pretrain_lines(config, step, count, saved_versions(saved, run.name))
         return
-    custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
-    task_dir, custom = located_files(saved.get("task_dir"), custom, run.located)
-    options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
-    seed = saved.get("held_out_seed", 0)
-    task, data = read_task(saved["task"], task_dir, custom, seed=seed, options=options, sample=saved.get("sample"))
+    task, data = task_data(run)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(f"{run.name}: the files of {saved['task']} are not those it was trained on; put them back")
     yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)

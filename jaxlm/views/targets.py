@@ -16,17 +16,11 @@ from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.initialization import open_source
 from jaxlm.training.trained_length import trained_length
-from jaxlm.views.arguments import (
-    ShowArguments,
-    ShowFinetuningArguments,
-    ShowPretrainingArguments,
-    ShowRowsArguments,
-)
+from jaxlm.views.arguments import ShowArguments, ShowFinetuningArguments, ShowPretrainingArguments, ShowRowsArguments
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
-from jaxlm.views.comparison import comparison_lines, plot_runs
 from jaxlm.views.config import config_lines
 from jaxlm.views.curves import check_plot
-from jaxlm.views.run import run_lines
+from jaxlm.views.run import comparison_lines, plot_runs, run_lines
 from jaxlm.views.store import store_lines
 from jaxlm.views.task import Reader, task_lines
 

@@ -1,14 +1,18 @@
-"""Continuations of a text: the candidates of a multiple-choice task, labels as words, and acceptability.
+"""Continuations of a text: candidates of a multiple-choice task, labels as words, acceptability, and last words.
 
 GPT-1's heuristics (Radford et al., 2018, section 5): `cola` compares the mean log-probability per token of a sentence
 with a threshold, which is fitted on the training rows; `sst2` appends `very` and compares `positive` with `negative`;
 `race` takes the answer with the highest mean log-probability per token given article and question, and so do `codah`,
 `swag` and `story_cloze`. `cbt` (Hill et al., 2016; Radford et al., 2019, section 3.2) compares the probability of each
 candidate and the rest of its sentence.
+
+`lambada` (Paperno et al., 2016): people guess the word from the passage, but not from its last sentence. GPT-2's
+figures (Radford et al., 2019, section 3.3) rest on the last token of the passage alone. lm-evaluation-harness takes all
+tokens of the last word, which starts at the last blank.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +26,18 @@ from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
-from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, sampled, scored_rows, shortened
+from jaxlm.zero_shot.task import (
+    Measured,
+    Text,
+    ZeroShotTask,
+    accuracy,
+    chosen_accuracy,
+    json_objects,
+    perplexity,
+    sampled,
+    scored_rows,
+    shortened,
+)
 
 WORDS = {"0": "negative", "1": "positive"}
 
@@ -47,36 +62,19 @@ def labelled(name: str, path: Path) -> tuple[tuple[Example, ...], dict[str, str]
 
 def measure_choices(model, path: Path, options, *, name: str) -> Iterator[Measured]:
     """Yield the accuracy of the choice with the highest mean log-probability per token."""
-    (examples, split), labels = labelled(name, path), TASKS[name].labels
-    chosen = sampled(enumerate(examples, 1), options.sample)
-    texts = [
-        [Text((" ".join(example.texts), " " + choice), 1, f"{path} row {number}") for choice in example.choices]
-        for number, example in chosen
-    ]
-    rows = scored_rows(model, texts)
-    right = [
-        best([one.mean for one in row.scores]) == labels.index(str(example.label))
-        for row, (_, example) in zip(rows, chosen, strict=True)
-    ]
-    how = {"unit": "mean over the tokens of a choice", **split, **shortened(rows)}
-    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how, rows, right)
+    examples, split = labelled(name, path)
+    questions = _questions(path, examples, TASKS[name].labels, lambda one: (" ".join(one.texts), one.choices))
+    how = {"unit": "mean over the tokens of a choice", **split}
+    yield chosen_accuracy(model, questions, options, by=lambda text: text.mean, how=how)
 
 
 def measure_sentiment(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the likelier one of `positive` and `negative` after `very`."""
     examples, split = labelled("sst2", path)
-    chosen = sampled(enumerate(examples, 1), options.sample)
-    texts = [
-        [Text((example.texts[0].strip() + " very", " " + word), 1, f"{path} row {number}") for word in WORDS.values()]
-        for number, example in chosen
-    ]
-    rows, names = scored_rows(model, texts), list(WORDS)
-    right = [
-        best([one.sum for one in row.scores]) == names.index(str(example.label))
-        for row, (_, example) in zip(rows, chosen, strict=True)
-    ]
-    how = {"unit": "sum over the tokens of positive or negative after very", **split, **shortened(rows)}
-    yield Measured("accuracy", *accuracy(right), len(examples), len(right), how, rows, right)
+    words = tuple(WORDS.values())
+    questions = _questions(path, examples, tuple(WORDS), lambda one: (one.texts[0].strip() + " very", words))
+    how = {"unit": "sum over the tokens of positive or negative after very", **split}
+    yield chosen_accuracy(model, questions, options, by=lambda text: text.sum, how=how)
 
 
 def measure_acceptability(model, path: Path, options) -> Iterator[Measured]:
@@ -133,16 +131,8 @@ def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def measure_cloze(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy of the candidate with the highest probability of itself and the rest of its sentence."""
-    questions = list(cloze_questions(path))
-    chosen = sampled(questions, options.sample)
-    rows = scored_rows(model, [texts for texts, _ in chosen])
-    right = [best([one.sum for one in row.scores]) == answer for row, (_, answer) in zip(rows, chosen, strict=True)]
-    how = {
-        "unit": "sum over the tokens of a candidate and the rest of its sentence",
-        "detokenizer": "ptb",
-        **shortened(rows),
-    }
-    yield Measured("accuracy", *accuracy(right), len(questions), len(right), how, rows, right)
+    how = {"unit": "sum over the tokens of a candidate and the rest of its sentence", "detokenizer": "ptb"}
+    yield chosen_accuracy(model, list(cloze_questions(path)), options, by=lambda text: text.sum, how=how)
 
 
 def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
@@ -167,6 +157,39 @@ def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
                 lines, found = [], found + 1
     if not found:
         raise InputError(f"{path} must have questions of 21 lines, got none; give a file of the Children's Book Test")
+
+
+def measure_last_words(model, path: Path, options) -> Iterator[Measured]:
+    """Yield the accuracy and the perplexity of the last token."""
+    texts = [passage(where, row["text"]) for where, row in json_objects(path, ["text"])]
+    rows = scored_rows(model, [[text] for text in sampled(texts, options.sample)])
+    words = [word for row in rows for word in row.scores[0].parts]
+    filters = {"filters": f"predictions without the stop words of {options.stop_words}"} if options.stop_words else {}
+    right = [bool(word.greedy[-1]) for word in words]
+    losses = [-float(word.log_probs[-1]) for word in words]
+    how = {"unit": "last token", **filters, **shortened(rows)}
+    yield Measured("accuracy", *accuracy(right), len(texts), len(rows), how, rows, right)
+    yield Measured("perplexity", *perplexity(losses), len(texts), len(rows), how, rows, np.exp(losses))
+
+
+def passage(where: str, text: str) -> Text:
+    """Return a passage as its context and its last word, which begins with the last blank."""
+    context, blank, word = text.rstrip().rpartition(" ")
+    if not context.strip():
+        raise InputError(f"{where} must have a word after a context, got {text!r}; fix or remove the row")
+    return Text((context, blank + word), 1, where)
+
+
+def _questions(
+    path: Path, examples: Sequence[Example], labels: Sequence[str], read: Callable[[Example], tuple[str, Sequence[str]]]
+) -> list[tuple[list[Text], int]]:
+    """Return the candidates of each example, and the right index. read: example -> its context, and its candidates."""
+    questions = []
+    for number, example in enumerate(examples, 1):
+        context, candidates = read(example)
+        texts = [Text((context, " " + candidate), 1, f"{path} row {number}") for candidate in candidates]
+        questions.append((texts, labels.index(str(example.label))))
+    return questions
 
 
 def _cloze(where: str, lines: Sequence[str]) -> tuple[list[Text], int]:
@@ -213,4 +236,13 @@ CONTINUATIONS = (
     _choices("swag", "endings of a sentence (SWAG's directory, or a file)"),
     _choices("story_cloze", "endings of a story (the directory of the Story Cloze Test, or a file)"),
     ZeroShotTask("cbt", "a word of a story, ten candidates (a file of the Children's Book Test)", measure_cloze),
+)
+
+
+LAMBADA = ZeroShotTask(
+    "lambada",
+    "the last word of a passage (JSONL with `text`)",
+    measure_last_words,
+    options=("sample", "stop_words"),
+    harness="lambada_openai",
 )

@@ -82,9 +82,9 @@ class Detokenizer:
             return True, True
         if token == "=" == before:  # headings of WikiText
             return True, False
-        opens, closes = token in self._opening, token in self._closing
+        opens, closes = token in self.openers.values(), token in self.closers.values()
         if not (opens and closes):
-            return closes or bool(self._contracted.fullmatch(token)), opens
+            return closes or bool(re.fullmatch(self.contraction, token)), opens
         if token == "'" and token not in opened and before[-1:] in ("s", "S"):  # a genitive
             return True, False
         opened ^= {token}
@@ -97,14 +97,15 @@ class Detokenizer:
     def _split(self, chunk: str, following: str) -> list[str]:
         """Return the tokens of a text without blanks. following: the text after it."""
         if len(chunk) < 2 or not chunk.strip("="):
-            return [self._alone.get(one, one) for one in chunk] or [""]
+            return [self.openers.get(one, self.closers.get(one, one)) for one in chunk] or [""]
         left: list[str] = []
         right: list[str] = []
         while len(chunk) > 1 and chunk[0] in self.openers and not _END_OF_WORD.fullmatch(chunk):
             left.append(self.openers[chunk[0]])
             chunk = chunk[1:]
+        ending = rf"(?<=[\w>.)\]\"])(?:{self.contraction})$"
         while chunk not in self.closers:
-            if found := self._ending.search(chunk):
+            if found := re.search(ending, chunk):
                 token, end = found.group(), found.start()
             else:
                 text = next((text for text in self.closers if chunk.endswith(text) and len(text) < len(chunk)), None)
@@ -114,8 +115,10 @@ class Detokenizer:
             right.append(token)
             chunk = chunk[:end]
         alone = self.openers if left else self.closers
-        words = [alone[chunk]] if chunk in alone else re.split(self._between, chunk)
-        words = [self._of_text.get(word, word) if len(words) > 1 else word for word in words]
+        words = [alone[chunk]] if chunk in alone else re.split(f"({self.inner_at})", chunk)
+        if len(words) > 1:
+            of_text = {text: token for token, text in self.inner.items()}
+            words = [of_text.get(word, word) for word in words]
         for token, text in self.within:
             words = [word.replace(text, token) for word in words]
         return [*left, *words, *reversed(right)]
@@ -133,38 +136,10 @@ class Detokenizer:
         return token
 
     @cached_property
-    def _opening(self) -> frozenset[str]:
-        return frozenset(self.openers.values())
-
-    @cached_property
-    def _closing(self) -> frozenset[str]:
-        return frozenset(self.closers.values())
-
-    @cached_property
     def _texts(self) -> Mapping[str, str]:
         return {token: text for table in (self.closers, self.openers) for text, token in table.items()} | dict(
             self.inner
         )
-
-    @cached_property
-    def _of_text(self) -> Mapping[str, str]:
-        return {text: token for token, text in self.inner.items()}
-
-    @cached_property
-    def _alone(self) -> Mapping[str, str]:
-        return dict(self.closers) | dict(self.openers)
-
-    @cached_property
-    def _between(self) -> re.Pattern:
-        return re.compile(f"({self.inner_at})")
-
-    @cached_property
-    def _contracted(self) -> re.Pattern:
-        return re.compile(self.contraction)
-
-    @cached_property
-    def _ending(self) -> re.Pattern:
-        return re.compile(rf"(?<=[\w>.)\]\"])(?:{self.contraction})$")
 
 
 def _same(texts: str) -> dict[str, str]:

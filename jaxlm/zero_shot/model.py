@@ -9,8 +9,7 @@ from jax.sharding import Mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import left_context
 from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
-from jaxlm.inference.scoring import Scored, Scorer, TokenScores
-from jaxlm.inference.stream_scoring import StreamScorer
+from jaxlm.inference.scoring import Scored, Scorer, StreamScorer, TokenScores
 from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer

@@ -1,6 +1,7 @@
 """Tasks whose answers are generated after a prompt: questions, translation, summaries.
 
-Radford et al., 2019, sections 3.5 to 3.8.
+Radford et al., 2019, sections 3.5 to 3.8. Scores are BLEU by sacrebleu, ROUGE by rouge-score, and F1 as in CoQA's
+script.
 `squad` and `coqa`: document, `Q:`, `A:`, greedy; of CoQA the questions and answers before are in the prompt. `nq_open`:
 question-answer pairs, greedy, with the accuracy by confidence, the probability of the generated answer. `translation`:
 pairs `english sentence = french sentence`, greedy, the first sentence. `summarization`: the article and `TL;DR:`, 100
@@ -11,6 +12,7 @@ value names them. A prompt that is too long loses its beginning, the article of 
 such prompts.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,15 +24,60 @@ import numpy as np
 from jaxlm.data.sentences import sentence_ends
 from jaxlm.errors import InputError
 from jaxlm.inference.sampling import Sampling
-from jaxlm.tasks.metrics.span_scores import answer_scores
+from jaxlm.tasks.metrics.intervals import RESAMPLES
+from jaxlm.tasks.metrics.span_scores import answer_scores, exact_match, token_f1
 from jaxlm.training.config import check_seed
-from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer
-from jaxlm.zero_shot.generation_scores import bleu, conversation_scores, rouge
+from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer, Query, Template, read_template
 from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
-from jaxlm.zero_shot.prompts import Query, Template, read_template
 from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr, sampled
 
+EXTRA = "run launch/setup.sh cpu zero-shot, or pip install 'jaxlm[zero-shot]'"
+ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeLsum"}
 DECILES = 10
+_OPTIONS = ("sample", "prompt", "prompt_examples", "prompt_rows")
+
+
+def bleu(texts: Sequence[str], references: Sequence[str]) -> tuple[float, float, str]:
+    """Return BLEU of a corpus from 0 to 100, its standard error by bootstrap, and sacrebleu's signature."""
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise InputError(f"translation needs sacrebleu, which is not installed; {EXTRA}") from error
+    metric = BLEU()
+    value = metric.corpus_score(list(texts), [list(references)]).score
+    signature = str(metric.get_signature())
+    resampling = BLEU()
+    resampled = resampling.corpus_score(list(texts), [list(references)], n_bootstrap=RESAMPLES)
+    fields = json.loads(resampled.format(width=9, is_json=True, signature=str(resampling.get_signature())))
+    # Half of the interval that holds 95 % of the resampled values; it has no such field if all of them are 0.
+    return value, fields.get("confidence_var", 0.0) / 1.96, signature
+
+
+def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the ROUGE-1, ROUGE-2 and ROUGE-L F1 of each text, fractions (n,), with stemming.
+
+    Sentences are lines; ROUGE-L is the union over sentences, as in the original ROUGE-1.5.5 (`rougeLsum`).
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise InputError(f"summarization needs rouge-score, which is not installed; {EXTRA}") from error
+    scorer: Any = RougeScorer(list(ROUGE.values()), use_stemmer=True)
+    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
+    return {name: np.array([one[theirs].fmeasure for one in scores]) for name, theirs in ROUGE.items()}
+
+
+def conversation_scores(text: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Return the exact match and F1 of an answer, as CoQA's script has them.
+
+    With several answers, each is left out in turn, so that people and models are compared with as many.
+    """
+    if len(answers) == 1:
+        return exact_match(text, answers[0]), token_f1(text, answers[0], no_answer=True)
+    exact = np.array([exact_match(text, answer) for answer in answers])
+    f1 = np.array([token_f1(text, answer, no_answer=True) for answer in answers])
+    left_out = [[np.delete(one, left).max() for left in range(len(answers))] for one in (exact, f1)]
+    return float(np.mean(left_out[0])), float(np.mean(left_out[1]))
 
 
 class Answered(NamedTuple):
@@ -135,12 +182,6 @@ class PromptedTask:
             return Query(text, row.where)
         begin = len(before) + len(template.question(row.fields).partition(row.fields[self.document])[0])
         return Query(text, row.where, slice(begin, begin + len(row.fields[self.document])))
-
-
-def _matches(scores: Sequence[tuple[float, float]]) -> Iterator[Values]:
-    exact, f1 = zip(*scores, strict=True)
-    yield Values("f1", *mean_and_stderr(f1), {"unit": "question, the best F1 over its answers"}, f1)
-    yield Values("exact_match", *mean_and_stderr(exact), {"unit": "question"}, exact)
 
 
 def reading_scores(continuer, continuations, answers: Sequence[str], rows: Sequence[Row]) -> Iterator[Values]:
@@ -261,7 +302,6 @@ _PROMPTED = (
         filters="the first 3 sentences",
     ),
 )
-_OPTIONS = ("sample", "prompt", "prompt_examples", "prompt_rows")
 PROMPTED = tuple(
     ZeroShotTask(
         task.name,
@@ -271,3 +311,9 @@ PROMPTED = tuple(
     )
     for task in _PROMPTED
 )
+
+
+def _matches(scores: Sequence[tuple[float, float]]) -> Iterator[Values]:
+    exact, f1 = zip(*scores, strict=True)
+    yield Values("f1", *mean_and_stderr(f1), {"unit": "question, the best F1 over its answers"}, f1)
+    yield Values("exact_match", *mean_and_stderr(exact), {"unit": "question"}, exact)

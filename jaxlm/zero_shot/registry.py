@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from jaxlm.errors import InputError
 from jaxlm.wording import did_you_mean
-from jaxlm.zero_shot.continuations import CONTINUATIONS
-from jaxlm.zero_shot.last_words import LAMBADA
+from jaxlm.zero_shot.continuations import CONTINUATIONS, LAMBADA
 from jaxlm.zero_shot.minimal_pairs import BLIMP
 from jaxlm.zero_shot.prompted import PROMPTED
 from jaxlm.zero_shot.pronouns import DPR, WSC273

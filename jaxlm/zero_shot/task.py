@@ -147,6 +147,21 @@ def scored_rows(model: TextScorer, rows: Sequence[Sequence[Text]]) -> list[Score
     return [ScoredRow(texts, [next(scores) for _ in texts]) for texts in rows]
 
 
+def chosen_accuracy(
+    model: TextScorer,
+    questions: Sequence[tuple[Sequence[Text], int]],
+    options: Any,
+    *,
+    by: Callable[[ScoredText], float],
+    how: Mapping[str, Any],
+) -> Measured:
+    """Return the accuracy of the candidate with the highest score. questions: the candidates, and the right index."""
+    chosen = sampled(questions, options.sample)
+    rows = scored_rows(model, [texts for texts, _ in chosen])
+    right = [best([by(one) for one in row.scores]) == answer for row, (_, answer) in zip(rows, chosen, strict=True)]
+    return Measured("accuracy", *accuracy(right), len(questions), len(right), {**how, **shortened(rows)}, rows, right)
+
+
 def shortened(rows: Sequence[ScoredRow]) -> dict[str, int]:
     """Return the number of rows with a shortened text, for `how`."""
     return {"shortened": sum(row.shortened for row in rows)}

@@ -38,7 +38,7 @@ from jaxlm.data.store import open_store
 from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.scoring import Scored, sequence_log_probs
+from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.objectives.language_model import language_model
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
@@ -268,7 +268,7 @@ def test_a_packed_run_is_judged_as_it_was_trained(tmp_path):
     # As scored, a document costs what it cost in training, and its first token no more than by its frequency.
     ids = [tokenizer.encode(text) for text in documents]
     starts_and_wholes = [Scored([*run.left, *tokens]) for tokens in [*(tokens[:1] for tokens in ids), *ids[380:]]]
-    scores = list(sequence_log_probs(run.model, run.params, starts_and_wholes, mesh=run.mesh, batch_size=64))
+    scores = list(Scorer(run.model, mesh=run.mesh, batch_size=64)(run.params, starts_and_wholes))
     firsts, wholes = scores[:400], scores[400:]
     assert run.left == [tokenizer.specials["end"]] and all(score.tokens == 1 for score in firsts)
     counts = collections.Counter(tokens[0] for tokens in ids)

@@ -22,7 +22,7 @@ from jaxlm.evaluation import perplexity
 from jaxlm.inference.decoding import left_context
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.sampling import Sampler
-from jaxlm.inference.scoring import Scored, sequence_log_probs, text_sequence
+from jaxlm.inference.scoring import Scored, Scorer, text_sequence
 from jaxlm.models.model import Inputs
 from jaxlm.progress import Progress
 from jaxlm.tasks import CustomConfig, read_labelled
@@ -164,7 +164,7 @@ def test_a_packed_run_is_measured_scored_and_continued_as_it_was_trained(
         ids = np.asarray(store.tokens[store.document_starts[document] : store.document_starts[document + 1]], int)
         ids = ids.tolist() if version == 1 else [end, *ids.tolist()]
         pieces = [Scored(ids[at : at + 17]) for at in range(0, len(ids) - 1, 16)]
-        found = sequence_log_probs(loaded.model, loaded.params, pieces, mesh=loaded.mesh, batch_size=1)
+        found = Scorer(loaded.model, mesh=loaded.mesh, batch_size=1)(loaded.params, pieces)
         total -= sum(score.log_probability for score in found)
     assert figures["validation_loss"] == pytest.approx(total / figures["tokens"], rel=1e-4)
     assert figures["validation_loss"] != pytest.approx(windows["validation_loss"], rel=1e-4)
@@ -244,7 +244,7 @@ def test_exhausted_memory_is_one_line(run, store, monkeypatch, capsys):
 def one_score(loaded, text, positions=16, **more):
     scored = text_sequence(loaded.tokenizer, text, left=left_context(loaded.tokenizer), **more)
     sizes = {"mesh": loaded.mesh, "batch_size": 1, "positions": positions}
-    return next(sequence_log_probs(loaded.model, loaded.params, [scored], **sizes))
+    return next(Scorer(loaded.model, **sizes)(loaded.params, [scored]))
 
 
 def test_scores_and_texts_stay_within_the_trained_length(run, tmp_path, monkeypatch, capsys, caplog):
@@ -451,7 +451,7 @@ def test_generate_continues_beyond_the_positions(run, tmp_path, monkeypatch, cap
     assert len(ids) > 48 and len(sample["tokens"]) == 20
     sequence = Scored([*ids, *sample["tokens"]], len(ids))
     sizes = {"mesh": loaded.mesh, "batch_size": 8, "positions": 16}
-    (score,) = sequence_log_probs(loaded.model, loaded.params, [sequence], **sizes)
+    (score,) = Scorer(loaded.model, **sizes)(loaded.params, [sequence])
     assert sum(sample["log_probabilities"]) == pytest.approx(score.log_probability, rel=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Overlapping windows, losses by position, and memories of other lengths, against direct computations."""
 
 import functools
+import importlib
 import math
 
 import jax
@@ -12,8 +13,9 @@ from numbers_store import END, numbers_store
 from jaxlm.data.config import MEMBERS, Streams, Windows
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.errors import InputError
+from jaxlm.evaluate import EVALUATIONS
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity, PointerCache, Stores
-from jaxlm.evaluation.evaluation_steps import (
+from jaxlm.evaluation.perplexity import (
     Timed,
     check_rows,
     losses_by_position,
@@ -139,3 +141,10 @@ def test_options_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="layout must be streams with memory.length, got windows"):
         with_memory(made("transformer_xl")[0], MemoryOptions(length=3), Windows())
     assert with_memory(made("gpt")[0], MemoryOptions(), Windows()) is made("gpt")[0]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_every_evaluation_has_its_function(name):
+    """Fails when the table of `jaxlm.evaluate` names a module or a function that was renamed."""
+    _, module, function = EVALUATIONS[name]
+    assert callable(getattr(importlib.import_module(module), function))

@@ -15,7 +15,7 @@ from toy_runs import assert_one_line, run_here
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.predictor import Predictor
+from jaxlm.inference.prediction import Predictor
 from jaxlm.tasks.prediction_lines import LineWriter
 from jaxlm.tasks.registry import read_rows
 

@@ -21,7 +21,7 @@ import jaxlm
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.predictor import Predictor
+from jaxlm.inference.prediction import Predictor
 from jaxlm.models.heads import LSTMHead, PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
 from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Task, read_rows

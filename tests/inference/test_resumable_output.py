@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.inference.resumable_output import ResumableOutput, settings_file
+from jaxlm.inference.answers import ResumableOutput, settings_file
 
 PROMPTS = ["The cat", "naïve", "The cat"]
 SETTINGS = {"run": "/r@7", "temperature": 0.5, "stop": ["a"]}

@@ -11,8 +11,8 @@ import toy
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.padded_sizes import PaddedSizes, batch_length
-from jaxlm.inference.scoring import Scored, _chunks, sequence_log_probs, text_sequence
+from jaxlm.inference.rows import PaddedSizes, batch_length
+from jaxlm.inference.scoring import Scored, Scorer, _chunks, text_sequence
 from jaxlm.models import build
 from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
@@ -56,7 +56,7 @@ def sequences(count, seed=0, longest=P + 1):
 
 
 def run(scored, batch_size=4, mesh=None):
-    found = sequence_log_probs(MODEL, PARAMS, scored, mesh=mesh or one_device(), batch_size=batch_size)
+    found = Scorer(MODEL, mesh=mesh or one_device(), batch_size=batch_size)(PARAMS, scored)
     return np.array([(score.log_probability, score.tokens) for score in found])
 
 
@@ -104,13 +104,13 @@ def test_positions_that_were_not_trained_are_not_touched():
     short = P // 2
     sizes = {"mesh": one_device(), "batch_size": 4}
     untrained = beyond_is_nan(PARAMS, short)
-    found = list(sequence_log_probs(MODEL, untrained, scored, positions=short, **sizes))
-    assert np.isnan([score.log_probability for score in sequence_log_probs(MODEL, untrained, scored, **sizes)]).any()
+    found = list(Scorer(MODEL, positions=short, **sizes)(untrained, scored))
+    assert np.isnan([score.log_probability for score in Scorer(MODEL, **sizes)(untrained, scored)]).any()
     # The same model with a table that ends there.
     cut = {"backbone": untrained["backbone"] | {"embeddings": dict(untrained["backbone"]["embeddings"])}}
     cut["backbone"]["embeddings"]["positions"] = PARAMS["backbone"]["embeddings"]["positions"][:short]
     model = build(replace(toy.STILL, num_positions=short), Execution(dtype="float32"))
-    expected = list(sequence_log_probs(model, cut, scored, **sizes))
+    expected = list(Scorer(model, **sizes)(cut, scored))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -132,7 +132,7 @@ def test_pieces_score_each_token_once_with_enough_before_it(longest, first):
 def test_nothing_to_score():
     assert run([Scored([7]), Scored([]), Scored([1, 2, 3], 3), Scored([1, 2])])[:, 1].tolist() == [0, 0, 0, 1]
     assert run([]).tolist() == []
-    assert math.isnan(next(sequence_log_probs(MODEL, PARAMS, [Scored([7])], mesh=one_device(), batch_size=1)).per_token)
+    assert math.isnan(next(Scorer(MODEL, mesh=one_device(), batch_size=1)(PARAMS, [Scored([7])])).per_token)
 
 
 def test_sequences_are_read_a_block_at_a_time():
@@ -143,7 +143,7 @@ def test_sequences_are_read_a_block_at_a_time():
             taken.append(1)
             yield Scored([1, 2, 3])
 
-    first = next(sequence_log_probs(MODEL, PARAMS, endless(), mesh=one_device(), batch_size=2))
+    first = next(Scorer(MODEL, mesh=one_device(), batch_size=2)(PARAMS, endless()))
     assert first.tokens == 2
     assert len(taken) <= 2 * 64
 

@@ -69,8 +69,10 @@ def test_without_prompts_a_text_begins(stores, tmp_path):
     ],
 )
 def test_samples_that_cannot_be_made_are_refused(flags, said, stores, tmp_path):
+    """Fails when a prompt that is too long is refused after minutes of compilation, with a run directory left."""
     ended = run_here("pretrain", *arguments("gpt", tmp_path / "run", stores, "--num-steps", 2, *flags))
     assert ended.code == 2 and said in ended.errors.splitlines()[-1], ended.errors
+    assert "compiled" not in ended.errors and not (tmp_path / "run").exists()
 
 
 def test_samples_of_an_encoder_are_refused_before_it_is_compiled(stores, tmp_path):

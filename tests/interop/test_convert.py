@@ -19,8 +19,8 @@ from jaxlm.errors import InputError
 from jaxlm.inference.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.files import FILE
 from jaxlm.interop.sources import read_published
-from jaxlm.interop.tensors import FILE
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive
@@ -411,7 +411,7 @@ TASK = Task("custom", "classification", "single", "accuracy", ("accuracy",), lab
 
 
 def random_leaves(model, outputs: int) -> dict[str, np.ndarray]:
-    from jaxlm.interop.shapes import backbone_shapes, part_shapes
+    from jaxlm.interop.published import backbone_shapes, part_shapes
 
     parts = ("pooler", "classifier") if isinstance(model, BertConfig) else ("summary",)
     shapes = backbone_shapes(model) | part_shapes(model, parts, outputs)

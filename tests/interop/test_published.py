@@ -21,9 +21,8 @@ from jaxlm.errors import InputError
 from jaxlm.inference.activations import IdRows, activations, model_outputs
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
-from jaxlm.interop.configs import model_type_of
+from jaxlm.interop.exchange import exchange_of
 from jaxlm.interop.export import planned_export, write_export
-from jaxlm.interop.names import rules_for
 from jaxlm.interop.published import Published
 from jaxlm.interop.rules import planned_tensors
 from jaxlm.interop.sources import read_published
@@ -74,7 +73,7 @@ def found_by(published: Published, name: str, sizes: case.Sizes) -> dict[str, np
             if per_token:
                 assert not values[row][len(given) :].any(), "padding is not zero"
     gradient = gradient_of(published, kind, rows)
-    rules = rules_for(model_type_of(published.model), published.parts)
+    rules = exchange_of(published.model).rules(published.parts)
     leaves = {leaf: values for leaf, values in gradient.items() if leaf in {rule.leaf for rule in rules}}
     for tensor in planned_tensors(rules, leaves, published.model.num_layers):
         found[f"gradient/{tensor.name}"] = tensor.values()

@@ -19,7 +19,7 @@ from toy_runs import run_here
 
 import jaxlm
 from jaxlm.distributed.mesh import use_mesh
-from jaxlm.inference.predictor import Predictor
+from jaxlm.inference.prediction import Predictor
 from jaxlm.tasks import CustomConfig, rows_of_records
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]

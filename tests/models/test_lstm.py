@@ -28,7 +28,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import Sampler, Sampling
-from jaxlm.inference.scoring import Scored, sequence_log_probs
+from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.models import build
 from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig
 from jaxlm.models.lstm.model import empty_state
@@ -176,7 +176,7 @@ def test_decoding_and_scoring_are_those_of_a_whole_pass(model, forward, params):
     logits = np.asarray(states[0] @ params["backbone"]["embeddings"]["tokens"].T)
     assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    (score,) = sequence_log_probs(model, params, [Scored(ids)], mesh=mesh, batch_size=2)
+    (score,) = Scorer(model, mesh=mesh, batch_size=2)(params, [Scored(ids)])
     rows = jax.nn.log_softmax(logits[:-1], axis=-1)[np.arange(len(ids) - 1), ids[1:]]
     assert score.log_probability == pytest.approx(float(rows.sum()), rel=1e-5)
 

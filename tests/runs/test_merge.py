@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxlm.errors import InputError
-from jaxlm.runs.merge import merge_parameters
+from jaxlm.runs.trees import merge_parameters
 
 
 def parameters(rows: int, layers: int = 4, *, head: int | None = None, value: float = 0.0) -> dict:

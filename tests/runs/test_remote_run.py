@@ -38,7 +38,7 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
-from jaxlm.runs.remote import Mirror, entries
+from jaxlm.runs.storage import Mirror, entries
 from jaxlm.text import load_tokenizer, train_sentencepiece
 
 STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "gcs.py"

@@ -11,8 +11,8 @@ from jaxlm import show
 from jaxlm.errors import InputError
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
-from jaxlm.views.comparison import _result, labels, summary_of
 from jaxlm.views.curves import BARS, Curve, curves_of, text_curve
+from jaxlm.views.run import _result, labels, summary_of
 
 
 @pytest.fixture(scope="module")

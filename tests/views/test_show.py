@@ -14,7 +14,7 @@ from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
-from jaxlm.evaluation.ensemble import parts_of
+from jaxlm.evaluation.fine_tuned import parts_of
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig
@@ -82,6 +82,25 @@ def test_a_config_without_data_shows_what_it_costs(words, parameters, tokens, ra
     assert tokens is None or f"tokens of the whole run: {tokens:,} = " in text
     fields = dict(line.split(maxsplit=1) for line in text.split("\n\n")[0].splitlines())
     assert fields["seed"] == "5" and fields["model.num_layers"] == "12" and fields["model.num_positions"] == "512"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # Hugging Face's GPT2Model has so many parameters.
+        (["pretrain/gpt2_small"], "124,439,808 with a vocabulary of 50,257 ids, the published size"),
+        (["pretrain/transformer_xl_wt103"], "with a vocabulary of 267,735 ids, the published size"),
+        (["pretrain/gpt2_small", "--model.num-layers", 3], "with a vocabulary of 40,478 ids, the published size"),
+        (
+            ["pretrain/gpt2_small", "--model.vocab-size", 100],
+            f"{124_439_808 - 50_157 * 768:,} with a vocabulary of 100 ids",
+        ),
+    ],
+)
+def test_a_config_is_counted_with_its_own_vocabulary(words, said, monkeypatch, capsys):
+    """Fails when a size is counted with the vocabulary of another size of its family, or a stated one is ignored."""
+    (line,) = [line for line in shown(monkeypatch, capsys, *words).splitlines() if line.startswith("parameters: ")]
+    assert said in line and ("the published size" in line) == ("the published size" in said)
 
 
 @pytest.mark.parametrize("layout", ["windows", "packed"])

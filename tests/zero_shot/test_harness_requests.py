@@ -9,10 +9,9 @@ import toy_run
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.scoring import Scored, sequence_log_probs
+from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.models.model import Inputs
-from jaxlm.zero_shot.harness_generation import GenerationRequests, continuation
-from jaxlm.zero_shot.harness_requests import HarnessRequests, rolling_windows
+from jaxlm.zero_shot.harness_requests import GenerationRequests, HarnessRequests, continuation, rolling_windows
 
 LONG = "and the bird sang in the tree of the hill"
 PAIRS = [
@@ -95,7 +94,7 @@ def test_log_likelihoods_and_greedy_equal_single_calls(requests, run, scores):
     assert [flag for _, flag in found] == [flag for _, flag in want]
     assert [flag for _, flag in found[-4:]] == [True, False, True, False]
     sequences = [Scored([*context, *rest], len(context)) for context, rest in encoded[:3]]
-    again = sequence_log_probs(run.model, run.params, sequences, mesh=run.mesh, batch_size=2)
+    again = Scorer(run.model, mesh=run.mesh, batch_size=2)(run.params, sequences)
     np.testing.assert_allclose([one.log_probability for one in again], [value for value, _ in found[:3]], rtol=1e-5)
 
 

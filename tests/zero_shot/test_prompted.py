@@ -21,12 +21,19 @@ from jaxlm.models import build
 from jaxlm.models.model import Inputs
 from jaxlm.nn.execution import Execution
 from jaxlm.zero_shot import prompted
-from jaxlm.zero_shot.generated import Continuation, Continuer
-from jaxlm.zero_shot.generation_scores import bleu, conversation_scores, rouge
+from jaxlm.zero_shot.generated import Continuation, Continuer, Query, read_template
 from jaxlm.zero_shot.model import ZeroShotModel
-from jaxlm.zero_shot.prompted import PROMPTED, PromptedTask, first_sentence, first_sentences, open_scores
+from jaxlm.zero_shot.prompted import (
+    PROMPTED,
+    PromptedTask,
+    bleu,
+    conversation_scores,
+    first_sentence,
+    first_sentences,
+    open_scores,
+    rouge,
+)
 from jaxlm.zero_shot.prompted_rows import Row, open_questions, reading_questions, sentence_pairs
-from jaxlm.zero_shot.prompts import Query, read_template
 
 TASKS: dict[str, PromptedTask] = {task.name: task for task in prompted._PROMPTED}
 DATA = Path(os.environ.get("JAXLM_DATA", ".data"))

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.evaluation.zero_shot_curve import SCALES
 from jaxlm.tasks.metrics.catalogue import METRICS
 from jaxlm.views.curves import LOWER_IS_BETTER, Curve, Trial, mean_curve
 from jaxlm.views.report.run_record import Clock, Record
-from jaxlm.zero_shot.relative import SCALES
 
 EXACT = 2000  # points of a curve that is stored as it is
 PARTS, FEWER_PARTS = 1000, 250  # of a longer curve; in charts that are hidden at first, the second

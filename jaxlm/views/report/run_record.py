@@ -24,10 +24,9 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
 from jaxlm.training.config import PretrainConfig
-from jaxlm.views.comparison import Summary, full_config
 from jaxlm.views.curves import Curve, Trial, curves_by_trial, main_metrics, mean_curve
 from jaxlm.views.report.examples import Examples, read_examples
-from jaxlm.views.run import from_file
+from jaxlm.views.run import Summary, from_file, full_config
 
 log = logging.getLogger(__name__)
 

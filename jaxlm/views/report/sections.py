@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxlm.runs.differences import CONTENTS, flat
-from jaxlm.views.comparison import Summary, differing_values
 from jaxlm.views.report.charts import EXACT, Chart, Entry, Line
 from jaxlm.views.report.run_record import Figures, Record
 from jaxlm.views.report.tables import ABSENT, Cell, Row, Table, escaped, number, swatch, table_html, whole
+from jaxlm.views.run import Summary, differing_values
 from jaxlm.wording import counted
 
 LONGEST_SAMPLE = 4000  # characters

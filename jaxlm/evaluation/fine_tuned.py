@@ -1,8 +1,9 @@
-"""Ensemble of fine-tuned runs: the average of their outputs on the same rows (Devlin et al. 2019, table 2).
+"""`evaluate task` and `evaluate ensemble`: metrics of a fine-tuned run, or of several as one, on labelled rows.
 
-Probabilities are averaged for classes, choices and tags, numbers for scores, and logits for spans, as windows are
-compared by logits. Outputs for spans and tags are per token, so such runs must share the tokenizer and the length. The
-threshold of the score for unanswerable questions is tuned for the ensemble on the dev split of the runs.
+An ensemble is the average of the outputs of its runs on the same rows (Devlin et al. 2019, table 2). Probabilities are
+averaged for classes, choices and tags, numbers for scores, and logits for spans, as windows are compared by logits.
+Outputs for spans and tags are per token, so such runs must share the tokenizer and the length. The threshold of the
+score for unanswerable questions is tuned for the ensemble on the dev split of the runs.
 """
 
 import json
@@ -13,31 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.config import from_json
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.arguments import Ensemble
-from jaxlm.evaluation.command import batch_size_for, output_file, say
+from jaxlm.evaluation.arguments import Ensemble, OnTask
+from jaxlm.evaluation.command import batch_size_for, opened, output_file, say
 from jaxlm.finetuning.trial import write_files
-from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
-from jaxlm.inference.prediction import SplitPredictions
-from jaxlm.inference.predictor import Predictor
+from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run, task_data
+from jaxlm.inference.prediction import Predictor, SplitPredictions
 from jaxlm.interop.sources import KINDS
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import (
-    CustomConfig,
-    Encoded,
-    Predicted,
-    Split,
-    Task,
-    TaskOptions,
-    predictions,
-    read_labelled,
-    read_task,
-)
-from jaxlm.tasks.custom import located_files
-from jaxlm.tasks.prediction_lines import with_inputs
+from jaxlm.tasks import Encoded, Predicted, Split, Task, predictions, read_labelled
+from jaxlm.tasks.metrics.report import report_lines
+from jaxlm.tasks.prediction_lines import LineWriter, format_of_output, with_inputs
+from jaxlm.wording import counted
 
 
 @dataclass(frozen=True)
@@ -83,18 +72,14 @@ def check_agreement(opinions: Sequence[Opinion]) -> None:
 
 def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
     """Return the averaged outputs: for each row the mean, or the logarithm or logit of the mean probabilities."""
+    from scipy.special import softmax
+
     rows = [np.stack([np.asarray(row, np.float64) for row in of_runs]) for of_runs in zip(*outputs, strict=True)]
     if kind in ("regression", "span"):
         return [row.mean(axis=0) for row in rows]
     if kind == "multilabel":
         return [_log_mean(np.logaddexp(0.0, -row)) - _log_mean(np.logaddexp(0.0, row)) for row in rows]
-    return [np.log(np.maximum(_softmax(row).mean(axis=0), 1e-300)) for row in rows]
-
-
-def _log_mean(negative_logarithms: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the mean over runs of exp(-x)."""
-    found: np.ndarray = np.log(np.maximum(np.exp(-negative_logarithms).mean(axis=0), 1e-300))
-    return found
+    return [np.log(np.maximum(softmax(row, axis=-1).mean(axis=0), 1e-300)) for row in rows]
 
 
 def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
@@ -107,15 +92,7 @@ def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
         raise InputError(f"{imported[0].name} was imported and has no splits of its own; name a file with --input")
     if others := [run for run in runs if "task" not in run.config]:
         raise InputError(f"{others[0].name} must be a fine-tuned run; name another run")
-    saved = completed(runs[0].config)
-    custom = None if saved["custom"] is None else from_json(CustomConfig, saved["custom"], "custom")
-    _, data = read_task(
-        saved["task"],
-        *located_files(saved["task_dir"], custom, runs[0].located),
-        seed=saved["held_out_seed"],
-        options=from_json(TaskOptions, saved["options"], "options"),
-        sample=saved.get("sample"),
-    )
+    _, data = task_data(runs[0])
     for run in runs:
         if run.config["fingerprints"].get("task_data") != data.fingerprint():
             raise InputError(
@@ -163,11 +140,6 @@ def figures_alone(one: Opinion, part: str) -> dict[str, float]:
     return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].metrics
 
 
-def _softmax(x: np.ndarray) -> np.ndarray:
-    unnormalized = np.exp(x - x.max(axis=-1, keepdims=True))
-    return unnormalized / unnormalized.sum(axis=-1, keepdims=True)
-
-
 def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     """Return the metrics of the averaged outputs and of each run."""
     if arguments.with_inputs and arguments.output is None:
@@ -198,7 +170,7 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             arguments.runs
         ):  # one at a time: their parameters need not fit in memory together
             run = first if number == 0 else load_model(name, mesh=mesh)
-            opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments, run, mesh)))
+            opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments.batch_size, run)))
     check_agreement(opinions)
     said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
     threshold = shared_threshold(task, opinions, why_no_dev) if task.no_answer else None
@@ -224,3 +196,45 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
         with output_file(arguments.output / "predictions.jsonl") as file:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     return said
+
+
+def evaluate_task(arguments: OnTask) -> dict[str, Any]:
+    """Return the task's metrics on another labelled file."""
+    form = format_of_output(arguments.output)
+    run = opened(arguments, custom=arguments.custom)
+    predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments.batch_size, run))
+    task = predictor.task
+    split = read_labelled(arguments.input, task, errors=arguments.errors)
+    if not split.labelled:
+        raise InputError(f"--input must have labels, got {arguments.input}; use python -m jaxlm.predict for new rows")
+    encoded = predictor.encode(split.examples)
+    with use_mesh(run.mesh):
+        labelled = predictor.predict(encoded)
+    threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
+    predicted, figures = labelled.predicted(task, encoded, threshold)
+    if arguments.output is not None:
+        lines = [
+            {"index": index, "prediction": prediction, "label": example.gold, "scores": scores}
+            for index, ((prediction, scores), example) in enumerate(zip(predicted.lines, split.examples, strict=True))
+        ]
+        with output_file(arguments.output) as file:
+            LineWriter(file, form).write(lines)
+    report = predicted.report()
+    counts = {"examples": encoded.num_examples, "truncated": encoded.truncated, "dropped": len(split.dropped)}
+    say(
+        f"{run.name} on {arguments.input}: {task.name}, {counted(encoded.num_examples, 'example')} of "
+        f"{counted(split.rows_read, 'row')} read, {len(split.dropped)} dropped, {encoded.truncated} truncated to "
+        f"{predictor.limit} tokens",
+        *(f"  {name:<18}{value:.4f}" for name, value in figures.items()),
+        *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
+        *(f"  {line}" for line in report_lines(report)),
+    )
+    found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
+    positive = {} if task.positive is None else {"positive": task.positive}
+    return found | positive | figures | counts | {"report": report}
+
+
+def _log_mean(negative_logarithms: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the mean over runs of exp(-x)."""
+    found: np.ndarray = np.log(np.maximum(np.exp(-negative_logarithms).mean(axis=0), 1e-300))
+    return found
