@@ -17,6 +17,7 @@ MAX_LINES = 500
 FLOORS = (
     "leaves",
     "jaxlm.distributed",
+    "jaxlm.reading",
     "jaxlm.text",
     "jaxlm.data",
     "jaxlm.tasks",
@@ -44,6 +45,7 @@ COMMANDS |= {"doctor", "report"}
 
 # Rooms that know nothing of their neighbours on the same floor or of some below.
 STRANGERS = {
+    "jaxlm.reading": ["jaxlm.distributed", "jax", "flax"],
     "jaxlm.text": ["jax", "flax"],
     "jaxlm.nn": ["jaxlm.text", "jaxlm.data", "jaxlm.tasks"],
     "jaxlm.models": ["jaxlm.text", "jaxlm.tasks"],
@@ -61,7 +63,7 @@ OWNERS = {
     "tensorflow": ["jaxlm.data.sources"],
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
-    "pyarrow": ["jaxlm.data.columnar"],
+    "pyarrow": ["jaxlm.reading.columns"],
     "sacrebleu": ["jaxlm.zero_shot.generation_scores"],
     "rouge_score": ["jaxlm.zero_shot.generation_scores"],
     "tensorboardX": ["jaxlm.runs.metrics_log"],

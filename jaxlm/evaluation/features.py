@@ -25,7 +25,8 @@ from jaxlm.inference.text_rows import arranged
 from jaxlm.inference.token_outputs import check_pooling, pooled, states_step, token_outputs
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
-from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.reading.files import input_name
+from jaxlm.reading.lines import Lines
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained
 from jaxlm.wording import counted
@@ -127,10 +128,10 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     check_sizes(length, 1, run.model.config)
     check_trained("--length", length, run.trained_length, run.name, beyond=arguments.beyond_length)
     batch_size = batch_size_for(arguments, run, mesh)
-    name = "standard input" if arguments.input == "-" else arguments.input
+    name = input_name(arguments.input)
     count = tokens = cut = 0
-    with open_input(arguments.input) as stream, output_file(arguments.output) as file, progress_of("rows") as progress:
-        lines = numbered_lines(stream, name, arguments.errors)
+    with output_file(arguments.output) as file, progress_of("rows") as progress:
+        lines = Lines(arguments.input, arguments.errors)
         for found in token_features(run, lines, layers, batch_size=batch_size, length=length):
             line = found.to_json(count, layers) if pooling is None else found.embedding(count, pooling)
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Lines
 from jaxlm.tasks import read_labelled, read_split
 from jaxlm.tasks.datasets.race import SCHOOLS
 from jaxlm.tasks.examples import Example
 from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
-from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
 from jaxlm.zero_shot.task import Measured, Text, ZeroShotTask, accuracy, best, sampled, scored_rows, shortened
@@ -153,18 +153,17 @@ def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
     """
     lines: list[str] = []
     found = 0
-    with open_input(path) as stream:
-        for number, line in [*numbered_lines(stream, str(path)), (0, "")]:
-            where = f"{path} line {number}" if number else f"{path}: the last question"
-            index, _, text = line.strip().partition(" ")
-            if index and index != str(len(lines) + 1):
-                raise InputError(f"{where} must begin with {len(lines) + 1}, got {index!r}; fix the file")
-            if lines and not index:
-                raise InputError(f"{where} must have 21 lines, got {len(lines)}; fix or remove it")
-            lines += [text] if index else []
-            if len(lines) == 21:
-                yield _cloze(where, lines)
-                lines, found = [], found + 1
+    for number, line in [*Lines(path), (0, "")]:
+        where = f"{path} line {number}" if number else f"{path}: the last question"
+        index, _, text = line.strip().partition(" ")
+        if index and index != str(len(lines) + 1):
+            raise InputError(f"{where} must begin with {len(lines) + 1}, got {index!r}; fix the file")
+        if lines and not index:
+            raise InputError(f"{where} must have 21 lines, got {len(lines)}; fix or remove it")
+        lines += [text] if index else []
+        if len(lines) == 21:
+            yield _cloze(where, lines)
+            lines, found = [], found + 1
     if not found:
         raise InputError(f"{path} must have questions of 21 lines, got none; give a file of the Children's Book Test")
 

@@ -16,7 +16,7 @@ from jaxlm.zero_shot.task import (
     Text,
     ZeroShotTask,
     accuracy,
-    json_objects,
+    json_rows,
     perplexity,
     sampled,
     scored_rows,
@@ -26,7 +26,7 @@ from jaxlm.zero_shot.task import (
 
 def measure(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy and the perplexity of the last token."""
-    texts = [passage(where, row["text"]) for where, row in json_objects(path, ["text"])]
+    texts = [passage(where, row["text"]) for where, row in json_rows(path, ["text"])]
     rows = scored_rows(model, [[text] for text in sampled(texts, options.sample)])
     words = [word for row in rows for word in row.scores[0].parts]
     filters = {"filters": f"predictions without the stop words of {options.stop_words}"} if options.stop_words else {}

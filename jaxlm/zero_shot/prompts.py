@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.reading.lines import Lines
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
@@ -58,8 +58,7 @@ def read_template(task: str, path: Path | None, fields: Sequence[str]) -> Templa
         text = (resources.files("jaxlm.zero_shot") / "prompts" / f"{task}.txt").read_text(encoding="utf-8")
     else:
         name = str(path)
-        with open_input(path) as stream:
-            text = "".join(line + "\n" for _, line in numbered_lines(stream, name))
+        text = "".join(line + "\n" for _, line in Lines(path))
     found = _FIELD.findall(text)
     listed = ", ".join(f"{{{field}}}" for field in (*fields, "answer"))
     if sorted(found) != sorted((*fields, "answer")) or found[-1] != "answer":

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxlm.data.columnar import ColumnFile
 from jaxlm.errors import InputError
-from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input
+from jaxlm.reading.columns import ColumnFile
+from jaxlm.reading.json_lines import json_rows
+from jaxlm.reading.lines import Errors, Lines
 
 TextFormat = Literal["tsv", "csv", "jsonl"]
 # columns: one token and its tag per line.
@@ -73,9 +74,8 @@ def records(
     elif form == "folder":
         yield from folder_rows(Path(path), errors, text=text, label=label)
     else:
-        name = "standard input" if str(path) == "-" else str(path)
-        with open_input(path) as stream:
-            yield from json_rows(numbered_lines(stream, name, errors), name)
+        lines = Lines(path, errors)
+        yield from json_rows(lines, lines.where, errors)
 
 
 def folder_rows(
@@ -97,9 +97,7 @@ def folder_rows(
             if file.is_dir():
                 raise InputError(f"{file}: the folder of a class must hold text files, got a directory; move its files")
             number += 1
-            with open_input(file) as stream:
-                content = "\n".join(line for _, line in numbered_lines(stream, str(file), errors))
-            row = {text: content, "file": file.relative_to(directory).as_posix()}
+            row = {text: Lines(file, errors).text(), "file": file.relative_to(directory).as_posix()}
             yield number, row | ({label: folder.name} if classes else {})
     if not number:
         raise InputError(f"{directory} has no text files; write one file per text, in a folder per class")
