@@ -64,6 +64,7 @@ OWNERS = {
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
     "pyarrow": ["jaxlm.reading.columns"],
+    "markdown_it": ["jaxlm.views.report"],
     "sacrebleu": ["jaxlm.zero_shot.generation_scores"],
     "rouge_score": ["jaxlm.zero_shot.generation_scores"],
     "tensorboardX": ["jaxlm.runs.metrics_log"],
