@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxlm.errors import InputError
-from jaxlm.reading.files import open_input
-from jaxlm.reading.json_lines import json_rows, well_formed
-from jaxlm.reading.lines import BYTE_ORDER_MARK, Errors, Lines, not_utf8
+from jaxlm.reading.lines import BYTE_ORDER_MARK, Errors, Lines, not_utf8, open_input
+from jaxlm.reading.rows import json_rows, well_formed
 from jaxlm.wording import lacks_field
 
 Fragments = Iterator[tuple[str, bool]]

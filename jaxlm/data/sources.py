@@ -22,8 +22,7 @@ import numpy as np
 from jaxlm.data.files import REMEDY, Fragments, read_jsonl, read_lines, read_text
 from jaxlm.errors import InputError
 from jaxlm.reading.columns import ColumnFile, Kind, saved_files
-from jaxlm.reading.files import COMPRESSED, is_compressed
-from jaxlm.reading.lines import Errors, not_utf8
+from jaxlm.reading.lines import COMPRESSED, Errors, is_compressed, not_utf8
 from jaxlm.wording import did_you_mean, lacks_field
 
 TFDS_EXTRA = "run launch/setup.sh cpu tfds, or pip install 'jaxlm[tfds]'"

@@ -25,8 +25,7 @@ from jaxlm.inference.text_rows import arranged
 from jaxlm.inference.token_outputs import check_pooling, pooled, states_step, token_outputs
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
-from jaxlm.reading.files import input_name
-from jaxlm.reading.lines import Lines
+from jaxlm.reading.lines import Lines, input_name
 from jaxlm.training.config import check_sizes
 from jaxlm.training.trained_length import check_trained
 from jaxlm.wording import counted

@@ -12,10 +12,10 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import RowsToScore
 from jaxlm.inference.scoring import Score
-from jaxlm.reading.formats import SUFFIXES
 from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import SUFFIXES
 from jaxlm.tasks import Columns
-from jaxlm.tasks.rows import RowReader
+from jaxlm.tasks.row_reader import RowReader
 
 
 @dataclass(frozen=True)

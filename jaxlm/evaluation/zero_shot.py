@@ -23,8 +23,8 @@ from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.interop.sources import KINDS
 from jaxlm.models.family import UNLIMITED
-from jaxlm.reading.json_lines import json_objects
 from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import json_objects
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import Tokenizer

@@ -15,8 +15,8 @@ from jaxlm.inference.masked_lm_scoring import candidates_text, check_masked_lm
 from jaxlm.inference.resumable_output import ResumableOutput, settings_file
 from jaxlm.inference.text_scorer import fill_masks, masked_texts
 from jaxlm.progress import Progress
-from jaxlm.reading.json_lines import json_objects
 from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import json_objects
 from jaxlm.wording import lacks_field
 
 

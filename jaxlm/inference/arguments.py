@@ -9,7 +9,7 @@ import tyro
 
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
-from jaxlm.reading.formats import TextFormat
+from jaxlm.reading.rows import TextFormat
 from jaxlm.tasks.custom import CustomConfig
 from jaxlm.training.config import check_seed
 

@@ -29,7 +29,7 @@ from jaxlm.tasks.builtin import PAPERS
 from jaxlm.tasks.datasets.ner import NER, read_sentences
 from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, read_questions
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.rows import RowReader, Separator, collect
+from jaxlm.tasks.row_reader import RowReader, Separator, collect
 from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
 from jaxlm.wording import did_you_mean
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.reading.formats import TextFormat, format_of
 from jaxlm.reading.lines import Errors
+from jaxlm.reading.rows import TextFormat, format_of
 from jaxlm.tasks.builtin import BuiltIn
 from jaxlm.tasks.catalogue import is_catalogue, read_catalogue
 from jaxlm.tasks.custom import CustomConfig, read_custom
@@ -31,7 +31,7 @@ from jaxlm.tasks.datasets.stories import STORY_CLOZE, SWAG
 from jaxlm.tasks.datasets.trec import TREC
 from jaxlm.tasks.examples import SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.rows import RowReader, check_choices, collect
+from jaxlm.tasks.row_reader import RowReader, check_choices, collect
 from jaxlm.tasks.task import Task, with_scale
 from jaxlm.wording import did_you_mean
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlm.errors import InputError
-from jaxlm.reading.json_lines import json_document
 from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import json_document
 from jaxlm.tasks.datasets.squad import SQUAD2, read_questions
 from jaxlm.zero_shot.task import files_of, json_rows
 

@@ -22,8 +22,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.scoring import Score, Scored
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
-from jaxlm.reading.files import open_input
-from jaxlm.reading.lines import Lines
+from jaxlm.reading.lines import Lines, open_input
 from jaxlm.zero_shot.detokenizers import ONE_BILLION_WORDS, PTB, WIKITEXT, Detokenizer
 from jaxlm.zero_shot.task import Measured, ZeroShotTask
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import TokenScores
-from jaxlm.reading.json_lines import json_objects
+from jaxlm.reading.rows import json_objects
 from jaxlm.training.perplexity import divide
 from jaxlm.wording import lacks_field
 

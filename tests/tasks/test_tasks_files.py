@@ -11,7 +11,7 @@ import pytest
 from jaxlm.errors import InputError
 from jaxlm.tasks import Columns, Example, Task, read_labelled, read_rows, read_task
 from jaxlm.tasks.custom import CustomConfig, read_custom
-from jaxlm.tasks.rows import RowReader
+from jaxlm.tasks.row_reader import RowReader
 
 PAIR = Task(
     name="custom",

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
-from jaxlm.reading.files import input_name
-from jaxlm.reading.formats import Format, format_of, records, unit_of
-from jaxlm.reading.lines import Errors, Lines
+from jaxlm.reading.lines import Errors, Lines, input_name
+from jaxlm.reading.rows import Format, format_of, records, unit_of
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
 from jaxlm.tasks.examples import Split, TaggedSentence
-from jaxlm.tasks.rows import LabelRule, RowReader
+from jaxlm.tasks.row_reader import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label"))

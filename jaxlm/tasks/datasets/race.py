@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
-from jaxlm.reading.json_lines import json_document
+from jaxlm.reading.rows import json_document
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
 from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import Example, Split

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
-from jaxlm.reading.formats import Format, format_of, records, unit_of
-from jaxlm.reading.json_lines import json_document
 from jaxlm.reading.lines import Errors
+from jaxlm.reading.rows import Format, format_of, json_document, records, unit_of
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
 from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import SpanExample, Split
-from jaxlm.tasks.rows import LabelRule, RowReader
+from jaxlm.tasks.row_reader import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))

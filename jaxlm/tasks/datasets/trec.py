@@ -12,7 +12,7 @@ from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.rows import parse
+from jaxlm.tasks.row_reader import parse
 from jaxlm.tasks.task import Columns, Task
 
 

@@ -13,11 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
-from jaxlm.reading.files import input_name
-from jaxlm.reading.formats import READ_AS, SEPARATORS, Format, format_of, other_format, records, unit_of
-from jaxlm.reading.json_lines import json_rows
-from jaxlm.reading.lines import Errors, Lines
-from jaxlm.reading.tables import table_rows
+from jaxlm.reading.lines import Errors, Lines, input_name
+from jaxlm.reading.rows import (
+    READ_AS,
+    SEPARATORS,
+    Format,
+    format_of,
+    json_rows,
+    other_format,
+    records,
+    table_rows,
+    unit_of,
+)
 from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.task import Columns, Quoting, Task
 from jaxlm.wording import did_you_mean, lacks_field
