@@ -185,7 +185,7 @@ def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragme
         texts = file.texts(source.field, part.begin, part.end, errors, REMEDY)
     else:
         texts = _read_records(source, part, errors)
-    return ((text, True) for text in texts if text and not text.isspace())
+    return zip(filter(str.strip, texts), itertools.repeat(True))  # texts of white space are no documents
 
 
 def read_unit(source: Source, unit: Unit, errors: Errors = "strict") -> Fragments:

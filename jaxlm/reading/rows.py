@@ -159,11 +159,14 @@ def json_rows(
 def well_formed(text: str, where: Callable[[int], str], number: int, errors: Errors) -> str:
     """Return a text of line `number`; half of a surrogate pair becomes `?`, or raises InputError if errors="strict"."""
     try:
-        return text.encode(errors=errors).decode()
+        text.encode()
     except UnicodeEncodeError:
-        raise InputError(
-            f"{where(number)}: half of a surrogate pair (\\ud800 to \\udfff) is not text; fix the escape"
-        ) from None
+        if errors == "strict":
+            raise InputError(
+                f"{where(number)}: half of a surrogate pair (\\ud800 to \\udfff) is not text; fix the escape"
+            ) from None
+        return text.encode(errors="replace").decode()
+    return text
 
 
 def json_objects(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
