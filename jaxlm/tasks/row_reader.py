@@ -9,6 +9,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Collection, Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ Separator = Literal["auto", ",", ";", "|", "tab"]
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RowReader:
     """Iterates over (line number, example) of one file; labels are kept as the file spells them.
 
@@ -63,33 +65,27 @@ class RowReader:
       InputError: a missing column or field, or a row that does not fit, with file and line number.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        columns: Columns,
-        *,
-        label: LabelRule = "required",
-        quoting: Quoting = "none",
-        separator: Separator = "auto",
-        headerless: tuple[str, ...] = (),
-        errors: Errors = "strict",
-        blank_lines: Literal["drop", "refuse"] = "drop",
-        warn_quotes: bool = False,
-        short_rows: Literal["drop", "refuse"] = "refuse",
-        skip_flag: str = "",
-        form: Format | None = None,
-        keep: bool = False,
-        unit: str | None = None,
-    ) -> None:
-        self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
-        self.separator = separator
-        self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
-        self.short_rows, self.form, self.keep = short_rows, form, keep
-        self.name = input_name(path)
-        self._unit = unit_of(path) if unit is None else unit
+    path: Path | str
+    columns: Columns
+    _: KW_ONLY
+    label: LabelRule = "required"
+    quoting: Quoting = "none"
+    separator: Separator = "auto"
+    headerless: tuple[str, ...] = ()
+    errors: Errors = "strict"
+    blank_lines: Literal["drop", "refuse"] = "drop"
+    warn_quotes: bool = False
+    short_rows: Literal["drop", "refuse"] = "refuse"
+    skip_flag: str = ""
+    form: Format | None = None
+    keep: bool = False
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.unit = input_name(self.path), self.unit or unit_of(self.path)
         self.rows_read = self.empty_fields = self.quoted_fields = 0
         self.dropped: list[tuple[int, str]] = []
-        self.or_skip = f", or leave such rows out with {skip_flag}" if skip_flag else ""
+        self.or_skip = f", or leave such rows out with {self.skip_flag}" if self.skip_flag else ""
 
     def __iter__(self) -> Iterator[tuple[int, Example]]:
         for number, example in self._examples():
@@ -104,7 +100,7 @@ class RowReader:
 
     def where(self, number: int) -> str:
         """Return the place of a row, for messages."""
-        return f"{self.name} {self._unit} {number}"
+        return f"{self.name} {self.unit} {number}"
 
     def _examples(self) -> Iterator[tuple[int, Example]]:
         form = self.form
@@ -173,7 +169,9 @@ class RowReader:
                 )
             if quoting == "none":
                 self.quoted_fields += sum('""' in field[1:-1] for field in fields if _wrapped(field))
-            yield from self._example(number, dict(zip(header, fields, strict=True)), in_table=True)
+            example = self._example(number, dict(zip(header, fields, strict=True)), in_table=True)
+            if example is not None:
+                yield number, example
 
     def _delimited(self, lines: Iterator[tuple[int, str]], form: Format) -> tuple[Iterator[tuple[int, str]], str]:
         """Return the lines, and the text between their columns, which a CSV's first line may have to tell."""
@@ -201,34 +199,35 @@ class RowReader:
     def from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
         """Yield (number, example) of numbered objects instead of the file's rows."""
         for number, row in self._rows(found):
-            yield from self._example(number, row)
+            if (example := self._example(number, row)) is not None:
+                yield number, example
         if not self.rows_read:
             raise InputError(f"{self.name} has no rows; write one JSON object per line")
 
-    def _example(self, number: int, row: dict[str, Any], *, in_table: bool = False) -> Iterator[tuple[int, Example]]:
-        """Yield the example of a row, if it is not dropped. in_table: whether each field is a text in a column."""
-        whole = next((name for name in self.columns.whole if name in row and not in_table), None)
+    def _example(self, number: int, row: dict[str, Any], *, in_table: bool = False) -> Example | None:
+        """Return the example of a row, None if it is dropped. in_table: whether each field is a text in a column."""
+        whole = None if in_table else next((name for name in self.columns.whole if name in row), None)
         if self.short_rows == "drop" and whole is None:
             required = (*self.columns.texts, *self.columns.choices)
             if lacking := next((names[0] for names in required if not any(name in row for name in names)), None):
                 self.dropped.append((number, f"no {lacking}"))
-                return
+                return None
         label = None
         if self.label != "ignored" and self.columns.label:
             label = self._label(number, next((row[name] for name in self.columns.label if name in row), None))
             if label is None and self.label == "required":
                 if self.short_rows == "drop":
                     self.dropped.append((number, "no label"))
-                    return
+                    return None
                 names = " or ".join(self.columns.label)
                 raise InputError(f"{self.where(number)} has no label ({names}); fill it in{self.or_skip}")
         if whole is not None:
-            texts: tuple[str, ...] = (self._string(number, whole, row[whole]),)
+            texts = [self._string(number, whole, row[whole])]
         else:
-            texts = tuple(self._text(number, row, names) for names in self.columns.texts)
-            texts = (" ".join(texts),) if self.columns.whole else texts
+            texts = [self._text(number, row, names) for names in self.columns.texts]
+            texts = [" ".join(texts)] if self.columns.whole else texts
         choices = self._choices(number, row, () if in_table else self.columns.choice_list)
-        yield number, Example(texts, choices, label, row=row if self.keep else None)
+        return Example(tuple(texts), choices, label, row=row if self.keep else None)
 
     def _without_header(self, fields: list[str]) -> bool:
         named = all(any(name in fields for name in names) for names in self.columns.texts)
