@@ -49,6 +49,16 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
     return ", ".join(difflib.get_close_matches(word, list(known), n=count, cutoff=0.0))
 
 
+def lacks_field(where: str, names: str | Sequence[str], known: Iterable[str], remedy: str = "") -> str:
+    """Return the error for a row at `where` without a field, or without any of several names of one.
+
+    known: the fields that the row has.
+    """
+    wanted = " or ".join(map(repr, [names] if isinstance(names, str) else names))
+    has = ", ".join(known)[:300] or "none"
+    return f"{where} has no field {wanted}; its fields are {has}" + (f"; {remedy}" if remedy else "")
+
+
 def similar_directory(path: str | Path, holding: str, otherwise: str = "") -> str:
     """Return `did you mean X?` with the directory beside a missing one that is nearest in name, else `otherwise`.
 

@@ -21,6 +21,7 @@ LONG_FUNCTIONS |= {"make_train_step", "train_step", "language_model"}
 FLOORS = (
     "leaves",
     "jaxlm.distributed",
+    "jaxlm.reading",
     "jaxlm.text",
     "jaxlm.data",
     "jaxlm.tasks",
@@ -48,6 +49,7 @@ COMMANDS |= {"doctor", "report"}
 
 # Rooms that know nothing of their neighbours on the same floor or of some below.
 STRANGERS = {
+    "jaxlm.reading": ["jaxlm.distributed", "jax", "flax"],
     "jaxlm.text": ["jax", "flax"],
     "jaxlm.nn": ["jaxlm.text", "jaxlm.data", "jaxlm.tasks"],
     "jaxlm.models": ["jaxlm.text", "jaxlm.tasks"],
@@ -65,7 +67,8 @@ OWNERS = {
     "tensorflow": ["jaxlm.data.sources"],
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
-    "pyarrow": ["jaxlm.data.columnar"],
+    "pyarrow": ["jaxlm.reading.columns"],
+    "markdown_it": ["jaxlm.views.report"],
     "sacrebleu": ["jaxlm.zero_shot.prompted"],
     "rouge_score": ["jaxlm.zero_shot.prompted"],
     "tensorboardX": ["jaxlm.runs.metrics_log"],

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.data.columnar import ColumnFile, Kind, saved_files
-from jaxlm.data.files import COMPRESSED, Errors, Fragments, is_compressed, read_jsonl, read_lines, read_text
+from jaxlm.data.files import REMEDY, Fragments, read_jsonl, read_lines, read_text
 from jaxlm.errors import InputError
-from jaxlm.wording import did_you_mean
+from jaxlm.reading.columns import ColumnFile, Kind, saved_files
+from jaxlm.reading.lines import COMPRESSED, Errors, is_compressed, not_utf8
+from jaxlm.wording import did_you_mean, lacks_field
 
 TFDS_EXTRA = "run launch/setup.sh cpu tfds, or pip install 'jaxlm[tfds]'"
 KINDS = (
@@ -178,10 +179,13 @@ def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragme
     if source.kind == "lines":
         return read_lines(part.path, part.begin, part.end, errors)
     if source.kind == "jsonl":
-        return read_jsonl(part.path, source.field, part.begin, part.end, errors)
-    if source.kind in COLUMNAR:
-        return ColumnFile(part.path, COLUMNAR[source.kind]).texts(source.field, part.begin, part.end, errors)
-    return _read_records(source, part, errors)
+        texts = read_jsonl(part.path, source.field, part.begin, part.end, errors)
+    elif source.kind in COLUMNAR:
+        file = ColumnFile(part.path, COLUMNAR[source.kind])
+        texts = file.texts(source.field, part.begin, part.end, errors, REMEDY)
+    else:
+        texts = _read_records(source, part, errors)
+    return zip(filter(str.strip, texts), itertools.repeat(True))  # texts of white space are no documents
 
 
 def read_unit(source: Source, unit: Unit, errors: Errors = "strict") -> Fragments:
@@ -237,29 +241,24 @@ def _file_sizes(source: Source) -> list[tuple[str, int]]:
         raise InputError(f"source {source.spec!r}: {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[tuple[str, bool]]:
+def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[str]:
     data = _data_source(source)
     for number in range(part.begin, part.end if part.end is not None else len(data)):
         record = data[number]
         if source.field not in record:
-            raise InputError(
-                f"source {source.spec!r}: a record has no field {source.field!r}, only {', '.join(record)}; "
-                f"name the field with {source.kind}:{source.place}@{source.split}#FIELD"
-            )
+            remedy = f"name the field with {source.kind}:{source.place}@{source.split}#FIELD"
+            raise InputError(lacks_field(f"source {source.spec!r}: record {number}", source.field, record, remedy))
         value = record[source.field]
         if isinstance(value, bytes):
             try:
                 value = value.decode("utf-8", errors)
             except UnicodeDecodeError as error:
-                raise InputError(
-                    f"source {source.spec!r}: record {number}, byte {error.start} is not UTF-8; pass --errors replace"
-                ) from error
+                raise not_utf8(error, f"source {source.spec!r}: record {number}", remedy=REMEDY) from None
         if not isinstance(value, str):
             raise InputError(
                 f"source {source.spec!r}: field {source.field!r} must be text, got {type(value).__name__}; name another"
             )
-        if value and not value.isspace():
-            yield value, True
+        yield value
 
 
 @functools.lru_cache(maxsize=8)

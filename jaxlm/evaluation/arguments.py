@@ -12,8 +12,8 @@ from jaxlm.data.config import DataConfig, check_carries
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Pooling, Weights
+from jaxlm.reading.lines import Errors
 from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.reading.files import Errors
 from jaxlm.tasks.task import Quoting
 from jaxlm.training.config import PretrainConfig
 

@@ -23,7 +23,7 @@ from jaxlm.inference.prediction import nine_digits
 from jaxlm.inference.token_outputs import arranged, check_pooling, pooled, states_step, token_outputs
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
-from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.reading.lines import Lines, input_name
 from jaxlm.wording import counted
 
 SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern
@@ -120,10 +120,10 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     tuned = run.config.length if run.task is not None else None
     length = length_for(arguments, run, tuned or run.positions(beyond=arguments.beyond_length))
     batch_size = batch_size_for(arguments.batch_size, run)
-    name = "standard input" if arguments.input == "-" else arguments.input
+    name = input_name(arguments.input)
     count = tokens = cut = 0
-    with open_input(arguments.input) as stream, output_file(arguments.output) as file, progress_of("rows") as progress:
-        lines = numbered_lines(stream, name, arguments.errors)
+    with output_file(arguments.output) as file, progress_of("rows") as progress:
+        lines = Lines(arguments.input, arguments.errors)
         for found in token_features(run, lines, layers, batch_size=batch_size, length=length):
             line = found.to_json(count, layers) if pooling is None else found.embedding(count, pooling)
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

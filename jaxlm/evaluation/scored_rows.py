@@ -12,10 +12,10 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import RowsToScore
 from jaxlm.inference.scoring import Score
+from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import SUFFIXES
 from jaxlm.tasks import Columns
-from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.tasks.reading.formats import SUFFIXES
-from jaxlm.tasks.reading.rows import RowReader
+from jaxlm.tasks.row_reader import RowReader
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,9 @@ def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]
     encode: (text, context, separator) -> encoded sequence.
     """
     if not arguments.fields and arguments.choice_list is None:
-        name = "standard input" if arguments.input == "-" else arguments.input
-        with open_input(arguments.input) as stream:
-            for number, text in numbered_lines(stream, name, arguments.errors):
-                if text.strip():
-                    yield ScoredRow(number, (text,), ("text",), (encode(text, "", arguments.separator),), None)
+        for number, text in Lines(arguments.input, arguments.errors):
+            if text.strip():
+                yield ScoredRow(number, (text,), ("text",), (encode(text, "", arguments.separator),), None)
         return
     one = len(arguments.fields) == 1
     context = ((arguments.context,),) if arguments.context else ()

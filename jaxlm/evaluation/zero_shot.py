@@ -23,14 +23,15 @@ from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.interop.sources import KINDS
 from jaxlm.models.family import UNLIMITED
+from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import json_objects
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
-from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
 from jaxlm.text import Tokenizer
 from jaxlm.training.loop import ScheduledEvaluation
 from jaxlm.training.pretraining_run import Trainee
 from jaxlm.training.step import TrainState
-from jaxlm.wording import flag
+from jaxlm.wording import flag, lacks_field
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS, parse_tasks
 from jaxlm.zero_shot.task import PAPER, Measured, ZeroShotTask
@@ -197,15 +198,10 @@ class Results:
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of results. InputError for a line without the fields of one."""
     found = []
-    with open_input(path) as stream:
-        for number, row in json_rows(numbered_lines(stream, str(path)), str(path)):
-            if row is None:
-                continue
-            if missing := {"step", "task", "path", "protocol", "metric", "value", "stderr"} - set(row):
-                raise InputError(
-                    f"{path} line {number} must have {sorted(missing)[0]}, got {', '.join(row)}; remove it"
-                )
-            found.append(row)
+    for where, row in json_objects(path):
+        if missing := {"step", "task", "path", "protocol", "metric", "value", "stderr"} - set(row):
+            raise InputError(lacks_field(where, sorted(missing)[0], row, "remove the line"))
+        found.append(row)
     return found
 
 
@@ -301,8 +297,7 @@ def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequ
 
 def stop_word_ids(tokenizer: Tokenizer, path: Path) -> list[int]:
     """Return the ids of tokens that are a stop word of a file, with one word per line; case is ignored."""
-    with open_input(path) as stream:
-        words = {line.strip().lower() for _, line in numbered_lines(stream, str(path))} - {""}
+    words = {line.strip().lower() for _, line in Lines(path)} - {""}
     if not words:
         raise InputError(f"--stop-words {path} must have words, got none; write one per line")
     return [i for i in range(tokenizer.size) if tokenizer.decode([i]).strip().lower() in words]

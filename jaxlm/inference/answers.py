@@ -21,7 +21,9 @@ from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.masked_lm_scoring import candidates_text, check_masked_lm
 from jaxlm.inference.text_scorer import fill_masks, masked_texts
 from jaxlm.progress import Progress
-from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import json_objects
+from jaxlm.wording import lacks_field
 
 
 class Continuations:
@@ -117,12 +119,10 @@ def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file: lines that are not blank, or the fields `prompt` of JSONL. InputError for none."""
     if path.suffix not in (".txt", ".jsonl"):
         raise InputError(f"--prompts must be a .txt or .jsonl file, got {path}; rename it")
-    with open_input(path) as stream:
-        lines = numbered_lines(stream, str(path))
-        if path.suffix == ".txt":
-            found = [line for _, line in lines if line.strip()]
-        else:
-            found = [_prompt_of(row, number, path) for number, row in json_rows(lines, str(path)) if row is not None]
+    if path.suffix == ".txt":
+        found = [line for _, line in Lines(path) if line.strip()]
+    else:
+        found = [_prompt_of(row, where) for where, row in json_objects(path)]
     if not found:
         raise InputError(f"--prompts must have at least one prompt, got {path} without; add one")
     return found
@@ -135,7 +135,7 @@ def typed_prompts(given: str | None) -> Iterator[str]:
         return
     if sys.stdin.isatty():
         print("one prompt per line; Ctrl-D ends", file=sys.stderr)
-    yield from (line for _, line in numbered_lines(sys.stdin.buffer, "standard input") if line.strip())
+    yield from (line for _, line in Lines("-") if line.strip())
 
 
 def settings_file(path: Path) -> Path:
@@ -174,12 +174,12 @@ class ResumableOutput:
         self._file.close()
 
 
-def _prompt_of(row: dict[str, Any], number: int, path: Path) -> str:
-    prompt = row.get("prompt")
-    if not isinstance(prompt, str):
-        fields = ", ".join(row) or "none"
-        raise InputError(f"{path} line {number} must have a text as its field prompt, got the fields {fields}; add it")
-    return prompt
+def _prompt_of(row: dict[str, Any], where: str) -> str:
+    if "prompt" not in row:
+        raise InputError(lacks_field(where, "prompt", row, "add it"))
+    if not isinstance(row["prompt"], str):
+        raise InputError(f"{where}: prompt must be a text, got {row['prompt']!r:.80}; fix the row")
+    return row["prompt"]
 
 
 def _shown(samples: Sequence[Sample]) -> str:

@@ -9,8 +9,8 @@ import tyro
 
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
+from jaxlm.reading.rows import TextFormat
 from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.reading.formats import TextFormat
 from jaxlm.training.config import check_seed
 
 Pooling = Literal["mean", "first", "last"]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxlm.reading.rows import format_of
 from jaxlm.tasks.examples import Split
-from jaxlm.tasks.reading.formats import format_of
-from jaxlm.tasks.reading.rows import LabelRule, RowReader, collect
+from jaxlm.tasks.row_reader import LabelRule, RowReader, collect
 from jaxlm.tasks.task import Task
 
 # GPT-1's fine-tuning settings "for most tasks" (Radford et al. 2018, section 4.1); the length is its position table.

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Errors
 from jaxlm.tasks.builtin import PAPERS
 from jaxlm.tasks.datasets.ner import NER, read_sentences
 from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, read_questions
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.reading.files import Errors
-from jaxlm.tasks.reading.rows import RowReader, Separator, collect
+from jaxlm.tasks.row_reader import RowReader, Separator, collect
 from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
 from jaxlm.wording import did_you_mean
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxlm.errors import InputError
+from jaxlm.reading.rows import SPREADSHEETS, TextFormat
 from jaxlm.tasks.metrics.predicted import Predicted
-from jaxlm.tasks.reading.formats import SPREADSHEETS, TextFormat
 from jaxlm.tasks.task import Task
 from jaxlm.wording import counted, finite
 

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Errors
+from jaxlm.reading.rows import TextFormat, format_of
 from jaxlm.tasks.builtin import BuiltIn
+from jaxlm.tasks.catalogue import is_catalogue, read_catalogue
 from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.datasets.codah import CODAH
 from jaxlm.tasks.datasets.glue import COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB, WNLI
@@ -28,10 +31,7 @@ from jaxlm.tasks.datasets.stories import STORY_CLOZE, SWAG
 from jaxlm.tasks.datasets.trec import TREC
 from jaxlm.tasks.examples import SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.reading.catalogue import is_catalogue, read_catalogue
-from jaxlm.tasks.reading.files import Errors
-from jaxlm.tasks.reading.formats import TextFormat, format_of
-from jaxlm.tasks.reading.rows import RowReader, check_choices, collect
+from jaxlm.tasks.row_reader import RowReader, check_choices, collect
 from jaxlm.tasks.task import Task, with_scale
 from jaxlm.wording import did_you_mean
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Lines
 from jaxlm.tasks import read_labelled, read_split
 from jaxlm.tasks.datasets.race import SCHOOLS
 from jaxlm.tasks.examples import Example
 from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
-from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
 from jaxlm.zero_shot.task import (
@@ -32,7 +32,7 @@ from jaxlm.zero_shot.task import (
     ZeroShotTask,
     accuracy,
     chosen_accuracy,
-    json_objects,
+    json_rows,
     perplexity,
     sampled,
     scored_rows,
@@ -143,25 +143,24 @@ def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
     """
     lines: list[str] = []
     found = 0
-    with open_input(path) as stream:
-        for number, line in [*numbered_lines(stream, str(path)), (0, "")]:
-            where = f"{path} line {number}" if number else f"{path}: the last question"
-            index, _, text = line.strip().partition(" ")
-            if index and index != str(len(lines) + 1):
-                raise InputError(f"{where} must begin with {len(lines) + 1}, got {index!r}; fix the file")
-            if lines and not index:
-                raise InputError(f"{where} must have 21 lines, got {len(lines)}; fix or remove it")
-            lines += [text] if index else []
-            if len(lines) == 21:
-                yield _cloze(where, lines)
-                lines, found = [], found + 1
+    for number, line in [*Lines(path), (0, "")]:
+        where = f"{path} line {number}" if number else f"{path}: the last question"
+        index, _, text = line.strip().partition(" ")
+        if index and index != str(len(lines) + 1):
+            raise InputError(f"{where} must begin with {len(lines) + 1}, got {index!r}; fix the file")
+        if lines and not index:
+            raise InputError(f"{where} must have 21 lines, got {len(lines)}; fix or remove it")
+        lines += [text] if index else []
+        if len(lines) == 21:
+            yield _cloze(where, lines)
+            lines, found = [], found + 1
     if not found:
         raise InputError(f"{path} must have questions of 21 lines, got none; give a file of the Children's Book Test")
 
 
 def measure_last_words(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracy and the perplexity of the last token."""
-    texts = [passage(where, row["text"]) for where, row in json_objects(path, ["text"])]
+    texts = [passage(where, row["text"]) for where, row in json_rows(path, ["text"])]
     rows = scored_rows(model, [[text] for text in sampled(texts, options.sample)])
     words = [word for row in rows for word in row.scores[0].parts]
     filters = {"filters": f"predictions without the stop words of {options.stop_words}"} if options.stop_words else {}

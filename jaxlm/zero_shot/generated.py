@@ -17,7 +17,7 @@ from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored
 from jaxlm.inference.text_stream import TextStream, collect
 from jaxlm.progress import Progress
-from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.reading.lines import Lines
 
 _FIELD = re.compile(r"\{(\w+)\}")
 GREEDY = Sampling(temperature=0.0)
@@ -67,8 +67,7 @@ def read_template(task: str, path: Path | None, fields: Sequence[str]) -> Templa
         text = (resources.files("jaxlm.zero_shot") / "prompts" / f"{task}.txt").read_text(encoding="utf-8")
     else:
         name = str(path)
-        with open_input(path) as stream:
-            text = "".join(line + "\n" for _, line in numbered_lines(stream, name))
+        text = "".join(line + "\n" for _, line in Lines(path))
     found = _FIELD.findall(text)
     listed = ", ".join(f"{{{field}}}" for field in (*fields, "answer"))
     if sorted(found) != sorted((*fields, "answer")) or found[-1] != "answer":

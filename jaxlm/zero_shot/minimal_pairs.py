@@ -18,7 +18,7 @@ from jaxlm.zero_shot.task import (
     ZeroShotTask,
     accuracy,
     files_of,
-    json_objects,
+    json_rows,
     sampled,
     scored_rows,
     shortened,
@@ -35,7 +35,7 @@ def measure(model, path: Path, options) -> Iterator[Measured]:
     """Yield the accuracies of each paradigm, of each field, and over all paradigms, which count equally."""
     pairs, field_of = defaultdict(list), {}
     for file in files_of(path, ".jsonl"):
-        for where, row in json_objects(file, FIELDS):
+        for where, row in json_rows(file, FIELDS):
             paradigm = row.get("UID", file.stem)
             pairs[paradigm].append(tuple(Text((row[name],), 0, where) for name in FIELDS))
             field_of[paradigm] = row.get("field", "")

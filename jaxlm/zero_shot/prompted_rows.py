@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Lines
+from jaxlm.reading.rows import json_document
 from jaxlm.tasks.datasets.squad import SQUAD2, read_questions
-from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
-from jaxlm.zero_shot.task import files_of
+from jaxlm.zero_shot.task import files_of, json_rows
 
 _HIGHLIGHT = re.compile(r"^@highlight[ ]*$", re.MULTILINE)
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*)</seg>", re.IGNORECASE)
@@ -46,13 +46,10 @@ def reading_questions(path: Path) -> tuple[list[Row], int]:
 
 def conversations(path: Path) -> tuple[list[Row], int]:
     """Return the questions of CoQA's JSON, each with those before it."""
-    with open_input(path) as stream:
-        text = "\n".join(line for _, line in numbered_lines(stream, str(path)))
+    document = json_document(path, remedy="give CoQA's file")
     try:
-        rows = [row for story in parse_json(text)["data"] for row in _turns(path, story)]
-    except ValueError as error:
-        raise InputError(f"{path} must be JSON, got {error}; give CoQA's file") from None
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        rows = [row for story in document["data"] for row in _turns(path, story)]
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InputError(
             f"{path} must have data, story, questions and answers with input_text, got {error!r}; give CoQA's file"
         ) from None
@@ -75,7 +72,7 @@ def _turns(path: Path, story: Mapping[str, Any]) -> Iterator[Row]:
 def open_questions(path: Path) -> tuple[list[Row], int]:
     """Return the rows of JSONL with `question`, and `answer`, a text or a list of texts."""
     rows = []
-    for where, row in _objects(path):
+    for where, row in json_rows(path):
         answers = row.get("answer")
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(row.get("question"), str) or not row["question"].strip():
@@ -94,7 +91,7 @@ def stories(path: Path) -> tuple[list[Row], int]:
         return [_story(file) for file in files_of(path, ".story")], 0
     names = (("article", "highlights"), ("document", "summary"))
     rows = []
-    for where, row in _objects(path):
+    for where, row in json_rows(path):
         pair = next((pair for pair in names if pair[0] in row), names[0])
         for name in pair:
             if not isinstance(row.get(name), str) or not row[name].strip():
@@ -105,9 +102,7 @@ def stories(path: Path) -> tuple[list[Row], int]:
 
 def _story(path: Path) -> Row:
     """Return the article and its highlights, one per line; each follows a line `@highlight`."""
-    with open_input(path) as stream:
-        text = "\n".join(line for _, line in numbered_lines(stream, str(path)))
-    body, *highlights = _HIGHLIGHT.split(text)
+    body, *highlights = _HIGHLIGHT.split(Lines(path).text())
     article = "\n".join(line.strip() for line in body.splitlines() if line.strip())
     lines = [" ".join(part.split()) for part in highlights]
     if not article or not lines or not all(lines):
@@ -140,8 +135,7 @@ def sentence_pairs(path: Path) -> tuple[list[Row], int]:
 def sentences(path: Path) -> list[tuple[str, str]]:
     """Return (file and line, sentence) of each `<seg>` of an .sgm file, or of each line of another file."""
     found: Sequence[tuple[str, str]]
-    with open_input(path) as stream:
-        lines = [(f"{path} line {number}", line) for number, line in numbered_lines(stream, str(path))]
+    lines = [(f"{path} line {number}", line) for number, line in Lines(path)]
     if path.suffix == ".sgm":
         matches = ((where, _SEGMENT.search(line)) for where, line in lines)
         found = [(where, html.unescape(match[1]).strip()) for where, match in matches if match]
@@ -152,15 +146,3 @@ def sentences(path: Path) -> list[tuple[str, str]]:
     if not found:
         raise InputError(f"{path} must have sentences, got none; give another file")
     return list(found)
-
-
-def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file and line, object) for each line of JSONL. InputError without any."""
-    found = 0
-    with open_input(path) as stream:
-        for number, row in json_rows(numbered_lines(stream, str(path)), str(path)):
-            if row is not None:
-                found += 1
-                yield f"{path} line {number}", row
-    if not found:
-        raise InputError(f"{path} must have rows, got none; give another file")

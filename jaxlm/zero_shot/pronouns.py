@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.reading.lines import Lines
 from jaxlm.zero_shot.task import (
     Measured,
     ScoredText,
@@ -82,13 +82,12 @@ def read_schemas(path: Path) -> Iterator[Schema]:
     """Yield the schemas of a file. InputError for a block that is not one."""
     block: list[tuple[int, str]] = []
     found = 0
-    with open_input(path) as stream:
-        for number, line in [*numbered_lines(stream, str(path)), (0, "")]:
-            if line.strip():
-                block.append((number, " ".join(line.split())))
-            elif block:
-                yield _schema(f"{path} line {block[0][0]}", [text for _, text in block])
-                block, found = [], found + 1
+    for number, line in [*Lines(path), (0, "")]:
+        if line.strip():
+            block.append((number, " ".join(line.split())))
+        elif block:
+            yield _schema(f"{path} line {block[0][0]}", [text for _, text in block])
+            block, found = [], found + 1
     if not found:
         raise InputError(f"{path} must have schemas, got none; give another file")
 

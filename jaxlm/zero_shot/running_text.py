@@ -22,7 +22,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.scoring import Score, Scored
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
-from jaxlm.tasks.reading.files import numbered_lines, open_input
+from jaxlm.reading.lines import Lines, open_input
 from jaxlm.zero_shot.detokenizers import ONE_BILLION_WORDS, PTB, WIKITEXT, Detokenizer
 from jaxlm.zero_shot.task import Measured, ZeroShotTask
 
@@ -244,19 +244,18 @@ class RunningText:
     def _lines(self, path: Path, units: Units, detokenizer: Detokenizer) -> Iterator[str]:
         waiting: list[str] = []
         size = 0
-        with open_input(path) as stream:
-            for _, line in numbered_lines(stream, str(path)):
-                plain = detokenizer.plain(line)
-                units.lines += 1
-                units.words += len(line.split())
-                units.characters += len(line) + 1
-                units.not_invertible += not detokenizer.comes_back(line, plain)
-                waiting += [plain, "\n"]
-                size += len(plain) + 1
-                units.bytes += len(line.encode()) + 1
-                if size > _FRAGMENT:
-                    yield "".join(waiting)
-                    waiting, size = [], 0
+        for _, line in Lines(path):
+            plain = detokenizer.plain(line)
+            units.lines += 1
+            units.words += len(line.split())
+            units.characters += len(line) + 1
+            units.not_invertible += not detokenizer.comes_back(line, plain)
+            waiting += [plain, "\n"]
+            size += len(plain) + 1
+            units.bytes += len(line.encode()) + 1
+            if size > _FRAGMENT:
+                yield "".join(waiting)
+                waiting, size = [], 0
         yield "".join(waiting)
         units.bytes = _size(path)
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import TokenScores
-from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
+from jaxlm.reading.rows import json_objects
 from jaxlm.training.perplexity import divide
+from jaxlm.wording import lacks_field
 
 Row = TypeVar("Row")
 PAPER = "paper"  # the protocol of all values
@@ -185,23 +186,19 @@ def best(scores: Sequence[float]) -> int | None:
     return list(scores).index(highest) if list(scores).count(highest) == 1 else None
 
 
-def json_objects(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file and line, object) for each line of a JSONL file. InputError for a line without one of the fields, or
     with another value than a text in one.
     """
-    found = 0
-    with open_input(path) as stream:
-        for number, row in json_rows(numbered_lines(stream, str(path)), str(path)):
-            if row is None:
-                continue
-            where, found = f"{path} line {number}", found + 1
-            for name in fields:
-                if name not in row:
-                    raise InputError(f"{where} must have a field {name!r}, got {', '.join(row)}; fix or remove the row")
-                if not isinstance(row[name], str) or not row[name].strip():
-                    raise InputError(f"{where}: {name} must be a text, got {row[name]!r}; fix or remove the row")
-            yield where, row
-    if not found:
+    where = ""
+    for where, row in json_objects(path):
+        for name in fields:
+            if name not in row:
+                raise InputError(lacks_field(where, name, row, "fix or remove the row"))
+            if not isinstance(row[name], str) or not row[name].strip():
+                raise InputError(f"{where}: {name} must be a text, got {row[name]!r}; fix or remove the row")
+        yield where, row
+    if not where:
         raise InputError(f"{path} must have rows, got none; give another file")
 
 

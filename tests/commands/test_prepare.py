@@ -214,7 +214,7 @@ def test_the_tokenizer_of_another_store(corpus):
         ({"source": ("text:empty.txt",), "weights": ()}, "has no document"),
         ({"source": ("text:books/*.txt", "lines:blank.txt"), "weights": ()}, r"'lines:blank\.txt' has no document"),
         ({"source": ("text:latin.txt",), "weights": ()}, r"latin\.txt: byte 3 \(0xe9\)"),
-        ({"source": ("jsonl:bad.jsonl",), "weights": ()}, r"bad\.jsonl: line 2 has no field 'text'"),
+        ({"source": ("jsonl:bad.jsonl",), "weights": ()}, r"bad\.jsonl line 2 has no field 'text'"),
         ({"weights": (1.0,)}, "--weights must be one per source .3., got 1"),
         ({"weights": (1.0, 0.0, 1.0)}, "--weights must be positive"),
         ({"weights": (1.0, float("nan"), 1.0)}, "--weights must be positive"),

@@ -115,9 +115,9 @@ def test_an_encoder_fills_a_file(tmp_path):
         (["--stream", "--beams", 2], "--stream must be given without --beams, got --beams 2"),
         (["--top", 0], "--top must be positive, got 0"),
         (["--prompts", "b.csv"], "--prompts must be a .txt or .jsonl file, got b.csv"),
-        (["--prompts", "none.txt"], "none.txt: No such file or directory"),
+        (["--prompts", "none.txt"], "none.txt cannot be read: No such file or directory"),
         (["--prompts", "empty.txt"], "--prompts must have at least one prompt, got empty.txt without"),
-        (["--prompts", "bad.jsonl"], "bad.jsonl line 1 must have a text as its field prompt, got the fields text"),
+        (["--prompts", "bad.jsonl"], "bad.jsonl line 1 has no field 'prompt'; its fields are text; add it"),
     ],
 )
 def test_wrong_usage_is_one_line(words, fragment, tmp_path, monkeypatch):

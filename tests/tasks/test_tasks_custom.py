@@ -132,7 +132,7 @@ def test_choices_as_a_json_list(tmp_path):
     ("train", "settings", "message"),
     [
         ("text\tlabel\na\t0\nb\t0\n", {}, "every row has '0'"),
-        ("text\tlabel\na\t0\nb\t\n", {}, r"train.tsv line 3: the label \(label\) is empty"),
+        ("text\tlabel\na\t0\nb\t\n", {}, r"train.tsv line 3 has no label \(label\)"),
         ("text\nx\n", {}, "line 1 has no column 'label'; its columns are text"),
         ("text\tlabel\n", {}, "has no rows below its header"),
         ("text\tlabel\na\t0\tmore\n", {}, "line 2: the row must have 2 columns .*, got 3"),
@@ -163,7 +163,7 @@ def test_labels_of_dev_and_test_must_be_known(tmp_path):
         read(tmp_path, train, dev=train, test="text\tlabel\na\tyes\nb\t\n")
     with pytest.raises(InputError, match=r"dev.tsv line 1 has no column 'label'"):
         read(tmp_path, train, dev="text\na\n")
-    with pytest.raises(InputError, match="absent.tsv: No such file"):
+    with pytest.raises(InputError, match="absent.tsv cannot be read: No such file"):
         read_task("custom", str(tmp_path), CustomConfig(train="absent.tsv", **SINGLE))
     with pytest.raises(InputError, match="not TFDS"):
         read_task("custom", "tfds", CustomConfig(train="x", **SINGLE))

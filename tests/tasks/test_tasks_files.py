@@ -11,7 +11,7 @@ import pytest
 from jaxlm.errors import InputError
 from jaxlm.tasks import Columns, Example, Task, read_labelled, read_rows, read_task
 from jaxlm.tasks.custom import CustomConfig, read_custom
-from jaxlm.tasks.reading.rows import RowReader
+from jaxlm.tasks.row_reader import RowReader
 
 PAIR = Task(
     name="custom",
@@ -163,7 +163,7 @@ def test_json_rows(tmp_path):
     ("line", "message"),
     [
         ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 is JSON, but not an object"),
+        ("[1]", "line 2 must be a JSON object, got list"),
         ('{"a": "x"}', "line 2 has no field 'b' or 'second'; its fields are a"),
         ("{}", "line 2 has no field 'a'"),
         ('{"a": "x", "b": 3}', "line 2: b must be a string, got 3"),
@@ -185,6 +185,8 @@ def test_choices_from_columns_and_from_a_json_list(tmp_path):
     assert (
         list(read_rows(table, CHOICE)) == list(read_rows(listed, CHOICE)) == [Example(("context",), ("left", "right"))]
     )
+    labelled = write(tmp_path / "labelled.jsonl", '{"a": "context", "choices": ["left", "right"], "y": 1}\n')
+    assert read_labelled(labelled, CHOICE).examples == (Example(("context",), ("left", "right"), "1"),)
     three = write(tmp_path / "three.jsonl", '{"a": "context", "choices": ["left", "right", "up"]}\n')
     with pytest.raises(InputError, match="line 1: the row must have 2 choices, got 3"):
         list(read_rows(three, CHOICE))
@@ -204,7 +206,7 @@ def test_blank_lines(tmp_path):
 def test_labelled_rows_need_known_labels(tmp_path):
     with pytest.raises(InputError, match="line 3: a label must be one of no, yes, got 'maybe'"):
         read_labelled(write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\tno\nx\ty\tmaybe\n"), PAIR)
-    with pytest.raises(InputError, match="line 2: the label .* is empty"):
+    with pytest.raises(InputError, match=r"line 2 has no label \(y\); fill it in"):
         read_labelled(write(tmp_path / "rows.tsv", "a\tb\ty\nx\ty\t\n"), PAIR)
     with pytest.raises(InputError, match="no column 'y'"):
         read_labelled(write(tmp_path / "rows.tsv", "a\tb\nx\ty\n"), PAIR)

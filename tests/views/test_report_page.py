@@ -12,8 +12,7 @@ from report_runs import START, finetuned, pretrained, write_lines, zero_shot
 
 from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError
-from jaxlm.views.report.markdown import markdown_html
-from jaxlm.views.report.page import LIBRARY, packaged
+from jaxlm.views.report.page import LIBRARY, note_html, packaged
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'\u2028]]>"
 
@@ -144,14 +143,17 @@ def test_a_run_that_has_logged_nothing(tmp_path, monkeypatch):
 def test_markdown():
     """Fails when a construct of the subset is not rendered, or one outside of it is not shown as its text."""
     text = "# One\nsome *thin* **bold** `a<b`\nmore\n\n- x\n  y\n- z\n\n1. p\n2. q\n"
-    text += "> said\n\n```\n# <raw>\n```\n<hr> [a](b) 2*3*4"
-    assert markdown_html(text).splitlines() == [
+    text += "> said\n\n```\n# <raw>\n```\n<hr> [a](b) 2 * 3 * 4 2\\*3\\*4 &amp; <https://a.b>"
+    text += '\n\n##### five\n```js"><b>\n###### open'
+    assert note_html(text).splitlines() == [
         "<h3>One</h3>",
-        "<p>some <em>thin</em> <strong>bold</strong> <code>a&lt;b</code> more</p>",
-        "<ul><li>x y</li><li>z</li></ul>",
-        "<ol><li>p</li><li>q</li></ol>",
-        "<blockquote><p>said</p></blockquote>",
-        "<pre><code># &lt;raw&gt;</code></pre>",
-        "<p>&lt;hr&gt; [a](b) 2*3*4</p>",
+        "<p>some <em>thin</em> <strong>bold</strong> <code>a&lt;b</code>",
+        "more</p>",
+        *("<ul>", "<li>x", "y</li>", "<li>z</li>", "</ul>"),
+        *("<ol>", "<li>p</li>", "<li>q</li>", "</ol>"),
+        *("<blockquote>", "<p>said</p>", "</blockquote>"),
+        *("<pre><code># &lt;raw&gt;", "</code></pre>"),
+        "<p>&lt;hr&gt; [a](b) 2 * 3 * 4 2*3*4 &amp;amp; &lt;https://a.b&gt;</p>",
+        *("<h6>five</h6>", "<pre><code>###### open</code></pre>"),
     ]
-    assert markdown_html("```\nopen") == "<pre><code>open</code></pre>" and markdown_html("") == ""
+    assert note_html("") == ""

@@ -394,7 +394,7 @@ def test_a_value_depends_on_its_own_options(tmp_path):
         (["--task", "race:missing"], ["missing must be a file or a directory, got a path that does not exist"]),
         (["--task", "lambada"], ["--task must be NAME:PATH, got 'lambada'"]),
         (["--task", "lambada:missing.jsonl"], ["missing.jsonl"]),
-        (["--task", "lambada:FILES/damaged.jsonl"], ["damaged.jsonl line 2", "must have a field 'text'"]),
+        (["--task", "lambada:FILES/damaged.jsonl"], ["damaged.jsonl line 2", "has no field 'text'"]),
         (["--task", "lambada:FILES/word.jsonl"], ["word.jsonl line 1 must have a word after a context"]),
         (["--task", "wsc273:FILES/lambada.jsonl"], ["lambada.jsonl line 1 must have four lines"]),
         (["--task", "dpr:FILES/schemas.txt", "--protocol", "harness"], ["--protocol must be paper for dpr"]),

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Errors, Lines, input_name
+from jaxlm.reading.rows import Format, format_of, records, unit_of
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
 from jaxlm.tasks.examples import Split, TaggedSentence
-from jaxlm.tasks.reading.catalogue import tfds_text
-from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
-from jaxlm.tasks.reading.formats import Format, format_of, records, unit_of
-from jaxlm.tasks.reading.rows import LabelRule, RowReader
+from jaxlm.tasks.row_reader import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label"))
@@ -66,14 +66,13 @@ def stream_sentences(
         for _, example in reader:
             yield TaggedSentence(tuple(_WORDS.findall(example.texts[0])), text=example.texts[0], row=example.row)
         return
-    name = "standard input" if str(path) == "-" else str(path)
+    name = input_name(path)
     if form in ("jsonl", "parquet"):
         yield from sentences_of_records(records(path, form, errors), f"{name} {unit_of(path)}", task, label, keep)
         return
-    with open_input(path) as stream:
-        lines = numbered_lines(stream, name, errors)
-        last = task.columns.label[0] if keep else ""
-        yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped, last)
+    last = task.columns.label[0] if keep else ""
+    lines = iter(Lines(path, errors))
+    yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped, last)
 
 
 def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:

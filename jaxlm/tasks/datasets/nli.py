@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
 from jaxlm.tasks.examples import Split
-from jaxlm.tasks.reading.rows import RowReader, collect
+from jaxlm.tasks.row_reader import RowReader, collect
 from jaxlm.tasks.task import Columns, Task
 
 _PAIR = (("sentence1", "premise"), ("sentence2", "hypothesis"))

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.reading.rows import json_document
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
+from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.reading.catalogue import tfds_text
-from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.task import Columns, Task
 
 SCHOOLS = ("middle", "high")
@@ -35,12 +34,7 @@ def read_race(path: Path, task: Task, *, labelled: bool) -> Split:
         files = sorted(path.glob("*.txt"))
     examples: list[Example] = []
     for file in files:
-        with open_input(file) as stream:
-            text = "\n".join(line for _, line in numbered_lines(stream, str(file)))
-        try:
-            passage = parse_json(text)
-        except ValueError as error:
-            raise InputError(f"{file} is not JSON ({error}); each file must be one JSON object") from None
+        passage = json_document(file, remedy="each file must be one JSON object")
         examples += _questions(passage, file.parent.name, str(file), labelled)
     if not examples:
         raise InputError(

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Errors
+from jaxlm.reading.rows import Format, format_of, json_document, records, unit_of
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import SpanExample, Split
-from jaxlm.tasks.reading.catalogue import tfds_text
-from jaxlm.tasks.reading.files import Errors, numbered_lines, open_input
-from jaxlm.tasks.reading.formats import Format, format_of, records, unit_of
-from jaxlm.tasks.reading.rows import LabelRule, RowReader
+from jaxlm.tasks.row_reader import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Task
 
 COLUMNS = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))
@@ -146,10 +145,9 @@ def check_answers(splits: Mapping[str, Split], *, strict: bool = False) -> dict[
 
 
 def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterator[SpanExample]:
-    with open_input(path) as stream:
-        text = "\n".join(line for _, line in numbered_lines(stream, str(path), errors))
+    document = json_document(path, errors, remedy="a SQuAD file must be one JSON object")
     try:
-        articles = parse_json(text)["data"]
+        articles = document["data"]
         for article, paragraph in ((a, p) for a in articles for p in a["paragraphs"]):
             context = paragraph["context"]
             if not isinstance(context, str):
@@ -163,8 +161,6 @@ def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterato
                 answers = _answers(given or [], impossible, where) if given is not None or impossible else None
                 _refuse_none(answers, task, where)
                 yield SpanExample(str(qa["id"]), qa["question"].strip(), context, answers)
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); a SQuAD file must be one JSON object") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: a SQuAD file must have data, paragraphs, context, qas, id, question and answers: {error!r}"

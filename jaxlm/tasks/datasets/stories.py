@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import Example
-from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.task import Columns, Task
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")

@@ -6,15 +6,13 @@ numbers of LOC and NUM. Neither has a dev split.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Lines
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.reading.files import numbered_lines, open_input
-from jaxlm.tasks.reading.rows import parse
+from jaxlm.tasks.row_reader import parse
 from jaxlm.tasks.task import Columns, Task
 
 
@@ -28,18 +26,16 @@ def read_questions(path: Path, task: Task, *, labelled: bool) -> Split:
         return read_table(path, task, labelled=labelled)
     original = path.suffix == ".label"
     examples, dropped, rows = [], [], 0
-    with open_input(path) as stream:
-        lines = _latin1(stream) if original else numbered_lines(stream, str(path))
-        for number, line in lines:
-            rows += 1
-            if not line.strip():
-                dropped.append((number, "empty line"))
-                continue
-            label, blank, text = line.partition(" ")
-            if not blank or not text.strip():
-                raise InputError(f"{path} line {number} must be a label, one blank and a question; fix the line")
-            known = parse(label.partition(":")[0] if original else label, task, f"{path} line {number}")
-            examples.append(Example((text.strip(),), (), known))
+    for number, line in Lines(path, encoding="latin-1" if original else "utf-8"):
+        rows += 1
+        if not line.strip():
+            dropped.append((number, "empty line"))
+            continue
+        label, blank, text = line.partition(" ")
+        if not blank or not text.strip():
+            raise InputError(f"{path} line {number} must be a label, one blank and a question; fix the line")
+        known = parse(label.partition(":")[0] if original else label, task, f"{path} line {number}")
+        examples.append(Example((text.strip(),), (), known))
     if not examples:
         raise InputError(f"{path} has no rows; each must be a label, one blank and a question")
     return Split(tuple(examples), rows, tuple(dropped), 0)
@@ -49,11 +45,6 @@ def _spell(task: Task, train_file: Path) -> Task:
     if train_file.suffix != ".label":
         return task
     return dataclasses.replace(task, labels=task.spellings[0], spellings=(task.labels,))
-
-
-def _latin1(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    for number, raw in enumerate(stream, 1):
-        yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("latin-1")
 
 
 TREC = BuiltIn(

@@ -11,9 +11,10 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from markdown_it import MarkdownIt
+
 from jaxlm.views.report import result_sections, sections
 from jaxlm.views.report.charts import charts_json, charts_of, entries_of, groups_json
-from jaxlm.views.report.markdown import markdown_html
 from jaxlm.views.report.run_record import Figures, Record
 from jaxlm.views.report.sections import Section, short_names
 from jaxlm.views.report.tables import escaped
@@ -21,6 +22,9 @@ from jaxlm.wording import counted, finite
 
 LIBRARY, LIBRARY_STYLE = "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"
 SCRIPTS = ("tables.js", "report.js")  # parts of one script
+# Constructs of a note in Markdown. Everything else, HTML and links included, is shown as the text that it is.
+MARKDOWN = ("heading", "list", "blockquote", "fence", "backticks", "emphasis", "escape")
+LARGEST_HEADING = 3  # level of the largest heading of a note within the page
 # In a script of JSON, the characters that could end it or begin a comment.
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -64,7 +68,18 @@ def _notes(problems: Sequence[str], note: str | None) -> str:
     """Return the note and the problems, which come before the sections."""
     lines = "".join(f"<li>{escaped(problem)}</li>" for problem in problems)
     found = f'<section class="problems"><h2>Problems</h2><ul>{lines}</ul></section>\n' if problems else ""
-    return (f'<section class="note">\n{markdown_html(note)}\n</section>\n' if note else "") + found
+    return (f'<section class="note">\n{note_html(note)}\n</section>\n' if note else "") + found
+
+
+def note_html(text: str) -> str:
+    """Return a text in Markdown as HTML: headings, paragraphs, lists, quotes, code, strong text, emphasis."""
+    markdown = MarkdownIt("zero").enable(MARKDOWN)
+    tokens = markdown.parse(text)
+    for token in tokens:
+        token.info = ""  # the language of code, which would be a class
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(int(token.tag[1:]) + LARGEST_HEADING - 1, 6)}"
+    return markdown.renderer.render(tokens, markdown.options, {})
 
 
 def _filled(title: str, parts: Sequence[Section], payload: Any, notes: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from jaxlm.bounded_read import open_regular, read_object
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Errors, not_utf8
+from jaxlm.wording import lacks_field
 
 Kind = Literal["parquet", "arrow"]
 
@@ -68,31 +70,25 @@ class ColumnFile:
         kind: Any = arrow.struct(list(self.schema))
         for name in names:
             if not arrow.types.is_struct(kind) or kind.get_field_index(name) < 0:
-                raise InputError(
-                    f"{self.path} has no field {field!r} (it has {', '.join(self.schema.names)[:300]}); name the field "
-                    "with #FIELD"
-                )
+                raise InputError(lacks_field(self.path, field, self.schema.names, "name the field with #FIELD"))
             kind = kind.field(name).type
         held = kind.value_type if arrow.types.is_dictionary(kind) else kind
         if not any(getattr(arrow.types, f"is_{name}")(held) for name in _TEXT):
             raise InputError(f"{self.path}: field {field!r} must be text, got {kind}; name another with #FIELD")
         return names
 
-    def texts(self, field: str, begin: int, end: int | None, errors: str) -> Iterator[tuple[str, bool]]:
-        """Yield field `field` of each row of parts [begin, end) as (text, True); nulls and blank texts are skipped."""
-        row = 0
+    def texts(self, field: str, begin: int, end: int | None, errors: Errors, remedy: str) -> Iterator[str]:
+        """Yield field `field` of each row of parts [begin, end); null gives an empty text.
+
+        InputError, which ends in `remedy`, for bytes that are not UTF-8 with errors="strict".
+        """
         with self._reading():
             for row, column in self._columns(self.column(field), begin, end):
-                for number, content in enumerate(self._bytes(column), row):
+                for number, content in enumerate(self._bytes(column), row + 1):
                     try:
-                        text = "" if content is None else content.decode("utf-8", errors)
+                        yield "" if content is None else content.decode("utf-8", errors)
                     except UnicodeDecodeError as error:
-                        raise InputError(
-                            f"{self.path}: row {number + 1}, byte {error.start} of {field!r} is not UTF-8; convert "
-                            "the file, or pass --errors replace"
-                        ) from error
-                    if text and not text.isspace():
-                        yield text, True
+                        raise not_utf8(error, f"{self.path} row {number}: field {field!r}", remedy=remedy) from None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every row as Python values by column name: strings, numbers, lists, dictionaries and None."""

@@ -9,15 +9,26 @@ import itertools
 import logging
 import warnings
 from collections.abc import Collection, Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.reading.lines import Errors, Lines, input_name
+from jaxlm.reading.rows import (
+    READ_AS,
+    SEPARATORS,
+    Format,
+    format_of,
+    json_rows,
+    other_format,
+    records,
+    table_rows,
+    unit_of,
+)
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.reading.files import Errors, json_rows, numbered_lines, open_input, table_rows
-from jaxlm.tasks.reading.formats import READ_AS, SEPARATORS, Format, format_of, other_format, records, unit_of
 from jaxlm.tasks.task import Columns, Quoting, Task
-from jaxlm.wording import did_you_mean
+from jaxlm.wording import did_you_mean, lacks_field
 
 LabelRule = Literal["required", "optional", "ignored"]
 Separator = Literal["auto", ",", ";", "|", "tab"]
@@ -25,6 +36,7 @@ Separator = Literal["auto", ",", ";", "|", "tab"]
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RowReader:
     """Iterates over (line number, example) of one file; labels are kept as the file spells them.
 
@@ -53,33 +65,27 @@ class RowReader:
       InputError: a missing column or field, or a row that does not fit, with file and line number.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        columns: Columns,
-        *,
-        label: LabelRule = "required",
-        quoting: Quoting = "none",
-        separator: Separator = "auto",
-        headerless: tuple[str, ...] = (),
-        errors: Errors = "strict",
-        blank_lines: Literal["drop", "refuse"] = "drop",
-        warn_quotes: bool = False,
-        short_rows: Literal["drop", "refuse"] = "refuse",
-        skip_flag: str = "",
-        form: Format | None = None,
-        keep: bool = False,
-        unit: str | None = None,
-    ) -> None:
-        self.path, self.columns, self.label, self.quoting = path, columns, label, quoting
-        self.separator = separator
-        self.headerless, self.errors, self.blank_lines, self.warn_quotes = headerless, errors, blank_lines, warn_quotes
-        self.short_rows, self.form, self.keep = short_rows, form, keep
-        self.name = "standard input" if str(path) == "-" else str(path)
-        self._unit = unit_of(path) if unit is None else unit
+    path: Path | str
+    columns: Columns
+    _: KW_ONLY
+    label: LabelRule = "required"
+    quoting: Quoting = "none"
+    separator: Separator = "auto"
+    headerless: tuple[str, ...] = ()
+    errors: Errors = "strict"
+    blank_lines: Literal["drop", "refuse"] = "drop"
+    warn_quotes: bool = False
+    short_rows: Literal["drop", "refuse"] = "refuse"
+    skip_flag: str = ""
+    form: Format | None = None
+    keep: bool = False
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.unit = input_name(self.path), self.unit or unit_of(self.path)
         self.rows_read = self.empty_fields = self.quoted_fields = 0
         self.dropped: list[tuple[int, str]] = []
-        self.or_skip = f", or leave such rows out with {skip_flag}" if skip_flag else ""
+        self.or_skip = f", or leave such rows out with {self.skip_flag}" if self.skip_flag else ""
 
     def __iter__(self) -> Iterator[tuple[int, Example]]:
         for number, example in self._examples():
@@ -94,7 +100,7 @@ class RowReader:
 
     def where(self, number: int) -> str:
         """Return the place of a row, for messages."""
-        return f"{self.name} {self._unit} {number}"
+        return f"{self.name} {self.unit} {number}"
 
     def _examples(self) -> Iterator[tuple[int, Example]]:
         form = self.form
@@ -103,16 +109,15 @@ class RowReader:
         if form in ("parquet", "folder"):
             yield from self.from_records(self._records(form))
             return
-        with open_input(self.path) as stream:
-            lines = numbered_lines(stream, self.name, self.errors)
-            if form is None:
-                first = next(lines, None)
-                form = "jsonl" if first is not None and first[1].lstrip().startswith("{") else "tsv"
-                lines = lines if first is None else itertools.chain([first], lines)
-            if form == "jsonl":
-                yield from self.from_records(json_rows(lines, self.name))
-            else:
-                yield from self._from_table(lines, form)
+        lines = iter(Lines(self.path, self.errors))
+        if form is None:
+            first = next(lines, None)
+            form = "jsonl" if first is not None and first[1].lstrip().startswith("{") else "tsv"
+            lines = lines if first is None else itertools.chain([first], lines)
+        if form == "jsonl":
+            yield from self.from_records(json_rows(lines, self.where, self.errors))
+        else:
+            yield from self._from_table(lines, form)
 
     def _records(self, form: Format) -> Iterator[tuple[int, dict[str, Any] | None]]:
         columns = self.columns
@@ -140,7 +145,7 @@ class RowReader:
     def _from_table(self, lines: Iterator[tuple[int, str]], form: Format) -> Iterator[tuple[int, Example]]:
         quoting = "csv" if form == "csv" else self.quoting
         lines, delimiter = self._delimited(lines, form)
-        rows = table_rows(lines, self.name, quoting=quoting, delimiter=delimiter)
+        rows = table_rows(lines, self.where, quoting=quoting, delimiter=delimiter)
         first = next(((number, fields) for number, fields in rows if fields is not None), None)
         if first is None:
             raise InputError(f"{self.name} has no rows; its first line must name the columns")
@@ -150,43 +155,23 @@ class RowReader:
             rows = itertools.chain([first], rows)
         elif not all(any(name in header for name in names) for names in self.columns.texts):
             self._check_format(delimiter.join(header), form)
-        text_at = [self._column(header, names) for names in self.columns.texts]
-        choice_at = [self._column(header, names) for names in self.columns.choices]
-        if self.columns.choice_list and not choice_at:
-            raise InputError(
-                f"{self.name}: a list of choices in one field ({self.columns.choice_list[0]}) needs JSONL; "
-                "in a TSV give each choice a column"
-            )
-        label_at = None
-        if self.label != "ignored" and self.columns.label:
-            if self.label == "required" or any(name in header for name in self.columns.label):
-                label_at = self._column(header, self.columns.label)
+        self._check_header(header)
         for number, fields in self._rows(rows):
-            if len(fields) != len(header) and self.short_rows == "drop":
-                self.dropped.append((number, f"{len(fields)} columns"))
-                continue
             if len(fields) != len(header):
-                hint = (
-                    '; a field enclosed in " needs --custom.quoting csv'
-                    if quoting == "none" and _quoted(fields)
-                    else ""
-                )
+                if self.short_rows == "drop":
+                    self.dropped.append((number, f"{len(fields)} columns"))
+                    continue
+                enclosed = quoting == "none" and any(field.startswith('"') for field in fields)
+                hint = '; a field enclosed in " needs --custom.quoting csv' if enclosed else ""
                 raise InputError(
                     f"{self.where(number)}: the row must have {len(header)} columns ({', '.join(header)}), got "
                     f"{len(fields)}; fix the row{hint}{self.or_skip}"
                 )
             if quoting == "none":
                 self.quoted_fields += sum('""' in field[1:-1] for field in fields if _wrapped(field))
-            label = None if label_at is None else self._label(fields[label_at])
-            if label is None and self.label == "required":
-                if self.short_rows == "drop":
-                    self.dropped.append((number, "no label"))
-                    continue
-                column = header[label_at or 0]
-                raise InputError(f"{self.where(number)}: the label ({column}) is empty; fill it in{self.or_skip}")
-            texts = self._joined(tuple(fields[at].strip() for at in text_at))
-            row = dict(zip(header, fields, strict=False)) if self.keep else None
-            yield number, Example(texts, tuple(fields[at].strip() for at in choice_at), label, row=row)
+            example = self._example(number, dict(zip(header, fields, strict=True)), in_table=True)
+            if example is not None:
+                yield number, example
 
     def _delimited(self, lines: Iterator[tuple[int, str]], form: Format) -> tuple[Iterator[tuple[int, str]], str]:
         """Return the lines, and the text between their columns, which a CSV's first line may have to tell."""
@@ -213,43 +198,36 @@ class RowReader:
 
     def from_records(self, found: Iterator[tuple[int, dict[str, Any] | None]]) -> Iterator[tuple[int, Example]]:
         """Yield (number, example) of numbered objects instead of the file's rows."""
-        rows = 0
         for number, row in self._rows(found):
-            rows += 1
-            if self.short_rows == "drop" and (lacking := self._lacking(row)):
-                self.dropped.append((number, f"no {lacking}"))
-                continue
-            whole = next((name for name in self.columns.whole if name in row), None)
-            if whole is not None:
-                texts: tuple[str, ...] = (self._string(number, whole, row[whole]),)
-            else:
-                texts = self._joined(tuple(self._text(number, row, names) for names in self.columns.texts))
-            label = None
-            if self.label != "ignored" and self.columns.label:
-                label = self._json_label(number, row)
-            yield number, Example(texts, self._json_choices(number, row), label, row=row if self.keep else None)
-        if not rows:
+            if (example := self._example(number, row)) is not None:
+                yield number, example
+        if not self.rows_read:
             raise InputError(f"{self.name} has no rows; write one JSON object per line")
 
-    def _label(self, text: str) -> str | tuple[str, ...] | None:
-        """Return the label in a field: None if it is empty, or a tuple, maybe an empty one, of several labels."""
-        separator = self.columns.label_separator
-        if separator:
-            return tuple(name.strip() for name in text.split(separator) if name.strip())
-        return text.strip() or None
-
-    def _lacking(self, row: dict[str, Any]) -> str:
-        """Return the first required field that a JSON row lacks, or `label`; empty if there is none."""
-        if not any(name in row for name in self.columns.whole):
-            for names in (*self.columns.texts, *self.columns.choices):
-                if not any(name in row for name in names):
-                    return names[0]
-        label = next((row[name] for name in self.columns.label if name in row), None)
-        empty = label is None or (label == "" and not self.columns.label_separator)
-        return "label" if self.label == "required" and empty else ""
-
-    def _joined(self, texts: tuple[str, ...]) -> tuple[str, ...]:
-        return (" ".join(texts),) if self.columns.whole else texts
+    def _example(self, number: int, row: dict[str, Any], *, in_table: bool = False) -> Example | None:
+        """Return the example of a row, None if it is dropped. in_table: whether each field is a text in a column."""
+        whole = None if in_table else next((name for name in self.columns.whole if name in row), None)
+        if self.short_rows == "drop" and whole is None:
+            required = (*self.columns.texts, *self.columns.choices)
+            if lacking := next((names[0] for names in required if not any(name in row for name in names)), None):
+                self.dropped.append((number, f"no {lacking}"))
+                return None
+        label = None
+        if self.label != "ignored" and self.columns.label:
+            label = self._label(number, next((row[name] for name in self.columns.label if name in row), None))
+            if label is None and self.label == "required":
+                if self.short_rows == "drop":
+                    self.dropped.append((number, "no label"))
+                    return None
+                names = " or ".join(self.columns.label)
+                raise InputError(f"{self.where(number)} has no label ({names}); fill it in{self.or_skip}")
+        if whole is not None:
+            texts = [self._string(number, whole, row[whole])]
+        else:
+            texts = [self._text(number, row, names) for names in self.columns.texts]
+            texts = [" ".join(texts)] if self.columns.whole else texts
+        choices = self._choices(number, row, () if in_table else self.columns.choice_list)
+        return Example(tuple(texts), choices, label, row=row if self.keep else None)
 
     def _without_header(self, fields: list[str]) -> bool:
         named = all(any(name in fields for name in names) for names in self.columns.texts)
@@ -263,16 +241,25 @@ class RowReader:
         fix = f"rename it to .{seems}" if str(self.path) != "-" else f"give --input-format {seems}, or a .{seems} file"
         raise InputError(f"{self.name} looks like {READ_AS[seems]}, but is read as {READ_AS[form]}; {fix}")
 
-    def _column(self, header: list[str], names: tuple[str, ...]) -> int:
-        for name in names:
+    def _check_header(self, header: list[str]) -> None:
+        """Raise InputError for a header without a required column, or with one that it has twice."""
+        label = [self.columns.label] if self.label != "ignored" and self.columns.label else []
+        if self.label == "optional" and not any(name in header for names in label for name in names):
+            label = []
+        if self.columns.choice_list and not self.columns.choices:
+            raise InputError(
+                f"{self.name}: a list of choices in one field ({self.columns.choice_list[0]}) needs JSONL; "
+                "in a TSV give each choice a column"
+            )
+        for names in (*self.columns.texts, *self.columns.choices, *label):
+            name = next((name for name in names if name in header), None)
+            if name is None:
+                raise InputError(
+                    f"{self.name} line 1 has no column {' or '.join(map(repr, names))}; its columns are "
+                    f"{', '.join(header)[:300]}; {self._hint(names, header)}"
+                )
             if header.count(name) > 1:
                 raise InputError(f"{self.name} line 1: columns must be distinct, got {name!r} twice; rename one")
-            if name in header:
-                return header.index(name)
-        raise InputError(
-            f"{self.name} line 1 has no column {' or '.join(map(repr, names))}; its columns are "
-            f"{', '.join(header)[:300]}; {self._hint(names, header)}"
-        )
 
     def _hint(self, names: tuple[str, ...], known: Collection[str]) -> str:
         """Return a suggestion for a column that a file lacks."""
@@ -283,48 +270,37 @@ class RowReader:
         for name in names:
             if name in row:
                 return self._string(number, name, row[name])
-        raise InputError(
-            f"{self.where(number)} has no field {' or '.join(map(repr, names))}; its fields are "
-            f"{', '.join(row)[:300]}; {self._hint(names, row)}{self.or_skip}"
-        )
+        raise InputError(lacks_field(self.where(number), names, row, self._hint(names, row) + self.or_skip))
 
     def _string(self, number: int, name: str, value: Any) -> str:
         if not isinstance(value, str):
             raise InputError(f"{self.where(number)}: {name} must be a string, got {value!r:.80}")
         return value.strip()
 
-    def _json_choices(self, number: int, row: dict[str, Any]) -> tuple[str, ...]:
-        for name in self.columns.choice_list:
+    def _choices(self, number: int, row: dict[str, Any], choice_list: tuple[str, ...]) -> tuple[str, ...]:
+        for name in choice_list:
             if name in row:
                 if not isinstance(row[name], list):
                     raise InputError(f"{self.where(number)}: {name} must be a list of strings")
                 return tuple(self._string(number, name, value) for value in row[name])
-        if self.columns.choice_list and not self.columns.choices:
-            raise InputError(
-                f"{self.where(number)} has no field {self.columns.choice_list[0]!r}; its fields are "
-                f"{', '.join(row)[:300]}"
-            )
+        if choice_list and not self.columns.choices:
+            raise InputError(lacks_field(self.where(number), choice_list[0], row))
         return tuple(self._text(number, row, names) for names in self.columns.choices)
 
-    def _json_label(self, number: int, row: dict[str, Any]) -> str | tuple[str, ...] | None:
-        value = next((row[name] for name in self.columns.label if name in row), None)
-        if self.columns.label_separator and isinstance(value, list):
+    def _label(self, number: int, value: Any) -> str | tuple[str, ...] | None:
+        """Return the label in a field: None if it is empty, or a tuple, maybe an empty one, of several labels."""
+        separator = self.columns.label_separator
+        if separator and isinstance(value, list):
             return tuple(self._string(number, "a label", name) for name in value)
-        if self.columns.label_separator and isinstance(value, str):
-            return self._label(value)
+        if separator and isinstance(value, str):
+            return tuple(name.strip() for name in value.split(separator) if name.strip())
         if isinstance(value, bool):
             value = "true" if value else "false"
         elif isinstance(value, int | float):
             value = str(value)
-        if value is None or (isinstance(value, str) and not value.strip()):
-            if self.label == "required":
-                raise InputError(
-                    f"{self.where(number)} has no label ({' or '.join(self.columns.label)}); add it{self.or_skip}"
-                )
-            return None
-        if not isinstance(value, str):
+        if value is not None and not isinstance(value, str):
             raise InputError(f"{self.where(number)}: the label must be a string or a number, got {value!r:.80}")
-        return value.strip()
+        return (value or "").strip() or None
 
 
 def collect(
@@ -374,7 +350,3 @@ def check_choices(example: Example, task: Task, where: str) -> Example:
 
 def _wrapped(field: str) -> bool:
     return len(field) > 2 and field[0] == field[-1] == '"'
-
-
-def _quoted(fields: list[str]) -> bool:
-    return any(field.startswith('"') for field in fields)

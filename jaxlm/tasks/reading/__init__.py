@@ -1,1 +1,0 @@
-"""Readers of labelled files and of TFDS data sets."""
