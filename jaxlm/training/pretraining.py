@@ -20,9 +20,9 @@ from jaxlm.data.phases import PhasedRows
 from jaxlm.data.store import Store
 from jaxlm.models import build
 from jaxlm.models.model import Model
-from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
+from jaxlm.objectives.auxiliary_losses import further_losses
 from jaxlm.objectives.config import LanguageModel, MaskedLM
-from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.language_model import language_model, with_rate_of_length
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
 from jaxlm.runs.meter import Work
@@ -88,14 +88,15 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
 
 def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
     """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
-    whole_text, chunks = config.data.whole_text, config.execution.loss_chunks
-    assert isinstance(config.objective, LanguageModel)
-    losses = AuxiliaryLosses(
-        model, config.objective.intermediate_coefficient, config.objective.second_target_coefficient, chunks
-    )
+    data, asked, chunks = config.data, config.objective, config.execution.loss_chunks
+    assert isinstance(asked, LanguageModel)
+    further = [] if asked == LanguageModel() else further_losses(model, asked, chunks)
 
     def init_heads(words: jax.Array, others: jax.Array) -> Any:
-        return model.output_layer.init(words) | losses.init(others)
+        heads = model.output_layer.init(words)
+        for loss in further:
+            heads |= loss.init(others)
+        return heads
 
     def init_params(key: jax.Array) -> Any:
         if not jax.eval_shape(init_heads, key, key):  # neither the output layer nor the losses have parameters
@@ -104,30 +105,24 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         return {"backbone": model.init(body), "head": init_heads(words, others)}
 
     def flops_per_token(length: int) -> float:
-        return model.flops_per_token(length) + losses.flops_per_token
+        return model.flops_per_token(length) + sum(loss.flops_per_token for loss in further)
 
-    if whole_text:
-        objective = language_model(
-            model,
-            loss_chunks=chunks,
-            activation_regularization=config.objective.activation_regularization,
-            temporal_activation_regularization=config.objective.temporal_activation_regularization,
-            nominal_length=config.data.nominal_length(config.length),
-            positions=config.objective.positions,
-            auxiliary=losses,
-        )
+    if data.whole_text:
+        objective = language_model(model, loss_chunks=chunks, further=further)
     else:
         objective = left_to_right_language_model(model, loss_chunks=chunks)
+    if data.whole_text and (nominal := data.nominal_length(config.length)) is not None:
+        objective = with_rate_of_length(objective, nominal)
     return Pretraining(
         model=model,
         init_params=init_params,
         objective=objective,
         flops_per_token=flops_per_token,
         groups=_groups(model, config),
-        carry=partial(carry_of, model, config.data),
+        carry=partial(carry_of, model, data),
         language_loss="nll",
-        whole_text=whole_text,
-        notes=() if whole_text else ("left to right, no next-sentence loss",),
+        whole_text=data.whole_text,
+        notes=() if data.whole_text else ("left to right, no next-sentence loss",),
     )
 
 
