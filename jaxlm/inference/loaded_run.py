@@ -24,7 +24,7 @@ from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Model
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.auxiliary_losses import CLASSIFIERS
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.runs.checkpoints import Checkpoints

@@ -15,7 +15,7 @@ from jaxlm.inference.padded_sizes import WORTH, PaddedSizes, batch_length
 from jaxlm.inference.scoring import Scored, _chunks, sequence_log_probs, text_sequence
 from jaxlm.models import build
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.perplexity import perplexity
 from jaxlm.training.step import make_eval_step

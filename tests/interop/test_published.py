@@ -29,7 +29,7 @@ from jaxlm.interop.rules import planned_tensors
 from jaxlm.interop.sources import read_published
 from jaxlm.models import build
 from jaxlm.models.bert import BertConfig
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.schedule import schedule_of

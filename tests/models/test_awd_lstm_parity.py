@@ -21,7 +21,7 @@ from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.awd_lstm import model as awd_lstm
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Model
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.auxiliary_losses import activation_regularization, temporal_activation_regularization
 from jaxlm.objectives.language_model import language_model, with_rate_of_length
 from jaxlm.training.averaging import no_iterates

@@ -17,7 +17,7 @@ from jaxlm.data.batch import Batch
 from jaxlm.models import build
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.objectives.language_model import language_model

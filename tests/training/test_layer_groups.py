@@ -15,7 +15,7 @@ from toy import STILL, assert_trees_same, packed, random_params
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.models import FAMILIES, build, family_of
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
