@@ -27,7 +27,7 @@ from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.training.config import check_sizes
-from jaxlm.training.trained_length import check_trained
+from jaxlm.training.start import check_trained
 from jaxlm.wording import counted
 
 SEPARATOR = " ||| "  # of the two texts of a line; the last one counts, as in the original's greedy pattern

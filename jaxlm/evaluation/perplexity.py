@@ -30,10 +30,10 @@ from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.models.model import Model
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import check_layout, check_sizes
-from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
+from jaxlm.training.start import check_trained
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
-from jaxlm.training.trained_length import check_trained
+from jaxlm.training.validation import divide, metrics_of, text_notes, text_sizes, totals
 
 
 def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def perplexity_of(
         step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
         sums = totals(lambda *given: progress.count(step(*given)), run.params, from_host, carry)
-        figures = figures_of(sums, **sizes)
+        figures = metrics_of(sums, **sizes)
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)

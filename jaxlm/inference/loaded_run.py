@@ -34,8 +34,8 @@ from jaxlm.tasks import CustomConfig, Task
 from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
+from jaxlm.training.start import limited, trained_length
 from jaxlm.training.task_model import TaskLearner, make_task_learner
-from jaxlm.training.trained_length import limited, trained_length
 
 log = logging.getLogger(__name__)
 

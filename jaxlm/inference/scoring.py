@@ -17,7 +17,7 @@ from jaxlm.inference.padded_sizes import batch_length
 from jaxlm.inference.rows import BATCHES_SORTED, RowStep, padded, row_positions, run
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
-from jaxlm.training.perplexity import divide
+from jaxlm.training.validation import divide
 
 SCORED = (8, 32, 128, 512)  # numbers of scored positions per row; each is a program
 _STEPS = 64  # compiled functions that are kept for further calls

@@ -15,16 +15,16 @@ from jaxlm.inference.loaded_run import LoadedRun, for_reading
 from jaxlm.models import ModelConfig, build
 from jaxlm.text.backward import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
-from jaxlm.training.pretraining_run import Trainee
+from jaxlm.training.pretraining_run import TrainingContext
+from jaxlm.training.start import trained_length
 from jaxlm.training.step import TrainState
-from jaxlm.training.trained_length import trained_length
 
 log = logging.getLogger(__name__)
 
 
 def during_pretraining(
     prompts: Sequence[str], every: int, model: ModelConfig | None = None
-) -> list[Callable[[Trainee], ScheduledEvaluation]]:
+) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
     """Return the sampling of a continuation of each prompt, every so many steps of pretraining; none with `every` 0.
 
     A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
@@ -40,28 +40,28 @@ def during_pretraining(
     if every and model is not None and not build(model).is_causal:
         raise _of_an_encoder(every)
     given = list(dict.fromkeys(prompts)) or [""]
-    return [lambda trainee: _evaluation(trainee, given, every)] if every else []
+    return [lambda context: _evaluation(context, given, every)] if every else []
 
 
 def _of_an_encoder(every: int) -> InputError:
     return InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
 
 
-def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
-    config, generators = trainee.config, dict[int, Generator]()
+def _evaluation(context: TrainingContext, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
+    config, generators = context.config, dict[int, Generator]()
     model = build(config.model, for_reading(config.execution))
     if not model.is_causal:
         raise _of_an_encoder(every)
-    require_forward(trainee.tokenizer, "--sample-every")
+    require_forward(context.tokenizer, "--sample-every")
 
     def run_at(step: int, params: Any) -> LoadedRun:
-        length, path = trained_length(trainee.run, step), trainee.run.path
+        length, path = trained_length(context.run, step), context.run.path
         return LoadedRun(
-            config, model, params, trainee.tokenizer, step, path, trainee.mesh, length, None, trainee.versions
+            config, model, params, context.tokenizer, step, path, context.mesh, length, None, context.versions
         )
 
     first = run_at(0, None)
-    for prompt, ids in zip(prompts, trainee.tokenizer.encode_batch(list(prompts)), strict=True):
+    for prompt, ids in zip(prompts, context.tokenizer.encode_batch(list(prompts)), strict=True):
         tokens = len(first.begun(ids))
         if not 0 < tokens < first.trained_length:
             raise InputError(
@@ -77,7 +77,7 @@ def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> Schedul
         generator.read(run)
         for prompt in prompts:
             ((sample,),) = generator([prompt])
-            trainee.log.write(step, {"sample": {"prompt": prompt, "text": sample.text}})
+            context.log.write(step, {"sample": {"prompt": prompt, "text": sample.text}})
             if jax.process_index() == 0:
                 log.info("step %d: sample: %s", step, json.dumps(sample.text, ensure_ascii=False))
         generator.read(dataclasses.replace(run, params=None))  # training donates these parameters

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import TokenScores
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
-from jaxlm.training.perplexity import divide
+from jaxlm.training.validation import divide
 
 Row = TypeVar("Row")
 PAPER = "paper"  # the protocol of all values

@@ -17,8 +17,8 @@ from jaxlm.models import build
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.perplexity import perplexity
 from jaxlm.training.step import make_eval_step
+from jaxlm.training.validation import perplexity
 
 MODEL = build(toy.STILL, Execution(dtype="float32"))
 PARAMS = toy.random_params(toy.STILL)

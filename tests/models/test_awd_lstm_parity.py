@@ -24,9 +24,9 @@ from jaxlm.models.model import Model
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.auxiliary_losses import activation_regularization, temporal_activation_regularization
 from jaxlm.objectives.language_model import language_model, with_rate_of_length
-from jaxlm.training.averaging import no_iterates
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
+from jaxlm.training.weights import no_iterates
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "awd_lstm_parity.npz"
 WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
