@@ -27,7 +27,7 @@ from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.masking import MaskingConfig
 from jaxlm.tasks import CustomConfig, TaskOptions

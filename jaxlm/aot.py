@@ -49,7 +49,7 @@ ARGUMENTS = (Arguments,)
 def aot(arguments: Arguments) -> dict[str, Any]:
     """Print and write the report, and return it. JAX is imported here, when the command line is known to be right."""
     from jaxlm.compiler.chips import topology
-    from jaxlm.training.abstract_inputs import with_vocabulary
+    from jaxlm.training.program import with_vocabulary
     from jaxlm.views.aot_report import advice, check, report
 
     arguments = replace(arguments, settings=with_vocabulary(arguments.settings))

@@ -18,8 +18,7 @@ from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.nn.config import Adaptive
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.objectives.config import MaskedLM
 from jaxlm.renamed import MOVED
 from jaxlm.runs.earlier_versions import completed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxlm.distributed.devices import RARELY
+from jaxlm.distributed.devices import RARE_BRANCH
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -122,7 +122,7 @@ class Module:
         """Yield each operation that takes time, and how often it runs in one call of the module.
 
         Operations within a fusion are part of it. Of the branches of a condition the most expensive counts, or the
-        cheapest if the program marks it as the usual one (`jaxlm.distributed.devices.RARELY`).
+        cheapest if the program marks it as the usual one (`jaxlm.distributed.devices.RARE_BRANCH`).
         """
         yield from self._runs(self.entry, 1)
 
@@ -139,7 +139,7 @@ class Module:
                     for listed, one in _BRANCHES.findall(operation.rest)
                     for branch in (listed.split(",") if listed else [one])
                 ]
-                usual = min if RARELY in operation.source else max
+                usual = min if RARE_BRANCH in operation.source else max
                 yield from self._runs(usual(branches, key=self._cycles), times)
             elif operation.kind in ("call", "async-start"):
                 for called in _CALLED.findall(operation.rest):

@@ -33,7 +33,7 @@ PEAK_TFLOPS = (
 
 
 # Name scope marking a `cond` whose expensive branch is rarely taken; read by the cycle estimator.
-RARELY = "rarely"
+RARE_BRANCH = "rarely"
 
 _compiled_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("compiled_for", default=None)
 

@@ -20,7 +20,7 @@ from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress
 from jaxlm.training.config import check_sizes
-from jaxlm.training.trained_length import check_trained
+from jaxlm.training.start import check_trained
 from jaxlm.wording import finite
 
 DEFAULT_BATCH_SIZE = 32

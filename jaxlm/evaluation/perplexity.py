@@ -28,9 +28,9 @@ from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.language_model import language_model, reset_carry
 from jaxlm.training.config import check_layout
-from jaxlm.training.perplexity import divide, figures_of, text_notes, text_sizes, totals
 from jaxlm.training.program import CompiledStep, carry_of
 from jaxlm.training.step import EvalStep, first_carry, make_eval_step
+from jaxlm.training.validation import divide, metrics_of, text_notes, text_sizes, totals
 from jaxlm.wording import either
 
 MOST_LINES = 16  # of a table of losses by position
@@ -79,7 +79,7 @@ def perplexity_of(
         step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
         sums = totals(lambda *given: progress.count(step(*given)), run.params, from_host, carry)
-        figures = figures_of(sums, **sizes)
+        figures = metrics_of(sums, **sizes)
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
         figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
     say(

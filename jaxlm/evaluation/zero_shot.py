@@ -29,7 +29,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import Tokenizer
 from jaxlm.training.loop import ScheduledEvaluation
-from jaxlm.training.pretraining_run import Trainee
+from jaxlm.training.pretraining_run import TrainingContext
 from jaxlm.training.step import TrainState
 from jaxlm.wording import flag, lacks_field
 from jaxlm.zero_shot.model import ZeroShotModel
@@ -117,7 +117,7 @@ def measured_lines(
         yield of_value | value | how | ({"options": changed} if changed else {})
 
 
-def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Trainee], ScheduledEvaluation]]:
+def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
     """Return the evaluation of zero-shot tasks, each NAME:PATH, every so many steps of pretraining; none without tasks.
 
     Values go to RUN/zero_shot.jsonl and to TensorBoard. Those of a step that is reached again are not computed again.
@@ -128,15 +128,15 @@ def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Train
     if every and not tasks:
         raise InputError(f"--zero-shot-every must be given with --zero-shot NAME:PATH, got {every} alone; add one")
 
-    def begin(trainee: Trainee) -> ScheduledEvaluation:
-        results = Results(trainee.run.path / RESULTS, keep=True)
+    def begin(context: TrainingContext) -> ScheduledEvaluation:
+        results = Results(context.run.path / RESULTS, keep=True)
         model = ZeroShotModel(
-            trainee.model,
-            trainee.tokenizer,
-            mesh=trainee.mesh,
-            batch_size=trainee.batch_size,
-            positions=trainee.length,
-            stream_length=trainee.stream_length,
+            context.model,
+            context.tokenizer,
+            mesh=context.mesh,
+            batch_size=context.batch_size,
+            positions=context.length,
+            stream_length=context.stream_length,
             show_progress=False,
         )
 
@@ -145,10 +145,10 @@ def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Train
             for task, path in tasks:
                 if not results.hold(step, task, path, options):
                     values = task.measure(model, Path(path), options)
-                    lines = list(measured_lines(model, (trainee.run.name, step), task, path, options, values))
+                    lines = list(measured_lines(model, (context.run.name, step), task, path, options, values))
                     results.add(lines)
                     show(lines)
-                    trainee.log.to_tensorboard(step, _scalars(lines))
+                    context.log.to_tensorboard(step, _scalars(lines))
 
         return ScheduledEvaluation(evaluate, every, first=True)
 

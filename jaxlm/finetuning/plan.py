@@ -22,8 +22,7 @@ from jaxlm.training.config import (
     kept_value,
     one_duration,
 )
-from jaxlm.training.initialization import Source, model_of_source, source_of
-from jaxlm.training.trained_length import check_trained, limited
+from jaxlm.training.start import Source, check_trained, limited, model_of_source, source_of
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,8 @@ from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.runs.observer import Callback, Observer
 from jaxlm.tasks import CustomConfig, Encoded, TaskOptions, encode_split, steps_of_epochs, train_batches
 from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, resolved_json, run_fields
-from jaxlm.training.initialization import dropout_notes
 from jaxlm.training.loop import explain_failure
-from jaxlm.training.trained_length import OF_START, kept_start_length
+from jaxlm.training.start import OF_START, dropout_notes, kept_start_length
 from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,9 @@ from jaxlm.runs.observer import Observer
 from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
+from jaxlm.training.initialization import fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
+from jaxlm.training.start import Source
 from jaxlm.training.step import Settings, TrainState
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 

@@ -17,7 +17,7 @@ from jaxlm.inference.rows import padded
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Inputs, Model
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 
 ROWS = 8  # rows per batch
 

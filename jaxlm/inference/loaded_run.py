@@ -24,7 +24,7 @@ from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Model
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.auxiliary_losses import CLASSIFIERS
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.runs.checkpoints import Checkpoints
@@ -34,8 +34,8 @@ from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
 from jaxlm.tasks.custom import located_files, with_rows
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
+from jaxlm.training.start import limited, trained_length
 from jaxlm.training.task_model import TaskLearner, make_task_learner
-from jaxlm.training.trained_length import limited, trained_length
 
 log = logging.getLogger(__name__)
 

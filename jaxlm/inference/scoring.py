@@ -19,8 +19,8 @@ from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, row_positions, run
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
-from jaxlm.training.perplexity import divide
 from jaxlm.training.step import first_carry
+from jaxlm.training.validation import divide
 
 SCORED = (8, 32, 128, 512)  # numbers of scored positions per row; each is a program
 _STEPS = 64  # compiled functions that are kept for further calls

@@ -17,16 +17,16 @@ from jaxlm.models import ModelConfig, build
 from jaxlm.text.backward import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
 from jaxlm.training.pretraining_plan import Plan
-from jaxlm.training.pretraining_run import Trainee
+from jaxlm.training.pretraining_run import TrainingContext
+from jaxlm.training.start import trained_length
 from jaxlm.training.step import TrainState
-from jaxlm.training.trained_length import trained_length
 
 log = logging.getLogger(__name__)
 
 
 def during_pretraining(
     prompts: Sequence[str], every: int, model: ModelConfig | None = None
-) -> list[Callable[[Trainee], ScheduledEvaluation]]:
+) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
     """Return the sampling of a continuation of each prompt, every so many steps of pretraining; none with `every` 0.
 
     A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
@@ -40,7 +40,7 @@ def during_pretraining(
         raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
     if every and model is not None and not build(model).is_causal:
         raise _of_an_encoder(every)
-    return [lambda trainee: _evaluation(trainee, _distinct(prompts), every)] if every else []
+    return [lambda context: _evaluation(context, _distinct(prompts), every)] if every else []
 
 
 def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
@@ -80,14 +80,14 @@ def _distinct(prompts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(prompts)) or [""]
 
 
-def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
-    config, generators = trainee.config, dict[int, Generator]()
+def _evaluation(context: TrainingContext, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
+    config, generators = context.config, dict[int, Generator]()
     model = build(config.model, for_reading(config.execution))
 
     def run_at(step: int, params: Any) -> LoadedRun:
-        length, path = trained_length(trainee.run, step), trainee.run.path
+        length, path = trained_length(context.run, step), context.run.path
         return LoadedRun(
-            config, model, params, trainee.tokenizer, step, path, trainee.mesh, length, None, trainee.versions
+            config, model, params, context.tokenizer, step, path, context.mesh, length, None, context.versions
         )
 
     def evaluate(step: int, state: TrainState) -> None:
@@ -98,7 +98,7 @@ def _evaluation(trainee: Trainee, prompts: Sequence[str], every: int) -> Schedul
         generator.read(run)
         for prompt in prompts:
             ((sample,),) = generator([prompt])
-            trainee.log.write(step, {"sample": {"prompt": prompt, "text": sample.text}})
+            context.log.write(step, {"sample": {"prompt": prompt, "text": sample.text}})
             if jax.process_index() == 0:
                 log.info("step %d: sample: %s", step, json.dumps(sample.text, ensure_ascii=False))
         generator.read(dataclasses.replace(run, params=None))  # training donates these parameters

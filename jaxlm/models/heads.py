@@ -10,8 +10,8 @@ from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.batch_norm import BatchNorm
 from jaxlm.nn.config import Features
 from jaxlm.nn.linear import linear_head
-from jaxlm.nn.lstm import BiLSTM
 from jaxlm.nn.pointwise import dropout, fold
+from jaxlm.nn.recurrence import BiLSTM
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:

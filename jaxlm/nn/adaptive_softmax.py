@@ -24,9 +24,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
-from jaxlm.nn.config import Adaptive
+from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
-from jaxlm.nn.execution import Execution
 from jaxlm.nn.linear import embed, gathered, linear
 
 PROJECTION_STD = 0.01  # of the projections (train.py, --proj_init_std)

@@ -106,7 +106,7 @@ def _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T):
     def by_peak():  # recomputes the product: logits passed to a branch would be copied
         return peak_T, jnp.sum(jnp.exp(_logits(h_TD, words_VD, bias_V) - peak_T[:, None]), axis=-1)
 
-    with jax.named_scope(devices.RARELY):
+    with jax.named_scope(devices.RARE_BRANCH):
         near = jnp.all(peak_T - near_T < LARGEST_EXPONENT)
         return jax.lax.cond(near, lambda: (near_T, total_T), by_peak)
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 
 Names = tuple[str | None, ...]
 # The axes that fsdp shards, and their names after an all-gather.

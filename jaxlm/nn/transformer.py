@@ -1,4 +1,4 @@
-"""Parts of Transformer blocks that families share: self-attention with its cache, and the feed-forward.
+"""Parts of Transformers that families share: self-attention with its cache, the feed-forward, and the layer loop.
 
 The blocks themselves differ in norms, residuals and dropout, and each family writes its own.
 """
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
-from jaxlm.nn.attention import attend
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.attention import SAVED, attend
+from jaxlm.nn.config import Execution
 from jaxlm.nn.linear import project, project_heads, project_to_heads
 from jaxlm.nn.pointwise import Activation, activate, dropout
 
@@ -116,3 +116,34 @@ class FeedForward(nn.Module):
         h_BLF = activate(project(x_BLD, kernel_in, bias_in, names_in, self.execution), self.activation)
         h_BLF = dropout(h_BLF, self.dropout_rate, key)
         return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
+
+
+_POLICIES = jax.checkpoint_policies
+_SAVED = {
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(SAVED)
+    ),
+    "full": None,
+}
+
+
+def stacked(
+    block: type[nn.Module], num_layers: int, execution: Execution, *, in_axes: tuple[Any, ...], static: tuple[int, ...]
+) -> Any:
+    """Return the module class of `num_layers` blocks, unrolled and rematerialized as `execution` selects.
+
+    The block takes the states first and returns (states, outputs that are stacked over the layers). in_axes: for each
+    further argument, 0 if every layer has its own and nn.broadcast if all share it. static: the arguments, counted with
+    the module as 0, that are Python values.
+    """
+    if execution.remat != "none":
+        block = nn.remat(block, prevent_cse=False, policy=_SAVED[execution.remat], static_argnums=static)
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=in_axes,
+        length=num_layers,
+        unroll=execution.layers_per_iteration(num_layers),
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )

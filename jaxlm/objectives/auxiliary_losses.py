@@ -1,14 +1,16 @@
-"""Auxiliary losses of a language model: of its intermediate layers, and of a second target (Al-Rfou et al., 2019).
+"""Further losses of a language model: the regularization of its states, and those of the character Transformer.
 
-Section 3.1 of "Character-level language modeling with deeper self-attention". Each loss has a classifier of its own,
-which only training uses. The losses read the states that every causal model returns for its layers; those of an
-intermediate layer are normed first, as the model norms those of the last one.
+Merity et al. (2018, section 4.6) regularize the states. Al-Rfou et al. (2019, "Character-level language modeling with
+deeper self-attention", section 3.1) predict the last position alone in an ablation, and add losses of intermediate
+layers and of a second target. Each of these has a classifier of its own, which only training uses. They read the states
+that every causal model returns for its layers; those of an intermediate layer are normed first, as the model norms
+those of the last one.
 
 The losses are computed in a loop over the layers, after the pass: only the scores of one layer exist at a time. A layer
 that has stopped is still computed and has the coefficient 0, so that nothing is compiled again.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +24,74 @@ from jaxlm.errors import InputError
 from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
 from jaxlm.nn.pointwise import LayerNorm
+from jaxlm.objectives.config import LanguageModel
+from jaxlm.objectives.language_model import FurtherLoss, segments_of
 from jaxlm.objectives.objective import Coefficient, Sums
 
 CLASSIFIERS = "auxiliary"  # their name in params["head"]
 _NORM = LayerNorm(1e-5)
+
+
+def further_losses(model: Model, config: LanguageModel, chunks: int = 0) -> list[FurtherLoss]:
+    """Return the losses that `config` adds to that of the next token. chunks: as in `OutputLayer.loss`."""
+    losses = [last_position(model, chunks)] if config.positions == "last" else []
+    if config.activation_regularization:
+        losses.append(activation_regularization(config.activation_regularization))
+    if config.temporal_activation_regularization:
+        losses.append(temporal_activation_regularization(config.temporal_activation_regularization))
+    if config.intermediate_coefficient or config.second_target_coefficient:
+        losses.append(AuxiliaryLosses(model, config, chunks).further_loss())
+    return losses
+
+
+def activation_regularization(coefficient: float) -> FurtherLoss:
+    """Return the mean over tokens and units of the squared states (awd-lstm-lm, main.py:201)."""
+
+    def sums(params: Any, outputs: Outputs, batch: Batch) -> Sums:
+        squares_BL = jnp.mean(jnp.square(outputs.states.astype(jnp.float32)), axis=-1)
+        return {"activation": jnp.sum(jnp.where(segments_of(batch) > 0, squares_BL, 0.0))}
+
+    def weights(batch: Batch) -> Sums:
+        return {"activation": jnp.sum(segments_of(batch) > 0).astype(jnp.float32)}
+
+    return FurtherLoss({"activation": coefficient}, weights, sums, in_evaluation=True)
+
+
+def temporal_activation_regularization(coefficient: float) -> FurtherLoss:
+    """Return the mean of the squared differences of consecutive states of a segment (awd-lstm-lm, main.py:203)."""
+
+    def continues(batch: Batch) -> jax.Array:
+        segments_BL = segments_of(batch)
+        return ((segments_BL[:, 1:] > 0) & (segments_BL[:, 1:] == segments_BL[:, :-1])).astype(jnp.float32)
+
+    def sums(params: Any, outputs: Outputs, batch: Batch) -> Sums:
+        states = outputs.states if outputs.undropped is None else outputs.undropped
+        steps_BLD = jnp.diff(states.astype(jnp.float32), axis=1)
+        return {"temporal_activation": jnp.sum(continues(batch) * jnp.mean(jnp.square(steps_BLD), axis=-1))}
+
+    def weights(batch: Batch) -> Sums:
+        return {"temporal_activation": jnp.sum(continues(batch))}
+
+    return FurtherLoss({"temporal_activation": coefficient}, weights, sums, in_evaluation=True)
+
+
+def last_position(model: Model, chunks: int = 0) -> FurtherLoss:
+    """Return the loss at the last position of each row, `last_nll`, which is trained instead of `nll`."""
+
+    def sums(params: Any, outputs: Outputs, batch: Batch) -> Sums:
+        last = at_last_positions(batch)
+        return {"last_nll": model.loss(params, outputs.states, outputs.output, last.targets, last.weights, chunks)[0]}
+
+    def weights(batch: Batch) -> Sums:
+        return {"last_nll": jnp.sum(at_last_positions(batch).weights)}
+
+    return FurtherLoss({"nll": 0.0, "last_nll": 1.0}, weights, sums)
+
+
+def at_last_positions(batch: Batch) -> Batch:
+    """Return the batch with the weight 0 at all positions but the last of each row that has a weight."""
+    after_BL = jnp.cumsum(batch.weights[:, ::-1] > 0, axis=1)[:, ::-1]  # positions with a weight, from here to the end
+    return dataclasses.replace(batch, weights=jnp.where(after_BL == 1, batch.weights, 0.0))
 
 
 def contributes(step: jax.Array, num_steps: jax.Array, num_layers: int) -> jax.Array:
@@ -40,20 +106,22 @@ def contributes(step: jax.Array, num_steps: jax.Array, num_layers: int) -> jax.A
 
 
 class AuxiliaryLosses:
-    """The losses of intermediate layers and of a second target, as terms of an `Objective`.
+    """The losses of intermediate layers and of a second target, for all positions or the last one of each row.
 
-    intermediate, second_target: their coefficients, 0 for none. The terms, in nats per token:
+    The terms, in nats per token:
 
-    - `layer_nll` (N - 1,): the loss of the next token in each intermediate layer, times `intermediate` until it stops;
-    - `second_nll`: the loss of the token after the next in the last layer, times `second_target`;
+    - `layer_nll` (N - 1,): the loss of the next token in each intermediate layer, times its coefficient until it stops;
+    - `second_nll`: the loss of the token after the next in the last layer, times the coefficient of a second target;
     - `layer_second_nll` (N - 1,): that in each intermediate layer, times both coefficients.
 
     A second target beyond the end of a row, or in another segment, has weight 0. InputError for intermediate losses of
     a model with one layer.
     """
 
-    def __init__(self, model: Model, intermediate: float, second_target: float, chunks: int = 0) -> None:
+    def __init__(self, model: Model, config: LanguageModel, chunks: int = 0) -> None:
         self._model, self._chunks, layers = model, chunks, model.config.num_layers
+        intermediate, second_target = config.intermediate_coefficient, config.second_target_coefficient
+        self._trained = at_last_positions if config.positions == "last" else lambda batch: batch
         if intermediate and layers == 1:
             raise InputError(
                 f"objective.intermediate_coefficient must be 0 for a model of one layer, got {intermediate:g}; leave "
@@ -70,10 +138,16 @@ class AuxiliaryLosses:
         }
         self.coefficients = {name: of(value) for name, (value, of) in terms.items() if value}
 
+    def further_loss(self) -> FurtherLoss:
+        """Return the losses as terms of an `Objective`, with their classifiers."""
+        shapes = nn.unbox(jax.eval_shape(self.init, jax.random.key(0)))[CLASSIFIERS]
+        flops = 6.0 * sum(shapes[name]["kernel"].size for name in self.coefficients)  # forward and backward
+        reads_layers = "layer_nll" in self.coefficients
+        functions: Any = {"weights": self.weights, "sums": self.sums, "init": self.init}
+        return FurtherLoss(self.coefficients, **functions, reads_layers=reads_layers, flops_per_token=flops)
+
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Return fresh classifiers, (V, D) or (N - 1, V, D), boxed; none if there are no losses."""
-        if not self.coefficients:  # the model is not traced
-            return {}
+        """Return fresh classifiers, (V, D) or (N - 1, V, D), boxed."""
         model, config, ids = self._model, self._model.config, jnp.zeros((1, 1), jnp.int32)
         states = jax.eval_shape(
             lambda: model({"backbone": nn.unbox(model.init(key))}, Inputs(ids, ids), layers=True).layers
@@ -93,30 +167,17 @@ class AuxiliaryLosses:
             }
         return {CLASSIFIERS: found}
 
-    @functools.cached_property
-    def flops_per_token(self) -> float:
-        """The FLOPs of the classifiers in a training step per token, forward and backward."""
-        shapes = nn.unbox(jax.eval_shape(self.init, jax.random.key(0))).get(CLASSIFIERS, {})
-        return 6.0 * sum(shapes[name]["kernel"].size for name in self.coefficients)
-
-    @property
-    def reads_layers(self) -> bool:
-        """True if a loss reads the states of intermediate layers."""
-        return "layer_nll" in self.coefficients
-
     def weights(self, batch: Batch) -> Sums:
         """Return the weight of each term over the whole batch."""
-        return {name: jnp.sum(_targets(name, batch)[1]) for name in self.coefficients}
+        trained = self._trained(batch)
+        return {name: jnp.sum(_targets(name, trained)[1]) for name in self.coefficients}
 
     def sums(self, params: Any, outputs: Outputs, batch: Batch) -> Sums:
         """Return the sum of each term over a part of the batch."""
-        if not self.coefficients:
-            return {}
-        own = params["head"][CLASSIFIERS]
-        found = {}
+        batch, own, found = self._trained(batch), params["head"][CLASSIFIERS], {}
         if "second_nll" in self.coefficients:
             found["second_nll"] = self._nll("second_nll", outputs.states, own["second_nll"]["kernel"], batch)
-        if not self.reads_layers or outputs.layers is None:
+        if outputs.layers is None:
             return found
         kernels = {name: own[name]["kernel"] for name in self.coefficients if name.startswith("layer")}
 

@@ -21,7 +21,7 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
-def nothing_follows(params: Any, means: Any) -> tuple[Any, Any]:
+def no_statistics(params: Any, means: Any) -> tuple[Any, Any]:
     """Return the parameters and the means unchanged."""
     return params, means
 
@@ -39,9 +39,9 @@ class Objective:
     prepare(batch): called once per step with the whole batch, for example to choose masks; every array it returns has
     the rows of the batch as its first axis. rate_factor(prepared): a factor of the learning rate of a step, computed
     from the whole batch; None: 1.
-    follow(params, means): called once per step with the updated parameters and all means, sum / weight over the whole
-    batch. It moves the parameters that follow statistics of the batch instead of a gradient, and returns them with the
-    means that are metrics. The sums of such statistics may be trees.
+    update_statistics(params, means): called once per step with the updated parameters and all means, sum / weight over
+    the whole batch. It moves the parameters that follow statistics of the batch instead of a gradient, and returns them
+    with the means that are metrics. The sums of such statistics may be trees.
     """
 
     coefficients: dict[str, Coefficient]
@@ -49,7 +49,7 @@ class Objective:
     sums: Callable[[Any, Any, Any, jax.Array | None], tuple[Sums, Any]]
     prepare: Callable[[Any], Any] = unchanged
     rate_factor: Callable[[Any], jax.Array] | None = None
-    follow: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]] = nothing_follows
+    update_statistics: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]] = no_statistics
 
     def coefficient(self, name: str, step: Any, num_steps: Any) -> jax.Array | float:
         """Return the coefficient of a term in update `step`, counted from 0, of a run of `num_steps`."""

@@ -171,14 +171,14 @@ def task_objective(
         nll, _ = model.loss(params, outputs.states, outputs.output, targets, token_weights, loss_chunks)
         return found | {"language_model_loss": nll}, carry
 
-    def follow(params: Any, means: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def update_statistics(params: Any, means: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if SUMS not in means:
             return params, means
         metrics = {name: value for name, value in means.items() if name != SUMS}
         return params | {STATISTICS: moved(params[STATISTICS], means[SUMS])}, metrics
 
     coefficients = {"task_loss": 1.0} | ({"language_model_loss": auxiliary_lm} if auxiliary_lm else {})
-    return Objective(dict(coefficients), weights, sums, follow=follow)
+    return Objective(dict(coefficients), weights, sums, update_statistics=update_statistics)
 
 
 def num_correct(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:

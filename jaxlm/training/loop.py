@@ -44,7 +44,7 @@ class Session:
     """One start of a training: its outputs, its intervals of evaluation and saving, and the caller who may stop it.
 
     num_steps: the step at which training ends. save(step, state): starts a checkpoint. describe_batch(step): the rows
-    of a batch, for an error. began: for people, `from scratch` or `with the state of RUN@STEP`; None if a checkpoint of
+    of a batch, for an error. began: a phrase, `from scratch` or `with the state of RUN@STEP`; None if a checkpoint of
     this run holds the first state.
     """
 

@@ -15,10 +15,9 @@ from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
-from jaxlm.training.abstract_inputs import abstract_batch
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining
-from jaxlm.training.program import make_program
+from jaxlm.training.program import abstract_batch, make_program
 
 MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lost to fragmentation
 

@@ -2,25 +2,153 @@
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
 `openai_adam` is the variant in its code (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one in BERT's
-code (google-research/bert, optimization.py:31-157). `sgd` and `adagrad` follow torch.optim.SGD and TensorFlow,
-`adafactor` follows T5 (Shazeer and Stern, 2018).
+code (google-research/bert, optimization.py:31-157). `jaxlm.training.scaling` has the other kinds.
+
+The path of a parameter and its logical axes determine its rule. Matrices and tables have the model's width among their
+axes and are decayed; biases and norms do not have it and are not decayed.
 """
 
+import itertools
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.training.adafactor import Adafactor
-from jaxlm.training.optimizer_config import OptimizerConfig
-from jaxlm.training.parameter_groups import ParameterGroup, ParameterRule, parameter_rules, without_frozen
-from jaxlm.training.scaling import Adagrad, Adam, Momentum, Scaling
-from jaxlm.training.schedule import Schedule, learning_rate
-from jaxlm.training.unfreezing import begun, last_stage
+from jaxlm.errors import InputError
+from jaxlm.training.optimizer_config import Decay, OptimizerConfig
+
+WIDTHS = ("width", "whole_width")  # the model's width, sharded or not
+STACKED = ("layers", "qkv")  # axes along which independent parameters are stacked
+TIMESCALE = 10_000.0  # of inverse_sqrt without a warmup (Raffel et al., 2020, section 3.1.2)
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters whose whole path matches a regular expression, for example `backbone/blocks/.*`.
+
+    rate: factor of the learning rate and the weight decay; a tuple has one factor per stacked layer. 0: frozen, that is
+    no update and no optimizer state; of stacked layers, the first ones can be frozen.
+    unfreeze_stage: stage of gradual unfreezing (`jaxlm.training.parameter_groups`) in which training begins; a tuple
+    has one per stacked layer.
+    """
+
+    pattern: str
+    rate: float | tuple[float, ...] = 1.0
+    unfreeze_stage: int | tuple[int, ...] = 0
+
+
+@dataclass(frozen=True)
+class ParameterRule:
+    """The treatment of one parameter by the optimizer. axes: its logical axes; the others are those of its group."""
+
+    axes: tuple[str | None, ...]
+    rate: float | tuple[float, ...] = 1.0
+    unfreeze_stage: int | tuple[int, ...] = 0
+
+    @property
+    def decayed(self) -> bool:
+        """True if the parameter is decayed: if the model's width is among its axes."""
+        return any(width in self.axes for width in WIDTHS)
+
+    @property
+    def frozen(self) -> bool:
+        """True if the whole parameter is frozen."""
+        return not any(self.rate) if isinstance(self.rate, tuple) else not self.rate
+
+    @property
+    def frozen_layers(self) -> int:
+        """The number of frozen layers of a stacked parameter, its first ones."""
+        rates = self.rate if isinstance(self.rate, tuple) else ()
+        return len(list(itertools.takewhile(lambda rate: not rate, rates)))
+
+    def scaled(self, rate: Any) -> Any:
+        """Return `rate` times the group's factor, in a shape that broadcasts to the trained layers."""
+        if isinstance(self.rate, tuple):
+            factors = jnp.array(self.rate[self.frozen_layers :], jnp.float32)
+            return rate * factors.reshape(-1, *[1] * (len(self.axes) - 1))
+        return rate if self.rate == 1.0 else rate * self.rate
+
+    def trained(self, leaf: Any) -> Any:
+        """Return the trained layers of a parameter, boxed if it is; an empty node, optax.MaskedNode, if frozen."""
+        if self.frozen:
+            return optax.MaskedNode()
+        return jax.tree.map(lambda x: x[self.frozen_layers :], leaf) if self.frozen_layers else leaf
+
+    def with_frozen_filled(self, trained: Any, p: Any, fill: float) -> Any:
+        """Return a value of the trained layers in the shape of the parameter p, with `fill` for the frozen ones."""
+        if self.frozen:
+            return jnp.full_like(p, fill)
+        if not self.frozen_layers:
+            return trained
+        return jnp.concatenate([jnp.full_like(p[: self.frozen_layers], fill), trained])
+
+
+def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Any:
+    """Return the rule of each parameter, a tree with a ParameterRule in place of each box.
+
+    The first matching group applies; a parameter without a group is trained at the full rate. Raises InputError for a
+    group that matches nothing, and for a tuple of factors that does not fit the layers of a parameter.
+    """
+    matched: set[str] = set()
+
+    def rule(path: Any, box: nn.LogicallyPartitioned) -> ParameterRule:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for group in groups:
+            if re.fullmatch(group.pattern, name):
+                matched.add(group.pattern)
+                _check_layers(name, group, box)
+                return ParameterRule(box.names, group.rate, group.unfreeze_stage)
+        return ParameterRule(box.names)
+
+    rules = jax.tree_util.tree_map_with_path(rule, boxed_params, is_leaf=_is_box)
+    for group in groups:
+        if group.pattern not in matched:
+            raise InputError(f"parameter group {group.pattern!r} must match a parameter, got none; correct the pattern")
+    return rules
+
+
+def without_frozen(rules: Any, tree: Any) -> Any:
+    """Return a tree like the parameters without frozen ones (optax.MaskedNode) and without frozen layers."""
+    return jax.tree.map(lambda rule, leaf: rule.trained(leaf), rules, tree)
+
+
+def _check_layers(name: str, group: ParameterGroup, box: nn.LogicallyPartitioned) -> None:
+    layers = box.value.shape[0] if box.names[:1] == ("layers",) else None
+    for field, what in (("rate", "factor"), ("unfreeze_stage", "stage")):
+        values = getattr(group, field)
+        if isinstance(values, tuple) and len(values) != layers:
+            raise InputError(
+                f"parameter group {group.pattern!r}: {field} must have a {what} for each of the {layers or 'stacked'} "
+                f"layers of {name}, got {len(values)}; give one {what}, or a pattern of stacked parameters"
+            )
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.LogicallyPartitioned)
+
+
+class Schedule(NamedTuple):
+    """The numbers of a learning-rate schedule, float32 scalars: data of a compiled step, not constants in it.
+
+    peak_lr: the highest learning rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same as a
+    fraction of the run. floor, power, stable: those of the decay.
+    """
+
+    peak_lr: Any
+    num_steps: Any
+    warmup: Any
+    warmup_fraction: Any
+    floor: Any
+    power: Any
+    stable: Any
 
 
 class Optimizer(NamedTuple):
@@ -30,17 +158,18 @@ class Optimizer(NamedTuple):
     rate(step, schedule): the learning rate of update `step`, counted from 0.
     direction(gradient, state, params): the update that led to `state`, without learning rate and decay, with empty
     nodes for frozen parameters and zeros for frozen layers. gradient, params: the inputs of that update.
-    trained(tree): a tree like the parameters without frozen ones and frozen layers.
-    last_stage: the last stage of gradual unfreezing, 0 without it. begun(tree, stage, fill): the tree with `fill` (0)
-    where training has not begun.
+    trainable(tree): a tree like the parameters without frozen ones and frozen layers.
+    last_stage, stage_of, mask_frozen_stage: of gradual unfreezing, see `jaxlm.training.parameter_groups`; by default
+    there is one stage, in which everything trains.
     """
 
     transformation: optax.GradientTransformationExtraArgs
     rate: Callable[[Any, Schedule], jax.Array]
     direction: Callable[[Any, Any, Any], Any]
-    trained: Callable[[Any], Any] = lambda tree: tree
+    trainable: Callable[[Any], Any] = lambda tree: tree
     last_stage: int = 0
-    begun: Callable[..., Any] = lambda tree, stage, fill=0.0: tree
+    stage_of: Callable[[Any, Any], Any] = lambda step, stage_steps: None
+    mask_frozen_stage: Callable[..., Any] = lambda tree, stage: tree
 
 
 def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
@@ -50,42 +179,32 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
 
         -learning_rate (direction + decay_factor weight_decay p)
 
-    with the decay where `jaxlm.training.parameter_groups` has it, and the learning rate times the factor of the
-    parameter's group. sgd adds weight_decay p to the clipped gradient instead. Frozen parameters are left out of norms,
-    have no state, and get an update of zeros; so have the frozen layers of stacked parameters.
+    with the decay of matrices and tables, and the learning rate times the factor of the parameter's group. sgd adds
+    weight_decay p to the clipped gradient instead. Frozen parameters are left out of norms, have no state, and get an
+    update of zeros; so have the frozen layers of stacked parameters.
 
     learning_rate: a scalar, data of the compiled step. applied (True): if false, the state is unchanged and the
     caller must discard the update. The state is selected before the direction is computed, so that it can be updated
     in place.
     """
-    chain = _Chain(config, parameter_rules(boxed_params, groups))
+    rules = parameter_rules(boxed_params, groups)
+    chain = _Chain(config, rules)
     transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
-    return Optimizer(
-        transformation,
-        partial(learning_rate, config),
-        chain.direction,
-        partial(without_frozen, chain.rules),
-        last_stage(chain.rules),
-        partial(begun, chain.rules),
-    )
+    rate = partial(learning_rate, config)
+    optimizer = Optimizer(transformation, rate, chain.direction, partial(without_frozen, rules))
+    last_stage = int(max(np.max(rule.unfreeze_stage) for rule in jax.tree.leaves(rules)))
+    if last_stage:
+        from jaxlm.training.parameter_groups import unfreeze_gradually
 
-
-def make_scaling(config: OptimizerConfig, rules: Any) -> Scaling:
-    """Return the scaling of an optimizer's kind. rules: those of the parameters."""
-    if config.kind == "sgd":
-        return Momentum(config.momentum)
-    if config.kind == "adagrad":
-        return Adagrad(config.initial_accumulator, config.eps)
-    if config.kind == "adafactor":
-        return Adafactor(rules)
-    return Adam(config.kind, config.beta1, config.beta2, config.eps)
+        return unfreeze_gradually(optimizer, rules, last_stage)
+    return optimizer
 
 
 class _Chain:
     """The stages of an optimizer, applied in sequence; its state is that of the scaling."""
 
     def __init__(self, config: OptimizerConfig, rules: Any) -> None:
-        self.rules, self.scaling = rules, make_scaling(config, rules)
+        self.rules, self.scaling = rules, _scaling_of(config, rules)
         self.clip_norm, self.weight_decay = config.clip_norm, config.weight_decay
         self.couples_decay = config.kind == "sgd"
 
@@ -106,7 +225,7 @@ class _Chain:
         """Return the update, which is added to the parameters, and the new state."""
         gradient = self._prepared(gradient, params)
         new = jax.tree.map(partial(jnp.where, applied), self.scaling.accumulate(gradient, state), state)
-        new = computed_once(new)
+        new = materialized(new)
         factor = self.scaling.decay_factor(new) * self.weight_decay
 
         def update_of(rule: ParameterRule, direction: Any, p: Any) -> Any:
@@ -120,7 +239,7 @@ class _Chain:
         directions = self.scaling.direction(gradient, new, trained)
         updates = jax.tree.map(update_of, self.rules, directions, trained)
         # p + -0.0 has the bits of p, whatever they are.
-        return jax.tree.map(lambda rule, u, p: rule.whole(u, p, -0.0), self.rules, updates, params), new
+        return jax.tree.map(lambda rule, u, p: rule.with_frozen_filled(u, p, -0.0), self.rules, updates, params), new
 
     def direction(self, gradient: Any, state: Any, params: Any) -> Any:
         """Return the direction of the update that led to `state`, times the factors of the groups."""
@@ -129,7 +248,7 @@ class _Chain:
         directions = self.scaling.direction(gradient, state, without_frozen(self.rules, params))
 
         def scaled(rule: ParameterRule, direction: Any, p: jax.Array) -> Any:
-            return direction if rule.frozen else rule.whole(rule.scaled(1.0) * direction, p, 0.0)
+            return direction if rule.frozen else rule.with_frozen_filled(rule.scaled(1.0) * direction, p, 0.0)
 
         return jax.tree.map(scaled, self.rules, directions, params)
 
@@ -153,10 +272,202 @@ def _clipped(gradient: Any, largest: float) -> Any:
     return jax.tree.map(lambda g: g * scale, gradient)
 
 
-def computed_once(state: Any) -> Any:
+def materialized(state: Any) -> Any:
     """Return the new state behind a barrier, so that it is computed once.
 
     Without it XLA's CPU backend computes the new state from the old one again at each use. The old one then cannot be
     overwritten, and all moments and parameters are copied in every step.
     """
     return jax.lax.optimization_barrier(state) if devices.platform() == "cpu" else state
+
+
+def _scaling_of(config: OptimizerConfig, rules: Any) -> "Scaling":
+    """Return the scaling of an optimizer's kind. rules: those of the parameters."""
+    if config.kind == "adamw" or config.kind == "openai_adam" or config.kind == "bert_adamw":
+        return Adam(config.kind, config.beta1, config.beta2, config.eps)
+    from jaxlm.training.scaling import Adafactor, Adagrad, Momentum
+
+    if config.kind == "sgd":
+        return Momentum(config.momentum)
+    return Adafactor(rules) if config.kind == "adafactor" else Adagrad(config.initial_accumulator, config.eps)
+
+
+class Scaling:
+    """A scaling of the gradient, with a state that is one of optax's.
+
+    init(params): the state before the first update; its leaves keep the boxes of their parameters.
+    accumulate(gradient, state): the state updated with a gradient. direction(gradient, state, params): the direction of
+    the update from that new state, before learning rate and decay. The two are separate so that the caller can discard
+    an update of the state and can log the direction later. Trees may have empty nodes in place of parameters that are
+    not trained. needs_gradient: True if `direction` reads more than the state.
+    """
+
+    needs_gradient: bool = True
+    init: Callable[..., Any]
+    accumulate: Callable[..., Any]
+    direction: Callable[..., Any]
+
+    def decay_factor(self, state: Any) -> jax.Array | float:
+        """Return the factor of the decoupled weight decay."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Adam(Scaling):
+    """Adam (Kingma and Ba, 2015): m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2; for update t, counted from 1,
+
+        direction = a c1 m / (sqrt(c2 v) + eps), decay_factor = a
+
+    kind adamw: a = 1, c1 = 1 / (1 - b1^t), c2 = 1 / (1 - b2^t). openai_adam: a = sqrt(1 - b2^t) / (1 - b1^t),
+    c1 = c2 = 1, so that eps is added to the uncorrected root and the decay is scaled by the correction too
+    (openai/finetune-transformer-lm, opt.py:23-49). bert_adamw: a = c1 = c2 = 1 (google-research/bert,
+    optimization.py:87-157).
+    """
+
+    kind: Literal["adamw", "openai_adam", "bert_adamw"]
+    beta1: float
+    beta2: float
+    eps: float
+    needs_gradient = False
+
+    def init(self, params: Any) -> optax.ScaleByAdamState:
+        """Return moments of zeros."""
+        mu, nu = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
+
+    def accumulate(self, gradient: Any, state: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
+        """Return the moments updated with a gradient."""
+        b1, b2 = self.beta1, self.beta2
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * (g * g), state.nu, gradient)
+        return optax.ScaleByAdamState(state.count + 1, mu, nu)
+
+    def direction(self, gradient: Any, state: optax.ScaleByAdamState, params: Any) -> Any:
+        """Return the quotient of the moments."""
+        a, c1, c2 = self._corrections(state.count)
+        return jax.tree.map(lambda m, v: (a * c1) * m / (jnp.sqrt(v * c2) + self.eps), state.mu, state.nu)
+
+    def decay_factor(self, state: optax.ScaleByAdamState) -> jax.Array | float:
+        """Return the correction of openai_adam, else 1."""
+        return self._corrections(state.count)[0]
+
+    def _corrections(self, count: jax.Array) -> tuple[jax.Array | float, ...]:
+        """Return a, c1 and c2 of update `count`, counted from 1."""
+        t = count.astype(jnp.float32)
+        mu, nu = 1.0 - self.beta1**t, 1.0 - self.beta2**t
+        if self.kind == "adamw":
+            return 1.0, 1.0 / mu, 1.0 / nu
+        return (jnp.sqrt(nu) / mu if self.kind == "openai_adam" else 1.0), 1.0, 1.0
+
+
+def schedule_of(config: OptimizerConfig, num_steps: int) -> Schedule:
+    """Return the numbers of the schedule of a run of `num_steps`."""
+    assert config.peak_lr is not None
+    total, warmup = max(1, num_steps), config.warmup_steps(num_steps)
+    numbers = (config.peak_lr, total, warmup, warmup / total, config.floor, config.power, config.stable)
+    return Schedule(*map(np.float32, numbers))
+
+
+def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax.Array:
+    """Return the learning rate of update `step`: a linear warmup, then a decay of the peak.
+
+    With update t counted from 0, T updates, w of them warmup, and the fraction x of the decay that has passed, the
+    decays leave this fraction of the peak:
+
+        constant             1
+        linear               f + (1 - f) (1 - x)
+        cosine               f + (1 - f) (1 + cos(pi x)) / 2
+        polynomial           f + (1 - f) (1 - x)^p
+        inverse_sqrt         max(f, 1 / sqrt(1 + (t - w) / s)), s = w, or 10,000 without a warmup
+        warmup_stable_decay  f + (1 - f) (1 - y)^p, y = max(0, x' - q) / (1 - q), x' = (t - w) / (T - w)
+        slanted_triangular   f + (1 - f) (1 - x), and f + (1 - f) t / w during the warmup
+
+    f: `floor`, p: `power`, q: `stable`. Polynomial decay is that of BERT's code, with p = 1. The inverse square root is
+    that of Vaswani et al. (2017) and T5, in the form of big_vision and Hugging Face. Warmup, stable, decay: Hu et al.
+    (2024, MiniCPM, section 4). Slanted triangles: Howard and Ruder (2018, ULMFiT, equation 3), with f = 1 / ratio and w
+    / T = cut_frac; the fall ends at the last step, as in their code, where the equation rounds. Most kinds of
+    optimizers measure x from the end of the warmup. The published codes of GPT-1 and BERT measure it from step 0.
+
+    The config gives only the kind of optimizer and of decay; the numbers are data.
+    """
+    if config.decay == "slanted_triangular":
+        return slanted_triangular_rate(schedule, step)
+    rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(config.kind, warmup_then_decay)
+    return rate(schedule, step, config.decay)
+
+
+def warmup_then_decay(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
+    """Return the rate of update `step`, counted from 0: a linear warmup, then the decay over the rest of the run.
+
+    With w warmup steps: peak (t + 1) / w up to the peak. The rate reaches its minimum one update after the last.
+    """
+    t = jnp.asarray(step, jnp.float32)
+    rise = jnp.minimum(1.0, (t + 1) * (1.0 / jnp.maximum(1.0, schedule.warmup)))
+    remaining = _remaining(schedule, t, decay, _after_warmup(schedule, t))
+    return schedule.peak_lr * jnp.where(t < schedule.warmup, rise, remaining)
+
+
+def slanted_triangular_rate(schedule: Schedule, step: Any) -> jax.Array:
+    """Return the rate of update `step`, counted from 0, of every kind of optimizer: the floor in the first update, the
+    peak after the warmup, and the floor again in the update after the last.
+    """
+    t = jnp.asarray(step, jnp.float32)
+    rise = t * (1.0 / jnp.maximum(1.0, schedule.warmup))
+    p = jnp.where(t < schedule.warmup, rise, 1.0 - _after_warmup(schedule, t))
+    return schedule.peak_lr * _above_floor(schedule, p)
+
+
+def bert_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
+    """Return the learning rate of update `step` in BERT's code.
+
+    It is peak t / w before step w, and from there on the decay counted from step 0, so that the learning rate falls by
+    a fraction w / T of the peak at the end of the warmup.
+    """
+    each, each_warming = 1.0 / schedule.num_steps, 1.0 / jnp.maximum(1.0, schedule.warmup)
+    t = jnp.asarray(step, jnp.float32)
+    remaining = _remaining(schedule, t, decay, jnp.clip(t * each, 0.0, 1.0))
+    return schedule.peak_lr * jnp.where(t < schedule.warmup, t * each_warming, remaining)
+
+
+def openai_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
+    """Return the learning rate of update `step` in GPT-1's code.
+
+    With x = t / T and w as a fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine
+    (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run.
+    """
+    fraction, each = schedule.warmup_fraction, 1.0 / schedule.num_steps
+    t = jnp.asarray(step, jnp.float32)
+    x = t * each
+    warming = (x <= fraction) & (fraction > 0)
+    rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
+    remaining = _remaining(schedule, t, decay, x)
+    if decay == "cosine":
+        fall = _above_floor(schedule, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each))))
+        remaining = jnp.where(warming, 1.0, fall)
+    return schedule.peak_lr * rise * remaining
+
+
+def _remaining(schedule: Schedule, t: jax.Array, decay: Decay, x: jax.Array) -> jax.Array:
+    """Return the fraction of the peak that a decay leaves in update t, at fraction x of its length."""
+    if decay == "constant":
+        return jnp.ones_like(x)
+    if decay == "inverse_sqrt":
+        scale = jnp.where(schedule.warmup > 0, schedule.warmup, TIMESCALE)
+        passed = jnp.maximum(0.0, t - schedule.warmup) / scale
+        return jnp.maximum(schedule.floor, 1.0 / jnp.sqrt(1.0 + passed))
+    if decay == "warmup_stable_decay":
+        x = jnp.maximum(0.0, _after_warmup(schedule, t) - schedule.stable) / (1.0 - schedule.stable)
+    if decay in ("polynomial", "warmup_stable_decay"):
+        return _above_floor(schedule, jnp.maximum(0.0, 1.0 - x) ** schedule.power)
+    return _above_floor(schedule, 1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x)))
+
+
+def _after_warmup(schedule: Schedule, t: jax.Array) -> jax.Array:
+    """Return the fraction of the steps after the warmup that has passed before update t."""
+    length = jnp.maximum(1.0, schedule.num_steps - schedule.warmup)
+    return jnp.clip((t - schedule.warmup) * (1.0 / length), 0.0, 1.0)
+
+
+def _above_floor(schedule: Schedule, fraction: jax.Array) -> jax.Array:
+    """Return a fraction of the peak from 1 to 0 as one from 1 to the floor; a floor of 0 keeps its bits."""
+    return schedule.floor + (1.0 - schedule.floor) * fraction

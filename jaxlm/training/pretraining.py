@@ -5,8 +5,6 @@ sentence pairs, and if the second sentence follows the first (Devlin et al., 201
 paper's left-to-right ablation, it predicts their next token.
 """
 
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,21 +15,19 @@ import numpy as np
 
 from jaxlm.data.config import DataConfig
 from jaxlm.data.phases import PhasedRows
-from jaxlm.data.store import Store
 from jaxlm.models import build
 from jaxlm.models.model import Model
-from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
+from jaxlm.objectives.auxiliary_losses import further_losses
 from jaxlm.objectives.config import LanguageModel, MaskedLM
-from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.language_model import language_model, with_rate_of_length
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
-from jaxlm.training.perplexity import perplexity, text_sizes, totals
+from jaxlm.training.optimizer import ParameterGroup
+from jaxlm.training.parameter_groups import layer_groups
 from jaxlm.training.program import Learner, carry_of
-from jaxlm.training.step import EvalStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +36,12 @@ class Pretraining(Learner):
 
     language_loss: the metric that equals the store's unigram entropy for a model of word frequencies alone.
     whole_text: an evaluation predicts every token of a text and so gives a perplexity per word and bits per byte.
-    notes: descriptions of the targets, for people.
+    notes: human-readable descriptions of the targets.
     """
 
     language_loss: str
     whole_text: bool
     notes: tuple[str, ...] = ()
-
-    def evaluation(
-        self, step: EvalStep, params: Any, batches: Iterable[Any], stores: Sequence[Store], carry: Any = None
-    ) -> dict[str, float]:
-        """Return metrics on held-out stores: `validation_loss`, the loss over all positions, and its terms.
-
-        carry: the carry before the first batch.
-        """
-        if self.whole_text:
-            found = perplexity(step, params, batches, **text_sizes(stores), carry=carry)
-            found["validation_accuracy"] = found.pop("accuracy")  # training lines have an accuracy of their own
-            return found
-        sums = totals(step, params, batches)
-        means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        factors = {name: self.objective.coefficient(name, 0, 1) for name in self.objective.coefficients}
-        loss = sum(float(factor) * means[name] for name, factor in factors.items())
-        return {"validation_loss": loss} | {f"validation_{name}": value for name, value in means.items()}
 
     def work(self, rows: PhasedRows) -> Work:
         """Return a function from a step to the tokens and FLOPs of a run up to it."""
@@ -88,14 +67,15 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
 
 def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
     """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
-    whole_text, chunks = config.data.whole_text, config.execution.loss_chunks
-    assert isinstance(config.objective, LanguageModel)
-    losses = AuxiliaryLosses(
-        model, config.objective.intermediate_coefficient, config.objective.second_target_coefficient, chunks
-    )
+    data, asked, chunks = config.data, config.objective, config.execution.loss_chunks
+    assert isinstance(asked, LanguageModel)
+    further = [] if asked == LanguageModel() else further_losses(model, asked, chunks)
 
     def init_heads(words: jax.Array, others: jax.Array) -> Any:
-        return model.output_layer.init(words) | losses.init(others)
+        heads = model.output_layer.init(words)
+        for loss in further:
+            heads |= loss.init(others)
+        return heads
 
     def init_params(key: jax.Array) -> Any:
         if not jax.eval_shape(init_heads, key, key):  # neither the output layer nor the losses have parameters
@@ -104,30 +84,24 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         return {"backbone": model.init(body), "head": init_heads(words, others)}
 
     def flops_per_token(length: int) -> float:
-        return model.flops_per_token(length) + losses.flops_per_token
+        return model.flops_per_token(length) + sum(loss.flops_per_token for loss in further)
 
-    if whole_text:
-        objective = language_model(
-            model,
-            loss_chunks=chunks,
-            activation_regularization=config.objective.activation_regularization,
-            temporal_activation_regularization=config.objective.temporal_activation_regularization,
-            nominal_length=config.data.nominal_length(config.length),
-            positions=config.objective.positions,
-            auxiliary=losses,
-        )
+    if data.whole_text:
+        objective = language_model(model, loss_chunks=chunks, further=further)
     else:
         objective = left_to_right_language_model(model, loss_chunks=chunks)
+    if data.whole_text and (nominal := data.nominal_length(config.length)) is not None:
+        objective = with_rate_of_length(objective, nominal)
     return Pretraining(
         model=model,
         init_params=init_params,
         objective=objective,
         flops_per_token=flops_per_token,
         groups=_groups(model, config),
-        carry=partial(carry_of, model, config.data),
+        carry=partial(carry_of, model, data),
         language_loss="nll",
-        whole_text=whole_text,
-        notes=() if whole_text else ("left to right, no next-sentence loss",),
+        whole_text=data.whole_text,
+        notes=() if data.whole_text else ("left to right, no next-sentence loss",),
     )
 
 
@@ -175,11 +149,12 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
 
 def _groups(model: Model, config: PretrainConfig) -> tuple[ParameterGroup, ...]:
     """Return the parameters that have a learning rate of their own."""
-    return layer_groups(model.family, config.model.num_layers, decay=config.optimizer.layer_decay)
+    decay = config.optimizer.layer_decay
+    return () if decay == 1.0 else layer_groups(model.family, config.model.num_layers, decay=decay)
 
 
 def _masks(objective: MaskedLM, data: DataConfig) -> str:
-    """Return a description of the masks, for people."""
+    """Return a human-readable description of the masks."""
     masking = objective.masking
     kept = max(0.0, 1.0 - masking.share_mask - masking.share_random)
     return (

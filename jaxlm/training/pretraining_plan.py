@@ -14,16 +14,17 @@ from jaxlm.objectives.config import LanguageModel
 from jaxlm.runs.directory import saved_config
 from jaxlm.training.arguments import PretrainArguments
 from jaxlm.training.config import PretrainConfig, one_duration, resolved_json
-from jaxlm.training.initialization import (
+from jaxlm.training.initialization import matched_rows
+from jaxlm.training.start import (
+    OF_START,
     OTHER_STORE,
     Source,
     check_tokenizer,
+    kept_start_length,
     model_of_source,
     pinned_versions,
     source_of,
 )
-from jaxlm.training.trained_length import OF_START, kept_start_length
-from jaxlm.training.vocabulary import matched_rows
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
@@ -31,17 +30,9 @@ from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.storage import check_room, is_url
 from jaxlm.text import Tokenizer
-from jaxlm.training.abstract_inputs import abstract_batch, abstract_rows
-from jaxlm.training.averaging import with_loss
 from jaxlm.training.config import PretrainConfig, check_batches, run_fields
-from jaxlm.training.initialization import (
-    continue_state,
-    dropout_notes,
-    fresh_parts,
-    resume,
-    with_parameters,
-)
-from jaxlm.training.loop import Outcome, Profile, ScheduledEvaluation, Session, explain_failure, run_training
+from jaxlm.training.initialization import continue_state, fresh_parts, resume, with_parameters
+from jaxlm.training.loop import Profile, ScheduledEvaluation, Session, explain_failure, run_training
 from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.pretraining_plan import (
@@ -53,10 +44,10 @@ from jaxlm.training.pretraining_plan import (
     resolved_config,
     steered_by_validation,
 )
-from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
-from jaxlm.training.selection import early_end, evaluated, kept_note
+from jaxlm.training.program import CompiledStep, Program, abstract_batch, abstract_rows, make_program, run_settings
+from jaxlm.training.start import dropout_notes
 from jaxlm.training.step import Settings, TrainState, saved_part
-from jaxlm.training.validation import Validation
+from jaxlm.training.validation import Validation, ends_early, scheduled_validation
 from jaxlm.wording import counted
 
 
@@ -129,7 +120,7 @@ def prepared(planned: Plan) -> _Prepared:
     return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size, entropy)
 
 
-class Trainee(NamedTuple):
+class TrainingContext(NamedTuple):
     """The training that a further evaluation belongs to.
 
     length: the tokens in the longest rows that are trained. stream_length: those in a row of a stream, None in other
@@ -164,7 +155,7 @@ def run_pretraining(
     verify_stores: bool = False,
     given: Set[str] = frozenset(),
     observer: Observer | None = None,
-    evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]] = (),
+    evaluations: Sequence[Callable[[TrainingContext], ScheduledEvaluation]] = (),
     checks: Sequence[Callable[[Plan], None]] = (),
 ) -> dict[str, Any]:
     """Pretrain a language model on token stores, or resume a run with the same arguments.
@@ -183,7 +174,7 @@ def run_pretraining(
         the run after the step in progress, with its state saved. The same call continues it.
       profile: START:STOP, the steps to trace for TensorBoard's profiler.
       verify_stores: Check the full hashes of the stores first.
-      given: Names of the config's fields that were set on purpose, as flags are, beside those in `changes`.
+      given: Names of the config's fields that were set on purpose, as flags are, in addition to those in `changes`.
       observer: Replaces `callbacks` in a program that handles signals and prints, as the command does.
       evaluations: Further evaluations during training, each a function of what is trained.
       checks: Further checks of the plan of the run, which raise InputError before anything is compiled.
@@ -235,7 +226,7 @@ def _pretrain(
     arguments: PretrainArguments,
     given: set[str],
     observer: Observer,
-    evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]],
+    evaluations: Sequence[Callable[[TrainingContext], ScheduledEvaluation]],
     checks: Sequence[Callable[[Plan], None]],
 ) -> dict[str, Any]:
     """Start or resume a run and train it until it is complete or stopped; return the result of `run_pretraining`."""
@@ -299,7 +290,7 @@ def _train(
     observer: Observer,
     resolved: dict[str, Any],
     profiled: tuple[int, int] | None,
-    evaluations: Sequence[Callable[[Trainee], ScheduledEvaluation]],
+    evaluations: Sequence[Callable[[TrainingContext], ScheduledEvaluation]],
 ) -> None:
     """Train from the first state to the last step. beginning: as returned by `first_state`."""
     state, origin, notes = beginning
@@ -327,7 +318,7 @@ def _train(
     _note_beginning(recorder, ready, state, origin, changed, notes)
     length = max(phase.length for phase in planned.phases)
     tokenizer = planned.stores[0].tokenizer()
-    trainee = Trainee(
+    context = TrainingContext(
         run,
         recorder.metrics,
         ready.pretraining.model,
@@ -339,6 +330,11 @@ def _train(
         config=config,
         versions=planned.versions,
     )
+    scheduled = []
+    if planned.validation:
+        validation = Validation(planned, ready.pretraining, ready.mesh, ready.eval_batch_size)
+        scheduled.append(scheduled_validation(validation, recorder, ready.program.abstract))
+    scheduled += [begin(context) for begin in evaluations]
     session = Session(
         recorder,
         checkpoints,
@@ -346,9 +342,12 @@ def _train(
         num_steps=num_steps,
         checkpoint_every=config.checkpoint_every,
         save=lambda number, state: checkpoints.save(
-            number, saved_part(state), config=resolved, extra={"ended_early": True} if _ends(config, state) else None
+            number,
+            saved_part(state),
+            config=resolved,
+            extra={"ended_early": True} if ends_early(config, state) else None,
         ),
-        evaluations=(*_evaluation(recorder, ready), *(begin(trainee) for begin in evaluations)),
+        evaluations=tuple(scheduled),
         describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
         began=None if resumes else origin if source is None else f"with the {origin}",
         profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
@@ -369,7 +368,7 @@ def first_state(
         state, notes = resume(checkpoints, program.abstract, config.seed)
         return state, f"resumed at step {int(state.step)}", notes
     if source is not None and start_with == "state":
-        state, notes = continue_state(source, program.abstract, config.seed, program.kept.get("iterates"))
+        state, notes = continue_state(source, program.abstract, config.seed, program.optional_state.get("iterates"))
         return state, f"state of {source.name}", notes
     fresh = program.fresh_state(config.seed)
     if source is not None:
@@ -406,65 +405,6 @@ def _note_beginning(
         )
 
 
-def _evaluation(recorder: Recorder, ready: _Prepared) -> list[ScheduledEvaluation]:
-    """Return the evaluation on the validation stores, or none without any.
-
-    If there is an average of the parameters, the metrics are those of the average; `raw_validation_loss` is that of the
-    parameters themselves. A mean of iterates differs from these, and has such a metric, from its beginning on.
-    """
-    planned = ready.plan
-    if not planned.validation:
-        return []
-    validation = Validation(
-        planned.validation,
-        planned.config,
-        planned.phases,
-        ready.pretraining,
-        ready.mesh,
-        versions=planned.versions,
-        batch_size=ready.eval_batch_size,
-    )
-    for sentence in validation.notes:
-        recorder.note(sentence)
-
-    def evaluate(step: int, state: TrainState) -> Outcome | None:
-        metrics, said = validation(step, state.weights)
-        averaged = None if state.iterates is None else int(state.iterates.averaged)
-        if state.average is not None and averaged != -1:
-            raw = validation(step, state.params)[0]["validation_loss"]
-            metrics, said = metrics | {"raw_validation_loss": raw}, f"{said}; {raw:.4f} without averaging"
-        recorder.validation(step, metrics, said)
-        loss, ends = np.float32(metrics["validation_loss"]), False
-        if state.selection is not None:
-            best, selection = select(state.selected, state.selection, state.weights, loss, np.int32(step))
-            state = replace(state, selected=best, selection=selection)
-            if ends := _ends(planned.config, state):
-                recorder.note(early_end(selection, step))
-            if best is not None and (ends or step == planned.num_steps):
-                recorder.note(kept_note(selection, step))
-        if state.iterates is not None and step > 0:  # the losses of an algorithm that has begun to train
-            iterates = record(state.iterates, loss)
-            if averaged == -1 and int(iterates.averaged) == 0:
-                recorder.note(
-                    f"step {step}: the validation loss no longer falls; the iterates are averaged from here on"
-                )
-            state = replace(state, iterates=iterates)
-        return Outcome(ends, state)
-
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, ready.program.abstract)
-    record = jax.jit(with_loss, out_shardings=shardings.iterates)
-    select = jax.jit(evaluated, donate_argnums=0, out_shardings=(shardings.selected, shardings.selection))
-
-    return [ScheduledEvaluation(evaluate, planned.config.eval_every, first=True)]
-
-
-def _ends(config: PretrainConfig, state: TrainState) -> bool:
-    """Return True if a run ends at a state, as its last evaluations have not found a lower loss."""
-    return (
-        config.patience is not None and state.selection is not None and int(state.selection.waited) >= config.patience
-    )
-
-
 def _is_creatable(run: str) -> bool:
     """Return True if a run's directory is on this machine, does not exist, and can be created."""
     if is_url(run) or Path(run).exists():
@@ -474,7 +414,7 @@ def _is_creatable(run: str) -> bool:
 
 
 def _length_of(planned: Plan) -> str:
-    """Return the length of the run in steps, tokens and epochs, for people."""
+    """Return the length of the run in steps, tokens and epochs, as a sentence."""
     config, several = planned.config, len(planned.phases) > 1
     parts = []
     for phase, rows in zip(planned.phases, planned.rows_per_epoch, strict=True):

@@ -5,7 +5,8 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,14 +15,14 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxlm.compiler.memory import check_program_memory
+from jaxlm.data.batch import mask_seeds
 from jaxlm.data.config import DataConfig
-from jaxlm.distributed.mesh import abstract_replicated
+from jaxlm.distributed.mesh import abstract_replicated, batch_sharding
+from jaxlm.models import ModelConfig, family_of
 from jaxlm.models.model import Model
 from jaxlm.objectives.objective import Objective
-from jaxlm.training.averaging import no_iterates
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, make_optimizer
-from jaxlm.training.parameter_groups import ParameterGroup
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, ParameterGroup, make_optimizer
 from jaxlm.training.step import (
     Metrics,
     Settings,
@@ -31,6 +32,9 @@ from jaxlm.training.step import (
     make_train_step,
     settings_of,
 )
+from jaxlm.training.weights import no_iterates
+
+log = logging.getLogger(__name__)
 
 
 def no_carry(rows: int) -> None:
@@ -69,8 +73,8 @@ class Program:
     """A learner's state and step on a mesh.
 
     pure_step: (state, batch, settings) -> (state, metrics); step: the same under jit, which donates the state.
-    abstract: the state's leaves as jax.ShapeDtypeStruct. carry: makes the carry before the first batch. kept: the
-    arguments of `new_state` for the optional parts of the state.
+    abstract: the state's leaves as jax.ShapeDtypeStruct. carry: makes the carry before the first batch.
+    optional_state: keyword arguments of `new_state` that enable optional parts of the state.
     """
 
     learner: Learner
@@ -80,7 +84,7 @@ class Program:
     step: Wrapped
     mesh: Mesh
     carry: Callable[[], Any]
-    kept: Mapping[str, Any]
+    optional_state: Mapping[str, Any]
 
     def lowered(self, batch: Any) -> Lowered:
         """Trace the step for a batch, of which only shapes, dtypes and shardings are used."""
@@ -94,7 +98,9 @@ class Program:
     @functools.cached_property
     def _make_fresh_state(self) -> Callable[[jax.Array], TrainState]:
         """The function of a seed: the trials of a fine-tuning share it."""
-        return make_fresh_state(self.learner.init_params, self.optimizer, self.abstract, self.carry, **self.kept)
+        return make_fresh_state(
+            self.learner.init_params, self.optimizer, self.abstract, self.carry, **self.optional_state
+        )
 
 
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:
@@ -110,13 +116,8 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
 
     boxed = jax.eval_shape(lambda: learner.init_params(jax.random.key(0)))
     optimizer = make_optimizer(config.optimizer, boxed, learner.groups)
-    kept = {
-        "averages": config.ema > 0,
-        "finds_spikes": config.spike_factor > 0,
-        **_iterates(config),
-        **_selection(config),
-    }
-    abstract = abstract_state(learner.init_params, optimizer, mesh, carry, **kept)
+    optional_state = _optional_state(config)
+    abstract = abstract_state(learner.init_params, optimizer, mesh, carry, **optional_state)
     pure_step = make_train_step(
         learner.objective,
         optimizer,
@@ -126,26 +127,23 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     step = jax.jit(pure_step, donate_argnums=0, out_shardings=(shardings, None))
-    return Program(learner, optimizer, abstract, pure_step, step, mesh, carry, kept)
+    return Program(learner, optimizer, abstract, pure_step, step, mesh, carry, optional_state)
 
 
-def _iterates(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
-    """Return the arguments of `new_state` for the mean of the iterates."""
-    if isinstance(config, FinetuneConfig) or config.average_iterates == "off":
-        return {}
-    from_start = config.average_iterates == "from_start"
-    return {"averages": True, "iterates": lambda: no_iterates(config.average_interval, from_start=from_start)}
-
-
-def _selection(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
-    """Return the arguments of `new_state` for the selection by the validation loss.
+def _optional_state(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
+    """Return the arguments of `new_state` that enable optional parts of the state.
 
     Fine-tuning selects by the metrics of its task, outside of the state (`jaxlm.finetuning.trial`).
     """
+    found: dict[str, Any] = {"averages": config.ema > 0, "finds_spikes": config.spike_factor > 0}
     if isinstance(config, FinetuneConfig):
-        return {}
+        return found
+    if config.average_iterates != "off":
+        from_start = config.average_iterates == "from_start"
+        iterates = partial(no_iterates, config.average_interval, from_start=from_start)
+        found |= {"averages": True, "iterates": iterates}
     keeps_best = config.select == "best"
-    return {"keeps_best": keeps_best, "selects": keeps_best or config.patience is not None}
+    return found | {"keeps_best": keeps_best, "selects": keeps_best or config.patience is not None}
 
 
 def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_steps: int = 1) -> Settings:
@@ -159,9 +157,6 @@ def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_
         on_spike=config.on_spike,
         stage_steps=stage_steps,
     )
-
-
-log = logging.getLogger(__name__)
 
 
 class CompiledStep:
@@ -199,3 +194,40 @@ class CompiledStep:
             else:
                 say("compiled the %s step for batch %s in %.1f s", self.name, shapes[0][0], taken)
         return program
+
+
+def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
+    """Return the config with the published vocabulary, if it takes its own from a store."""
+    if config.model.vocab_size:
+        return config
+    model = with_published_vocabulary(config.model)
+    log.info(
+        "the config takes its vocabulary from a store; without one it is the published size, %d ids", model.vocab_size
+    )
+    return replace(config, model=model)
+
+
+def with_published_vocabulary(model: ModelConfig) -> ModelConfig:
+    """Return a model's sizes with the vocabulary of the published model of these sizes, unless they have one.
+
+    Sizes that were not published get the published vocabulary of their family.
+    """
+    if model.vocab_size:
+        return model
+    family = family_of(model)
+    same = (size.vocab_size for size in family.sizes.values() if replace(size, vocab_size=0) == model)
+    return replace(model, vocab_size=next(same, family.vocab_size))
+
+
+def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
+    """Return a batch of rows of `length` as jax.ShapeDtypeStruct, its rows sharded over `mesh`."""
+    row = config.data.empty(1, config.data.longest_row(length))
+    if config.objective.kind == "masked_lm" and row.mask_seeds is None:
+        row = replace(row, mask_seeds=mask_seeds(config.seed, [0]))
+    return abstract_rows(row, config.batch_size, mesh)
+
+
+def abstract_rows(row: Any, batch_size: int, mesh: Mesh) -> Any:
+    """Return a batch of `batch_size` rows like `row`, a batch of one, as jax.ShapeDtypeStruct, sharded over `mesh`."""
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype, sharding=sharding), row)

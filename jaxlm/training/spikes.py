@@ -28,20 +28,23 @@ def no_norms() -> jax.Array:
     return jnp.full((WINDOW,), jnp.nan, jnp.float32)
 
 
-def with_norm(norms: jax.Array, norm: Any, step: Any, counts: Any) -> jax.Array:
-    """Return the norms with that of update `step`, counted from 0, in place of the oldest one, if the step counts."""
-    return jnp.where(counts, norms.at[step % WINDOW].set(norm), norms)
+def judged(
+    norms: jax.Array, norm: jax.Array, state: Any, is_finite: jax.Array, factor: Any, skips: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    """Return whether an update is applied, whether its step counts, the norms with its own, and the metric `spike`.
 
-
-def find_spike(norms: jax.Array, norm: Any, step: Any, factor: Any, skips: Any) -> dict[str, jax.Array]:
-    """Return `found`, True if an update of this norm is a spike, `skipped`, and the `median` before it.
-
-    norm: infinity if the update is not finite. step: int32, counted from 0.
+    norms, norm: of the gradients before and of this one. state: the TrainState before the update. factor: as above;
+    skips: True to skip spikes. `spike`: found, True if the update is one; skipped; the median before it.
     """
+    norm_kept = jnp.where(is_finite, norm, jnp.inf)
     known = jnp.isfinite(norms)
     median = jnp.nanmedian(jnp.where(known, norms, jnp.nan))
-    before = norms[(step - 1 - jnp.arange(MOST)) % WINDOW]
+    before = norms[(state.step - 1 - jnp.arange(MOST)) % WINDOW]
     passes = skips & ~jnp.all(jnp.isinf(before))
-    above = (jnp.sum(known) >= FEWEST) & (norm > factor * median)
-    found = jnp.where(jnp.isfinite(norm), above, passes)
-    return {"found": found, "skipped": found & skips, "median": median}
+    above = (jnp.sum(known) >= FEWEST) & (norm_kept > factor * median)
+    found = jnp.where(jnp.isfinite(norm_kept), above, passes)
+    skipped = found & skips
+    applied = is_finite & ~skipped
+    counts = is_finite | (skipped & ~state.halted)
+    kept = jnp.where(counts, norms.at[state.step % WINDOW].set(norm_kept), norms)  # in place of the oldest one
+    return applied, counts, kept, {"spike": {"found": found, "skipped": skipped, "median": median}}

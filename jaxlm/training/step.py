@@ -1,6 +1,7 @@
 """The state of a training run, the training step and the evaluation step: pure functions, jitted by the caller."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -12,15 +13,12 @@ from flax import linen as nn
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.distributed.devices import RARELY
+from jaxlm.distributed.devices import RARE_BRANCH
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
-from jaxlm.training.averaging import Iterates, updated_average, updated_mean
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, computed_once
-from jaxlm.training.schedule import Schedule, schedule_of
-from jaxlm.training.selection import Selection, no_selection
-from jaxlm.training.spikes import find_spike, no_norms, with_norm
-from jaxlm.training.unfreezing import stage_of
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
+from jaxlm.training.spikes import judged, no_norms
+from jaxlm.training.weights import Iterates, Selection, averaged, no_selection
 
 
 @struct.dataclass
@@ -30,10 +28,10 @@ class TrainState:
     halted: bool, set for good by a loss or gradient that is not finite and not skipped. seed: uint32, the run's; all
     keys are derived from it and the step. A checkpoint holds neither of the two.
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
-    models without one. average: the average of the parameters (`jaxlm.training.averaging`), or None. iterates: if it is
+    models without one. average: the average of the parameters (`jaxlm.training.weights`), or None. iterates: if it is
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
     norms, by which spikes are found (`jaxlm.training.spikes`), or None. selected: the weights with the lowest
-    validation loss so far, or None. selection: the evaluations so far (`jaxlm.training.selection`), or None. A
+    validation loss so far, or None. selection: the evaluations so far (`jaxlm.training.weights`), or None. A
     checkpoint holds those that are not None.
     """
 
@@ -142,22 +140,13 @@ def first_carry(carry: Callable[[int], Any], rows: int, mesh: Mesh) -> Any:
     return jax.jit(lambda: carry(rows), out_shardings=jax.tree.map(lambda _: carry_sharding(mesh), shapes))()
 
 
-def fresh_state(
-    init_params: InitParams,
-    optimizer: Optimizer,
-    abstract: TrainState,
-    seed: int,
-    carry: Callable[[], Any] = lambda: None,
-    **settings: Any,
-) -> TrainState:
-    """Return the state before the first update; each shard is computed on its own device. settings: of `new_state`."""
-    return make_fresh_state(init_params, optimizer, abstract, carry, **settings)(jnp.uint32(seed))
-
-
 def make_fresh_state(
     init_params: InitParams, optimizer: Optimizer, abstract: TrainState, carry: Callable[[], Any], **settings: Any
 ) -> Callable[[jax.Array], TrainState]:
-    """Return `fresh_state` as a function of the seed, which is compiled once for all seeds."""
+    """Return seed -> the state before the first update, compiled once; each shard is computed on its own device.
+
+    settings: those of `new_state`.
+    """
 
     def make(seed: jax.Array) -> TrainState:
         return nn.unbox(new_state(init_params(jax.random.key(seed)), optimizer, seed, carry(), **settings))
@@ -243,67 +232,55 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
+        # Gradient
         prepared = objective.prepare(batch)
         loss, means, carry, gradient = _gradient(
             objective, state, prepared, settings.schedule.num_steps, micro_batches, dropout_bits
         )
-        stage = stage_of(state.step, settings.stage_steps, optimizer.last_stage)
-        gradient = optimizer.begun(gradient, stage)
-        norm = optax.tree.norm(optimizer.trained(gradient))
+        stage = optimizer.stage_of(state.step, settings.stage_steps)
+        gradient = optimizer.mask_frozen_stage(gradient, stage)
+        norm = optax.tree.norm(optimizer.trainable(gradient))
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm) & ~state.halted
-        counts = applied = is_finite
-        rate, recent_norms, spike = optimizer.rate(state.step, settings.schedule), None, None
+
+        # Update
+        rate = optimizer.rate(state.step, settings.schedule)
         if objective.rate_factor is not None:
             rate = rate * objective.rate_factor(prepared)
+        applied, counts, recent_norms = is_finite, is_finite, None
+        spike: Metrics = {}
         if state.recent_norms is not None:
-            norm_kept = jnp.where(is_finite, norm, jnp.inf)
-            spike = find_spike(state.recent_norms, norm_kept, state.step, settings.spike_factor, settings.skips_spikes)
-            applied = is_finite & ~spike["skipped"]
-            counts = is_finite | (spike["skipped"] & ~state.halted)
-            recent_norms = with_norm(state.recent_norms, norm_kept, state.step, counts)
-        opt_state = state.opt_state
-        if optimizer.last_stage:
-            initial = optimizer.transformation.init(state.params)
-            opt_state = jax.tree.map(partial(jnp.where, stage.is_new & counts), initial, opt_state)
+            guard = settings.spike_factor, settings.skips_spikes
+            applied, counts, recent_norms, spike = judged(state.recent_norms, norm, state, is_finite, *guard)
         updates, opt_state = optimizer.transformation.update(
-            gradient, opt_state, state.params, learning_rate=rate, applied=applied
+            gradient, state.opt_state, state.params, learning_rate=rate, applied=applied, stage=stage, counts=counts
         )
-        updates = optimizer.begun(updates, stage, -0.0)  # p + -0.0 has the bits of p
-        params, means = objective.follow(jax.tree.map(jnp.add, state.params, updates), means)
+        params, means = objective.update_statistics(jax.tree.map(jnp.add, state.params, updates), means)
         params = jax.tree.map(partial(jnp.where, applied), params, state.params)
-        average, iterates = state.average, state.iterates
+        average, iterates = state.average, None
         if average is not None:
-            params = computed_once(params)
-            if iterates is None:
-                moved = updated_average(average, params, state.step + 1, settings.ema)
-            else:
-                moved = updated_mean(average, params, iterates.averaged)
-                counted = applied & (iterates.averaged >= 0)
-                iterates = iterates._replace(averaged=iterates.averaged + counted.astype(jnp.int32))
-            average = jax.tree.map(partial(jnp.where, applied), moved, average)
-        new = TrainState(
+            params, average, iterates = averaged(params, state, applied, settings.ema)
+        new = replace(
+            state,
             step=state.step + counts.astype(jnp.int32),
             params=params,
             opt_state=opt_state,
-            seed=state.seed,
             halted=~counts,
             carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
             average=average,
             iterates=iterates,
             recent_norms=recent_norms,
-            selected=state.selected,
-            selection=state.selection,
         )
-        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts}
-        metrics |= means | ({} if spike is None else {"spike": spike})
+
+        # Metrics
+        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts} | means | spike
 
         def norms(opt_state: Any) -> Metrics:
             direction = optimizer.direction(gradient, opt_state, state.params)
-            found = layer_norms(optimizer.begun(direction, stage), rate, layers)
-            return found if spike is None else jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found)
+            found = layer_norms(optimizer.mask_frozen_stage(direction, stage), rate, layers)
+            return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if spike else found
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
-        with jax.named_scope(RARELY):
+        with jax.named_scope(RARE_BRANCH):
             due = new.step % settings.norms_every == 0
             metrics["update_norm"] = jax.lax.cond(due, norms, lambda _: none, opt_state)
         return new, metrics

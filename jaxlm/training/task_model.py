@@ -1,8 +1,8 @@
 """A model with a task's head: parameters, objective, outputs.
 
-Causal models may have a language-model loss beside the task's (Radford et al. 2018, section 3.2). Encoders have the
-task's loss alone (Devlin et al. 2019, section 3.2), and optionally a BiLSTM between their layers and the head (tables 5
-and 7 there).
+Causal models may have a language-model loss in addition to the task's (Radford et al. 2018, section 3.2). Encoders have
+the task's loss alone (Devlin et al. 2019, section 3.2), and optionally a BiLSTM between their layers and the head
+(tables 5 and 7 there).
 """
 
 import dataclasses
@@ -17,13 +17,14 @@ from jaxlm.errors import InputError
 from jaxlm.models import build, family_of, without_dropout
 from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, task_head
 from jaxlm.nn.batch_norm import STATISTICS
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
 from jaxlm.objectives.task_loss import TaskLoss
 from jaxlm.tasks import Task
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
+from jaxlm.training.optimizer import ParameterGroup
+from jaxlm.training.parameter_groups import layer_groups
 from jaxlm.training.program import Learner
 
 
@@ -31,7 +32,7 @@ from jaxlm.training.program import Learner
 class TaskLearner(Learner):
     """The learner of a task: a model, a task's head and its loss.
 
-    Parameters: {"backbone", "head"}, with the running statistics of a head's batch norms, {"batch_stats"}, beside them.
+    Parameters: {"backbone", "head"}, and {"batch_stats"}, the running statistics of a head's batch norms.
     """
 
     head: Head

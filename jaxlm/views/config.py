@@ -9,11 +9,11 @@ from jaxlm.config import to_json
 from jaxlm.data.phases import phases
 from jaxlm.models import build
 from jaxlm.runs.differences import flat, shown
-from jaxlm.training.abstract_inputs import with_published_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.optimizer import learning_rate, schedule_of
 from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.schedule import learning_rate, schedule_of
+from jaxlm.training.program import with_published_vocabulary
 
 
 def config_lines(config: PretrainConfig | FinetuneConfig) -> Iterator[str]:

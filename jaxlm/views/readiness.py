@@ -27,10 +27,9 @@ from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_pro
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.nn.attention import Backend, attend
-from jaxlm.training.abstract_inputs import with_vocabulary
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import make_program
+from jaxlm.training.program import make_program, with_vocabulary
 
 GIB = 2.0**30
 COPIES = 2  # copies of the state in host memory while a checkpoint is written: Orbax's, and the compressed one

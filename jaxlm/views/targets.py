@@ -14,8 +14,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import ENCODER_ROLES, ROLES, Task, TaskData, read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
-from jaxlm.training.initialization import open_source
-from jaxlm.training.trained_length import trained_length
+from jaxlm.training.start import open_source, trained_length
 from jaxlm.views.arguments import ShowArguments, ShowFinetuningArguments, ShowPretrainingArguments, ShowRowsArguments
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines
 from jaxlm.views.config import config_lines

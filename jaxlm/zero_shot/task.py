@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.inference.scoring import TokenScores
 from jaxlm.reading.rows import json_objects
-from jaxlm.training.perplexity import divide
+from jaxlm.training.validation import divide
 from jaxlm.wording import lacks_field
 
 Row = TypeVar("Row")

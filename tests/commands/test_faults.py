@@ -23,7 +23,7 @@ from faults import WEIGHTS, Fault, copied, damage
 
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.training.initialization import open_source
+from jaxlm.training.start import open_source
 
 QUICK = 60
 

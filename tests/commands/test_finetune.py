@@ -40,7 +40,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.trained_length import OF_START, trained_length
+from jaxlm.training.start import OF_START, trained_length
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -46,8 +46,9 @@ from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer, train_sentencepiece
 from jaxlm.text.gpt1 import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
-from jaxlm.training import initialization, pretraining_run
+from jaxlm.training import pretraining_run
 from jaxlm.training import program as program_module
+from jaxlm.training import start as run_start
 from jaxlm.training.step import make_eval_step
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -175,7 +176,7 @@ def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     config = json.loads((base / "config.json").read_text())
     config |= {"start": "hf:gone", "fingerprints": config["fingerprints"] | {"start": "abc"}}
     (run / "config.json").write_text(json.dumps(config))
-    source = initialization.source_of(str(run), "hf:gone")
+    source = run_start.source_of(str(run), "hf:gone")
     assert source.model.vocab_size == config["model"]["vocab_size"] and source.fingerprint == "abc"
     assert source.tokenizer.fingerprint == config["fingerprints"]["tokenizer"]
     with pytest.raises(InputError, match="gone.* restore it"):
@@ -183,7 +184,7 @@ def test_published_weights_are_not_read_by_a_run_that_goes_on(base, tmp_path):
     for file in (run / "tokenizer").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(InputError, match="hf:gone must be a directory, or a model"):  # it is opened for its tokenizer
-        initialization.source_of(str(run), "hf:gone")
+        run_start.source_of(str(run), "hf:gone")
 
 
 def test_epochs_become_steps_of_the_store(stores, tmp_path):
@@ -201,7 +202,7 @@ def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp
     flags = ("--data.layout", "packed", "--data.weights", 3, 1, "--num-steps", 5, "--data.store", *stores)
     arguments = pretrain_arguments(tmp_path / "run", stores, *STEADY, *flags, "--checkpoint-every", 3)
     with monkeypatch.context() as patch:
-        patch.setattr(initialization, "CURRENT", DataVersions(packed=1))
+        patch.setattr(run_start, "CURRENT", DataVersions(packed=1))
         assert run_here("pretrain", *arguments).code == 0
     run, fork = copy_at(tmp_path / "run", 3, tmp_path / "copy"), tmp_path / "fork"
     ended = run_here("pretrain", *arguments, "--run", run)

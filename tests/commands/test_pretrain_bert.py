@@ -46,7 +46,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer
-from jaxlm.training import initialization
+from jaxlm.training import start
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.program import CompiledStep
 
@@ -160,7 +160,7 @@ def test_a_run_on_pairs_goes_on_with_the_pairs_it_was_made_with(stores, tmp_path
     """Fails when a run with pairs of version 1 goes on with others; a new one has those of version 2."""
     flags = (*NO_VALIDATION, "--num-steps", 4, "--checkpoint-every", 2, "--eval-every", 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initialization, "CURRENT", DataVersions(pairs=1))
+        patch.setattr(start, "CURRENT", DataVersions(pairs=1))
         train(tmp_path / "run", stores, *flags)
     run = copy_at(tmp_path / "run", 2, tmp_path / "copy")
     config = json.loads((run / "config.json").read_text())

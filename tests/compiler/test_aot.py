@@ -32,7 +32,7 @@ from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.training import memory_fit
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig

@@ -12,7 +12,7 @@ from jaxlm.data.store import DESCRIPTION, open_store, partial_path, token_dtype
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError
 from jaxlm.text import train_sentencepiece
-from jaxlm.training.perplexity import text_sizes
+from jaxlm.training.validation import text_sizes
 
 PARTS = {
     "sea": ["The sea was calm.", "A ship\n\nsailed  by, slowly."],

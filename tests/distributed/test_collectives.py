@@ -18,7 +18,7 @@ from jaxlm.compiler.collectives import CHIPS, SLICES, Collective, collectives
 from jaxlm.compiler.hlo import parse
 from jaxlm.data.config import MEMBERS
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.memory_fit import compile_training

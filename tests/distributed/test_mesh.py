@@ -28,11 +28,18 @@ from jaxlm.distributed.mesh import (
 from jaxlm.distributed.partition import constrain, partition_spec
 from jaxlm.errors import InputError
 from jaxlm.models import build
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.nn.linear import gathered
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.step import abstract_state, fresh_state, make_eval_step, make_train_step, new_state, settings_of
+from jaxlm.training.step import (
+    abstract_state,
+    make_eval_step,
+    make_fresh_state,
+    make_train_step,
+    new_state,
+    settings_of,
+)
 
 pytestmark = pytest.mark.versions
 
@@ -84,7 +91,7 @@ def run(
         abstract = abstract_state(init_params(config), optimizer, mesh)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         if born_there:
-            state = fresh_state(init_params(config), optimizer, abstract, seed=4)
+            state = make_fresh_state(init_params(config), optimizer, abstract, lambda: None)(4)
             assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings, "born elsewhere than declared"
         else:
             state = jax.device_put(new_state(random_params(config), optimizer, 4), shardings)
@@ -145,8 +152,8 @@ def test_parameters_are_born_in_their_shards_and_are_the_same_everywhere():
     _, state, start = run((2, 2, 2), config, born_there=True)
     optimizer = make_optimizer(OptimizerConfig(), boxed_shapes(config))
     abstract = abstract_state(init_params(config), optimizer, mesh_of((1, 1, 1)))
-    assert_trees_same(start, fresh_state(init_params(config), optimizer, abstract, seed=4))
-    other = fresh_state(init_params(config), optimizer, abstract, seed=5)
+    assert_trees_same(start, make_fresh_state(init_params(config), optimizer, abstract, lambda: None)(4))
+    other = make_fresh_state(init_params(config), optimizer, abstract, lambda: None)(5)
     assert not np.array_equal(
         start.params["backbone"]["embeddings"]["tokens"], other.params["backbone"]["embeddings"]["tokens"]
     )

@@ -28,8 +28,8 @@ from jaxlm.models import build, without_dropout
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Inputs, Model
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.training.perplexity import totals
 from jaxlm.training.program import carry_of
+from jaxlm.training.validation import totals
 
 SIZES = {"vocab_size": 128, "num_layers": 1, "width": 8, "num_heads": 2, "feed_forward_width": 12, "init_std": 0.4}
 LENGTH = 6

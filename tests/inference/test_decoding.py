@@ -14,7 +14,7 @@ from jaxlm.inference.sampling import ENDED, Sampler, Sampling, candidates, sampl
 from jaxlm.models import build
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 
 CONFIG = GPTConfig(
     vocab_size=40, num_positions=96, num_layers=2, width=32, num_heads=4, feed_forward_width=64, init_std=0.3

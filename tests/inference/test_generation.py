@@ -19,7 +19,7 @@ from jaxlm.inference.sampling import Sampling
 from jaxlm.models import build
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 
 PROMPTS = ["The cat sat", "A fox", "", "In the morning the bird sang in the tree.", "on"]
 FAMILIES = {

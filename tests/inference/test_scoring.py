@@ -15,10 +15,10 @@ from jaxlm.inference.rows import PaddedSizes, batch_length
 from jaxlm.inference.scoring import Scored, Scorer, _chunks, text_sequence
 from jaxlm.models import build
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
-from jaxlm.training.perplexity import perplexity
 from jaxlm.training.step import make_eval_step
+from jaxlm.training.validation import perplexity
 
 MODEL = build(toy.STILL, Execution(dtype="float32"))
 PARAMS = toy.random_params(toy.STILL)

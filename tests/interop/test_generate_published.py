@@ -17,7 +17,7 @@ from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.sampling import ENDED, Sampler, Sampling
 from jaxlm.interop.sources import read_published
 from jaxlm.models import build
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 WHY = "needs PyTorch and transformers, the extra [parity]; the frozen twin in tests/golden runs without"

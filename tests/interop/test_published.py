@@ -28,10 +28,9 @@ from jaxlm.interop.rules import planned_tensors
 from jaxlm.interop.sources import read_published
 from jaxlm.models import build
 from jaxlm.models.bert import BertConfig
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.runs.trees import named_leaves, nested_leaves
-from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.schedule import schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer, schedule_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LISTED = json.loads((GOLDEN / "published.json").read_text())

@@ -21,11 +21,12 @@ from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.awd_lstm import model as awd_lstm
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Model
-from jaxlm.nn.execution import Execution
-from jaxlm.objectives.language_model import language_model
-from jaxlm.training.averaging import no_iterates
+from jaxlm.nn.config import Execution
+from jaxlm.objectives.auxiliary_losses import activation_regularization, temporal_activation_regularization
+from jaxlm.objectives.language_model import language_model, with_rate_of_length
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
+from jaxlm.training.weights import no_iterates
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "awd_lstm_parity.npz"
 WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
@@ -86,8 +87,8 @@ def model_of(sizes: case.Sizes) -> Model:
 
 
 def objective_of(model: Model, sizes: case.Sizes):
-    weights = {"activation_regularization": case.ALPHA, "temporal_activation_regularization": case.BETA}
-    return language_model(model, nominal_length=sizes.length, **weights)
+    further = [activation_regularization(case.ALPHA), temporal_activation_regularization(case.BETA)]
+    return with_rate_of_length(language_model(model, further=further), sizes.length)
 
 
 def batch_of(window: np.ndarray, sizes: case.Sizes, *, begins: bool) -> Batch:

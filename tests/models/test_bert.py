@@ -27,7 +27,7 @@ from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, BertConfig
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 

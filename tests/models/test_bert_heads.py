@@ -16,8 +16,8 @@ from jaxlm.models import build
 from jaxlm.models.bert.model import MaskedLMHead, NextSentenceHead
 from jaxlm.models.heads import ChosenLayers, LSTMHead, PooledHead, SpanHead, TaggingHead
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
-from jaxlm.nn.lstm import BiLSTM
+from jaxlm.nn.config import Execution
+from jaxlm.nn.recurrence import BiLSTM
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import task_objective, task_outputs
 

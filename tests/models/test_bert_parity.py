@@ -23,8 +23,8 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.bert.model import NextSentenceHead
 from jaxlm.models.heads import PooledHead, SpanHead, TaggingHead
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
-from jaxlm.nn.lstm import BiLSTM
+from jaxlm.nn.config import Execution
+from jaxlm.nn.recurrence import BiLSTM
 from jaxlm.objectives.masked_lm import masked_language_model
 from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
 from jaxlm.objectives.objective import mean

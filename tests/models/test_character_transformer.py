@@ -23,8 +23,8 @@ from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.models import build, without_dropout
 from jaxlm.models.character_transformer import T12, T64, CharacterTransformerConfig
 from jaxlm.models.model import Inputs, Model
-from jaxlm.nn.execution import Execution
-from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses, contributes
+from jaxlm.nn.config import Execution
+from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses, contributes, further_losses
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
@@ -35,6 +35,11 @@ TOY = CharacterTransformerConfig(
 )
 STILL = without_dropout(TOY)
 KEY = jax.random.key(0)
+
+
+def auxiliary(model: Model, intermediate: float, second_target: float, **more) -> AuxiliaryLosses:
+    coefficients = {"intermediate_coefficient": intermediate, "second_target_coefficient": second_target}
+    return AuxiliaryLosses(model, LanguageModel(**coefficients, **more))
 
 
 def params_of(model: Model, losses: AuxiliaryLosses | None = None) -> dict:
@@ -120,7 +125,7 @@ def test_a_config_refuses_what_no_run_has():
     with pytest.raises(InputError, match="auxiliary_lm must be 0 for a decoder .character_transformer., whose output"):
         FinetuneConfig(model=TOY, auxiliary_lm=0.5).check()
     with pytest.raises(InputError, match="intermediate_coefficient must be 0 for a model of one layer, got 1"):
-        AuxiliaryLosses(build(dataclasses.replace(TOY, num_layers=1)), 1.0, 0.0)
+        auxiliary(build(dataclasses.replace(TOY, num_layers=1)), 1.0, 0.0)
 
 
 # Auxiliary losses
@@ -139,11 +144,11 @@ def test_a_layer_stops_at_its_fraction_of_the_run(layers, num_steps):
 
 def test_each_loss_alone_is_its_term_of_all(model):
     """Fails when a loss changes with the others, has the classifier of another, or is added without its coefficient."""
-    batch, both = packed(3, length=12, vocab_size=31), AuxiliaryLosses(model, 0.7, 0.5)
+    batch, both = packed(3, length=12, vocab_size=31), auxiliary(model, 0.7, 0.5)
     params = params_of(model, both)
 
     def losses_of(losses: AuxiliaryLosses, key=KEY) -> tuple[float, dict]:
-        objective = language_model(model, auxiliary=losses)
+        objective = language_model(model, further=[losses.further_loss()])
         weights, sums = objective.weights(batch), objective.sums(params, batch, None, key)[0]
         means = {name: np.asarray(sums[name] / weights[name]) for name in sums}
         factors = {name: objective.coefficient(name, 0, 100) for name in objective.coefficients.keys() & means.keys()}
@@ -152,13 +157,12 @@ def test_each_loss_alone_is_its_term_of_all(model):
     _, every = losses_of(both)
     assert every["layer_nll"].shape == every["layer_second_nll"].shape == (2,)
     for coefficients, terms in (
-        ((0.0, 0.0), {}),
         ((0.7, 0.0), {"layer_nll": 0.7}),
         ((0.0, 0.5), {"second_nll": 0.5}),
         ((0.7, 0.5), {"layer_nll": 0.7, "second_nll": 0.5, "layer_second_nll": 0.35}),
     ):
-        losses = AuxiliaryLosses(model, *coefficients)
-        assert set(losses.coefficients) == set(terms) == set(nn.unbox(losses.init(KEY)).get("auxiliary", {})) - {"norm"}
+        losses = auxiliary(model, *coefficients)
+        assert set(losses.coefficients) == set(terms) == set(nn.unbox(losses.init(KEY))["auxiliary"]) - {"norm"}
         loss, means = losses_of(losses)
         assert set(means) == {"nll", "accuracy", *terms}
         expected = every["nll"] + sum(factor * every[name].sum() for name, factor in terms.items())
@@ -168,9 +172,10 @@ def test_each_loss_alone_is_its_term_of_all(model):
 
 def test_losses_at_the_last_position_are_those_of_its_targets(model):
     """Fails when another position of a row counts, in the loss of the next token or in an auxiliary one."""
-    batch, both = packed(3, length=12, vocab_size=31), AuxiliaryLosses(model, 0.7, 0.5)
+    batch, both = packed(3, length=12, vocab_size=31), auxiliary(model, 0.7, 0.5)
     params = params_of(model, both)
-    objective = language_model(model, positions="last", auxiliary=both)
+    asked = LanguageModel(positions="last", intermediate_coefficient=0.7, second_target_coefficient=0.5)
+    objective = language_model(model, further=further_losses(model, asked))
     assert "nll" not in objective.coefficients and objective.coefficients["last_nll"] == 1.0
     weights, sums = objective.weights(batch), objective.sums(params, batch, None, KEY)[0]
     assert set(sums) == {"nll", "accuracy", "last_nll", *both.coefficients}
@@ -190,9 +195,9 @@ def test_losses_at_the_last_position_are_those_of_its_targets(model):
 
 def test_rows_without_segments_are_one_segment(model):
     """Fails when a batch of full rows, as that of jaxlm.bench, has no second targets."""
-    batch, both = packed(3, length=12, vocab_size=31), AuxiliaryLosses(model, 0.7, 0.5)
+    batch, both = packed(3, length=12, vocab_size=31), auxiliary(model, 0.7, 0.5)
     whole = batch.replace(segments=np.ones_like(batch.segments), weights=np.ones_like(batch.weights))
-    params, objective = params_of(model, both), language_model(model, auxiliary=both)
+    params, objective = params_of(model, both), language_model(model, further=[both.further_loss()])
     one = whole.replace(segments=None)
     found = objective.weights(one), objective.sums(params, one, None, KEY)[0]
     wanted = objective.weights(whole), objective.sums(params, whole, None, KEY)[0]
@@ -205,8 +210,8 @@ def test_scores_of_one_layer_exist_at_a_time(remat):
     """Fails when the loop over the layers keeps their scores: any array as large as all of them."""
     config = dataclasses.replace(STILL, num_layers=8, vocab_size=251)
     model = build(config, Execution(remat=remat, unroll=1))
-    losses, batch = AuxiliaryLosses(model, 1.0, 0.5), packed(4, length=16, vocab_size=251)
-    params, objective = params_of(model, losses), language_model(model, auxiliary=losses)
+    losses, batch = auxiliary(model, 1.0, 0.5), packed(4, length=16, vocab_size=251)
+    params, objective = params_of(model, losses), language_model(model, further=[losses.further_loss()])
 
     def loss(params):
         sums, _ = objective.sums(params, batch, None, KEY)

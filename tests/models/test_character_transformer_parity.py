@@ -17,8 +17,9 @@ from jaxlm.data.batch import Batch
 from jaxlm.models import build
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
+from jaxlm.objectives.config import LanguageModel
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import mean
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
@@ -86,8 +87,9 @@ def check(sizes: case.Sizes, tree: dict, batches: list, expected: dict) -> None:
         relu_dropout_rate=0.0,
     )
     model, params = build(config, Execution(dtype="float32")), case.nested(tree)
-    losses = AuxiliaryLosses(model, case.INTERMEDIATE, case.SECOND)
-    objective, key = language_model(model, auxiliary=losses), jax.random.key(0)
+    coefficients = {"intermediate_coefficient": case.INTERMEDIATE, "second_target_coefficient": case.SECOND}
+    losses = AuxiliaryLosses(model, LanguageModel(**coefficients))
+    objective, key = language_model(model, further=[losses.further_loss()]), jax.random.key(0)
     first = Batch(**batches[0])
     weights = objective.weights(first)
 

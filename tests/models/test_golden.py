@@ -24,7 +24,7 @@ from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.models.transformer_xl import ENWIK8
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.parameter_groups import decay_mask
+from jaxlm.training.optimizer import parameter_rules
 from jaxlm.training.pretraining import make_pretraining
 
 pytestmark = pytest.mark.versions
@@ -57,7 +57,7 @@ def measured_initialiser(values: np.ndarray, *declared: float) -> str:
 def table(boxed, drawn, *declared: float) -> str:
     """One line a parameter. `drawn`: the same tree with values, perhaps of a smaller model."""
     rows = [("path", "shape", "dtype", "axes", "initialiser", "decayed")]
-    decayed = jax.tree.leaves(decay_mask(boxed))
+    decayed = [rule.decayed for rule in jax.tree.leaves(parameter_rules(boxed))]
     leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_box)
     total = 0
     for (path, leaf), on, values in zip(leaves, decayed, jax.tree.leaves(drawn), strict=True):

@@ -17,7 +17,7 @@ from jaxlm.data.batch import Batch
 from jaxlm.models import build
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of

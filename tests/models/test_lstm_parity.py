@@ -18,7 +18,7 @@ from jaxlm.models import build
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.lstm.model import empty_state
 from jaxlm.models.model import Inputs, Model
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of

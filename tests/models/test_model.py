@@ -14,7 +14,7 @@ from jaxlm.models import build
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.gpt.model import empty_cache
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 
 
 @pytest.fixture(scope="module")

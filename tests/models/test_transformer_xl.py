@@ -19,8 +19,8 @@ from jaxlm.models import SIZES, build, without_dropout
 from jaxlm.models.model import Inputs, Model
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.models.transformer_xl import model as transformer_xl
+from jaxlm.models.transformer_xl.model import by_key
 from jaxlm.nn import transformer
-from jaxlm.nn.relative_positions import by_key
 from jaxlm.training.config import PretrainConfig
 
 TOY = TransformerXLConfig(

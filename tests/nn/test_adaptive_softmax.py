@@ -19,8 +19,7 @@ from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Inputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
-from jaxlm.nn.config import Adaptive
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.training.config import PretrainConfig, resolved_json
 

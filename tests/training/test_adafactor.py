@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.step import abstract_state, fresh_state
+from jaxlm.training.step import abstract_state, make_fresh_state
 
 # name -> logical axes, shape, axes of the stack, of the rows and of the columns (none: a moment for each entry)
 LEAVES = {
@@ -148,7 +148,7 @@ def test_moments_are_sharded_like_their_parameters():
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=2), jax.devices()[:4])
     optimizer = make_optimizer(CONFIG, jax.eval_shape(init, jax.random.key(0)))
     abstract = abstract_state(init, optimizer, mesh)
-    state = fresh_state(init, optimizer, abstract, 0)
+    state = make_fresh_state(init, optimizer, abstract, lambda: None)(0)
     found = {name: state.opt_state.v_row[name].sharding.spec for name in ("tokens", "out_kernel")}
     assert found == {"tokens": Spec("tensor", None), "out_kernel": Spec(None, "tensor", "fsdp", None)}
     assert state.opt_state.v_col["tokens"].sharding.spec == Spec(None, "fsdp")

@@ -15,10 +15,11 @@ import jaxlm
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.training.averaging import decay_at, first_average, no_iterates, updated_average, with_loss
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.initialization import continue_state, open_source
+from jaxlm.training.initialization import continue_state
+from jaxlm.training.start import open_source
 from jaxlm.training.step import TrainState, saved_part, settings_of
+from jaxlm.training.weights import decay_at, first_average, no_iterates, updated_average, with_loss
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -18,19 +18,19 @@ from jaxlm.objectives.objective import Objective
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training.initialization import resume
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.perplexity import totals
 from jaxlm.training.step import (
     abstract_state,
-    fresh_state,
     from_saved,
     joined_rows,
     make_eval_step,
+    make_fresh_state,
     make_train_step,
     new_state,
     saved_part,
     settings_of,
     split_rows,
 )
+from jaxlm.training.validation import totals
 
 ROWS, WIDTH, STEPS = 8, 3, 4
 PARAMS = {"backbone": {"w": np.array([0.5, -1.0, 2.0], np.float32)}}
@@ -197,7 +197,7 @@ def test_the_carry_lies_where_the_rows_lie(micro_batches):
 
     def run(placed: bool):
         abstract = abstract_state(init_params, KEEP_GRADIENT, mesh, carry)
-        state = fresh_state(init_params, KEEP_GRADIENT, abstract, 0, carry)
+        state = make_fresh_state(init_params, KEEP_GRADIENT, abstract, carry)(0)
         if placed:
             for leaf, batch_axis in ((state.carry.columns, 1), (state.carry.total, 1)):
                 assert leaf.addressable_shards[0].data.shape[batch_axis] == rows // 8

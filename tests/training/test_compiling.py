@@ -14,12 +14,10 @@ from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
 from jaxlm.finetuning.trial import make_programs, trial_settings
 from jaxlm.tasks import Task
-from jaxlm.training.abstract_inputs import abstract_batch, with_vocabulary
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.optimizer import OptimizerConfig
+from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import make_program
-from jaxlm.training.schedule import learning_rate, schedule_of
+from jaxlm.training.program import abstract_batch, make_program, with_vocabulary
 from jaxlm.training.step import settings_of
 
 

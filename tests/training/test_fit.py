@@ -10,7 +10,7 @@ from toy_runs import make_stores, pretrain_arguments, run_here
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.training import memory_fit
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.optimizer import OptimizerConfig

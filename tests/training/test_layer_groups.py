@@ -15,12 +15,11 @@ from toy import STILL, assert_trees_same, packed, random_params
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.models import FAMILIES, build, family_of
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import FinetuneConfig
-from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.parameter_groups import layer_groups, parameter_rules
-from jaxlm.training.schedule import schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, make_optimizer, parameter_rules, schedule_of
+from jaxlm.training.parameter_groups import layer_groups
 from jaxlm.training.step import abstract_state, make_train_step, new_state, settings_of
 
 LAYERS = 3
@@ -69,7 +68,7 @@ def test_every_family_says_its_layers(name):
     found = {}
     for path, rule in jax.tree_util.tree_leaves_with_path(rules):
         part = path[1].key
-        found.setdefault(part, set()).add((rule.rate, rule.begins))
+        found.setdefault(part, set()).add((rule.rate, rule.unfreeze_stage))
     above = {part for part in found if part not in {"embeddings"} and not re.match("blocks|layer_", part)}
     wanted = {part: {(1.0, 0)} for part in above} | {"embeddings": {(1 / 16, 3)}}  # begins after the trained layers
     separate = {"layer_0": {(0.0, 0)}, "layer_1": {(1 / 4, 2)}, "layer_2": {(1 / 2, 1)}}

@@ -12,9 +12,7 @@ from parity import openai_adam
 from toy import TOY, boxed_shapes
 
 from jaxlm.errors import InputError
-from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.parameter_groups import decay_mask
-from jaxlm.training.schedule import learning_rate, schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, learning_rate, make_optimizer, parameter_rules, schedule_of
 
 
 def rates(num_steps: int, **fields) -> np.ndarray:
@@ -102,8 +100,8 @@ def test_matrices_and_tables_are_decayed_by_their_axes():
     for path, leaf in jax.tree_util.tree_leaves_with_path(nn.unbox(boxed)):
         ranks[path[-1].key] = len(leaf.shape)
     assert ranks["qkv_bias"] == 4 and ranks["scale"] == 2
-    for path, decayed in jax.tree_util.tree_leaves_with_path(decay_mask(boxed)):
-        assert decayed == path[-1].key.endswith(("kernel", "tokens", "positions")), path
+    for path, rule in jax.tree_util.tree_leaves_with_path(parameter_rules(boxed)):
+        assert rule.decayed == path[-1].key.endswith(("kernel", "tokens", "positions")), path
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from optax import tree
 
 from jaxlm.errors import InputError
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.parameter_groups import ParameterGroup, parameter_rules
+from jaxlm.training.optimizer import OptimizerConfig, ParameterGroup, make_optimizer, parameter_rules
 
 AXES = {"blocks": {"kernel": ("layers", "width", "feed_forward"), "bias": ("layers", "feed_forward")}}
 AXES |= {"head": {"kernel": ("width", "classes")}}

@@ -7,8 +7,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.training.config import run_fields
-from jaxlm.training.optimizer import OptimizerConfig
-from jaxlm.training.schedule import learning_rate, schedule_of
+from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 
 STEPS = 40
 

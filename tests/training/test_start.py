@@ -18,7 +18,7 @@ from jaxlm.models import dropout_rates
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.training.initialization import FREE_FIELDS, dropout_notes, model_of_source, open_source
+from jaxlm.training.start import FREE_FIELDS, dropout_notes, model_of_source, open_source
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -112,7 +112,7 @@ def test_other_heads_are_another_start(tmp_path):
         return run_here("pretrain", *bert_arguments(run, stores, "--data.validation", "--num-steps", 1, *more))
 
     assert train(source).code == 0 and train(run, "--start", source).code == 0
-    config, known = json.loads((run / "config.json").read_text()), open_source(str(source)).opened()
+    config, known = json.loads((run / "config.json").read_text()), open_source(str(source)).open_parameters()
     assert config["fingerprints"]["start"] == known.fingerprint != known.earlier_fingerprint
     config["fingerprints"]["start"] = known.earlier_fingerprint
     (run / "config.json").write_text(json.dumps(config))

@@ -22,7 +22,7 @@ from toy import (
 
 from jaxlm.models import build
 from jaxlm.models.heads import SequenceHead
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import task_objective

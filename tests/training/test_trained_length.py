@@ -18,7 +18,7 @@ from jaxlm.objectives.config import MaskedLM
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks.batching.span_windows import windows
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
-from jaxlm.training.trained_length import OF_START, check_trained, kept_start_length, trained_length
+from jaxlm.training.start import OF_START, check_trained, kept_start_length, trained_length
 
 MODEL = GPTConfig(num_positions=512)
 ROWS = PretrainConfig(model=MODEL, length=128, num_steps=100)

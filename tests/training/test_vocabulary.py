@@ -11,7 +11,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.text import bytes_tokenizer, train_words
 from jaxlm.text.backward import BackwardTokenizer
-from jaxlm.training.vocabulary import NEW, matched_rows
+from jaxlm.training.initialization import NEW, matched_rows
 
 GENERAL, TASK = "the cat sat on the mat the cat sat", "where is the cat ? where is the mat now ?"
 

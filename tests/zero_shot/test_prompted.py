@@ -19,7 +19,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.models.model import Inputs
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.zero_shot import prompted
 from jaxlm.zero_shot.generated import Continuation, Continuer, Query, read_template
 from jaxlm.zero_shot.model import ZeroShotModel

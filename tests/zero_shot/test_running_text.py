@@ -17,7 +17,7 @@ from jaxlm.models import build, without_dropout
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Inputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.progress import Progress
 from jaxlm.zero_shot import running_text
 from jaxlm.zero_shot.model import ZeroShotModel

@@ -16,11 +16,11 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
+from jaxlm.nn.config import Execution
 from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
-from jaxlm.nn.execution import Execution, stacked
 from jaxlm.nn.linear import embed, gathered, linear, linear_head, project
 from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
-from jaxlm.nn.transformer import FeedForward, SelfAttention
+from jaxlm.nn.transformer import FeedForward, SelfAttention, stacked
 
 
 def flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:

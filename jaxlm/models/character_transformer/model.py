@@ -17,11 +17,11 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
+from jaxlm.nn.config import Execution
 from jaxlm.nn.cross_entropy import UntiedOutput
-from jaxlm.nn.execution import Execution, stacked
 from jaxlm.nn.linear import embed
 from jaxlm.nn.pointwise import LayerNorm, fold
-from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache
+from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache, stacked
 
 
 def flops_per_token(config: CharacterTransformerConfig, length: int, predicted: float | None = None) -> float:

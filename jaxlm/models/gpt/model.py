@@ -18,10 +18,10 @@ from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
-from jaxlm.nn.execution import Execution, stacked
+from jaxlm.nn.config import Execution
 from jaxlm.nn.linear import embed
 from jaxlm.nn.pointwise import LayerNorm, dropout, fold
-from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache
+from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache, stacked
 
 
 def flops_per_token(config: GPTConfig, length: int, predicted: float | None = None) -> float:

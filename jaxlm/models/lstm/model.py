@@ -15,7 +15,7 @@ from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
-from jaxlm.nn.execution import Execution
+from jaxlm.nn.config import Execution
 from jaxlm.nn.linear import gathered, project
 from jaxlm.nn.pointwise import dropout, fold
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform

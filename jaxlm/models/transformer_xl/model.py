@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxlm.distributed import devices
@@ -26,11 +27,10 @@ from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, attend
-from jaxlm.nn.execution import Execution, stacked
+from jaxlm.nn.config import Execution
 from jaxlm.nn.linear import gathered, project_heads, project_to_heads
 from jaxlm.nn.pointwise import LayerNorm, dropout, fold
-from jaxlm.nn.relative_positions import by_key, sinusoids
-from jaxlm.nn.transformer import FeedForward
+from jaxlm.nn.transformer import FeedForward, stacked
 
 
 def flops_per_token(config: TransformerXLConfig, length: int, predicted: float | None = None) -> float:
@@ -347,3 +347,28 @@ ARITHMETIC = Arithmetic(
     cached_carry=lambda config, rows, dtype: empty_cache(config, rows, config.memory_length, dtype),
     decoding_carry=empty_cache,
 )
+
+
+def sinusoids(num_keys: int, width: int, clamp_length: int = 0) -> np.ndarray:
+    """Return the encodings of the distances num_keys - 1 down to 0, float32 (S, D): all sines, then all cosines.
+
+    The frequencies are 10000^(-2 i / D). The two halves are concatenated, where Vaswani et al. (2017) interleave them.
+    clamp_length: the largest distance; larger ones have its encoding. 0: no limit.
+    """
+    distance_S = np.arange(num_keys - 1, -1, -1, dtype=np.float64)
+    if clamp_length:
+        distance_S = np.minimum(distance_S, clamp_length)
+    angles = distance_S[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)[:, :width]
+
+
+def by_key(scores_BHLS: jax.Array) -> jax.Array:
+    """Return scores by key of scores by distance: column s of query l is moved from column s + L - 1 - l.
+
+    scores: column c is for the distance S - 1 - c. Query l is at key S - L + l. The values of the keys after a query's
+    own are those of other queries: a causal mask must remove them. All shapes are static, and no element is gathered:
+    after a column of padding, the rows are read again with one element more or less each.
+    """
+    b, h, length, num_keys = scores_BHLS.shape
+    padded = jnp.pad(scores_BHLS, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    return padded.reshape(b, h, num_keys + 1, length)[:, :, 1:].reshape(b, h, length, num_keys)

@@ -1,4 +1,4 @@
-"""Averages of a model's parameters, which are evaluated and used in place of the raw ones.
+"""The parameters that are evaluated and used in place of the newest ones: their averages, or the best ones so far.
 
 The exponential moving average: after update t, counted from 1, with parameters p and decay d, the average is
 
@@ -11,6 +11,10 @@ parameter that is not trained has its own bits in the average.
 The mean of the iterates (ASGD: Polyak and Juditsky, 1992): all of them from the first update, or from the evaluation on
 at which the validation loss stopped falling (NT-ASGD: Merity et al., 2018, algorithm 1). Before that the average is the
 parameters themselves.
+
+The selection of the best parameters by the validation loss, and the early end of a run, are part of the training state:
+these parameters stay on the devices and are saved and restored with it. They therefore always belong to the history
+that continues, whatever was evaluated between a checkpoint and a stop.
 """
 
 import functools
@@ -18,6 +22,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxlm.training.optimizer import materialized
+from jaxlm.wording import counted
+
+
+def averaged(params: Any, state: Any, applied: jax.Array, decay: Any) -> tuple[Any, Any, "Iterates | None"]:
+    """Return the updated parameters, their average and its iterates. state: the TrainState before the update.
+
+    applied: if false, the average is unchanged. decay: of the exponential moving average.
+    """
+    params, average, iterates = materialized(params), state.average, state.iterates
+    if iterates is None:
+        moved = updated_average(average, params, state.step + 1, decay)
+    else:
+        moved = updated_mean(average, params, iterates.averaged)
+        counted = applied & (iterates.averaged >= 0)
+        iterates = iterates._replace(averaged=iterates.averaged + counted.astype(jnp.int32))
+    return params, jax.tree.map(functools.partial(jnp.where, applied), moved, average), iterates
 
 
 def decay_at(decay: Any, update: Any) -> jax.Array:
@@ -73,3 +95,50 @@ def first_average(params: Any) -> Any:
     """Return the average before the first update, a copy of the parameters with their shardings."""
     shardings = jax.tree.map(lambda p: p.sharding, params)
     return jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings)(params)
+
+
+class Selection(NamedTuple):
+    """The evaluations of a run so far.
+
+    loss: float32, the lowest validation loss, inf before the first evaluation. step: int32, its step. waited: int32,
+    the evaluations since then.
+    """
+
+    loss: jax.Array
+    step: jax.Array
+    waited: jax.Array
+
+
+def no_selection() -> Selection:
+    """Return the selection before the first evaluation."""
+    return Selection(jnp.asarray(jnp.inf, jnp.float32), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def evaluated(best: Any, selection: Selection, weights: Any, loss: Any, step: Any) -> tuple[Any, Selection]:
+    """Return the best parameters and the selection after an evaluation of `weights` at `step`.
+
+    Strictly better ones replace the ones before: the first of equals stays. best: None if no parameters are kept.
+    """
+    better = loss < selection.loss
+    chosen = Selection(
+        jnp.where(better, loss, selection.loss),
+        jnp.where(better, step, selection.step),
+        jnp.where(better, 0, selection.waited + 1),
+    )
+    return None if best is None else jax.tree.map(lambda old, new: jnp.where(better, new, old), best, weights), chosen
+
+
+def kept_note(selection: Selection, step: int) -> str:
+    """Return a line about the parameters that are kept at the end of training at `step`."""
+    return (
+        f"step {step}: other commands use the parameters of step {int(selection.step)}, whose validation loss is "
+        f"{float(selection.loss):.4f}"
+    )
+
+
+def early_end(selection: Selection, step: int) -> str:
+    """Return a line about the end of training at `step`, before its last step."""
+    return (
+        f"step {step}: training ends early, after {counted(int(selection.waited), 'evaluation')} without a validation "
+        f"loss below {float(selection.loss):.4f}, that of step {int(selection.step)}"
+    )
