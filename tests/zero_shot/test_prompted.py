@@ -299,7 +299,7 @@ def test_every_task_gives_values_that_say_how(model, tmp_path):
         ("nq_open", "", {}, "must have rows, got none"),
         ("summarization", [{"article": "x"}], {}, "line 1: highlights must be a text"),
         ("coqa", {"data": [{"story": "x"}]}, {}, "must have data, story, questions and answers"),
-        ("coqa", "{", {}, "must be JSON"),
+        ("coqa", "{", {}, "is not JSON"),
         ("translation", "x", {}, "must have two files with a comma between them"),
     ],
 )
