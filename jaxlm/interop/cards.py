@@ -79,7 +79,7 @@ def model_card(
         lines += [*(f"- {note}" for note in export.notes), ""]
     if tokenizer is not None:
         lines += [*_input(export, tokenizer, task, longest or model["num_positions"]), ""]
-        lines += _usage(export, tag, name, task)
+        lines += _usage(tag, name, task)
     figures = _results(results) or _last_metrics(directory / "metrics.jsonl")
     if figures:
         lines += ["## What was measured", "", *figures, ""]
@@ -119,7 +119,7 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
     return lines
 
 
-def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
+def _usage(tag: str, name: str, task: Task | None) -> list[str]:
     """Return a Python snippet; empty for classes without a pipeline in transformers."""
     if tag not in _EXAMPLES:
         return []
