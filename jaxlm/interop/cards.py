@@ -5,11 +5,13 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlm.bounded_read import parse_json, read_regular, read_signed
+from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
 from jaxlm.interop.export import Export
+from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
+from jaxlm.wording import counted
 
 # Hugging Face's pipeline tags, by the end of a class's name.
 _TAGS = {
@@ -65,7 +67,7 @@ def model_card(
     tag = next(tag for end, tag in _TAGS.items() if export.architecture.endswith(end))
     results = _read_results(directory / "results.json")
     lines = [*_front_matter(about, tag, name, results), ""]
-    layers, heads = _counted(model["num_layers"], "layer"), _counted(model["num_heads"], "head")
+    layers, heads = counted(model["num_layers"], "layer"), counted(model["num_heads"], "head")
     lines += [
         f"# {export.architecture} from jaxlm",
         "",
@@ -77,15 +79,11 @@ def model_card(
         lines += [*(f"- {note}" for note in export.notes), ""]
     if tokenizer is not None:
         lines += [*_input(export, tokenizer, task, longest or model["num_positions"]), ""]
-        lines += _usage(export, tag, name, task)
+        lines += _usage(tag, name, task)
     figures = _results(results) or _last_metrics(directory / "metrics.jsonl")
     if figures:
         lines += ["## What was measured", "", *figures, ""]
     return "\n".join([*lines, "## The run's config", "", "```json", json.dumps(config, indent=2), "```", ""])
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int) -> list[str]:
@@ -121,7 +119,7 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
     return lines
 
 
-def _usage(export: Export, tag: str, name: str, task: Task | None) -> list[str]:
+def _usage(tag: str, name: str, task: Task | None) -> list[str]:
     """Return a Python snippet; empty for classes without a pipeline in transformers."""
     if tag not in _EXAMPLES:
         return []
@@ -196,17 +194,7 @@ def _last_metrics(file: Path) -> list[str]:
     if not file.exists():
         return []
     last: dict[str, Any] = {}
-    try:
-        texts = read_regular(file).decode(errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; put it back from a copy, or remove it") from error
-    for text in texts:
-        try:
-            line = parse_json(text)
-        except ValueError:  # a line that is being written
-            continue
-        if not isinstance(line, dict):
-            continue
+    for line in read_metrics(file):
         last |= {
             name: value for name, value in line.items() if name == "step" or "loss" in name or "perplexity" in name
         }
