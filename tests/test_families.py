@@ -10,6 +10,7 @@ import pytest
 from test_layers import FILES, imports_of, within
 
 from jaxlm.models import FAMILIES, SIZES, build, family_of
+from jaxlm.tasks import FORMATS
 
 # The rest of the program asks a `Family` or a `Model`. Published names differ from family to family.
 MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
@@ -54,6 +55,16 @@ def names_of_families(source: str, module: str = "x") -> list[str]:
     return found
 
 
+def names_of_formats(source: str) -> list[str]:
+    """Return the places of a source that ask which input format a family has."""
+    return [
+        f"line {node.lineno}: compares an input format"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        and any("input_format" in (getattr(x, "id", ""), getattr(x, "attr", "")) for x in ast.walk(node))
+    ]
+
+
 def is_model(node: ast.AST) -> bool:
     """Return True if an expression is called `model`, as the config of a model is: `model`, `config.model`."""
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
@@ -84,6 +95,18 @@ def test_nobody_names_a_family(module):
     assert not found, f"{module}: {found}; ask family_of(config) or the Model, whose fields say what differs"
 
 
+@pytest.mark.parametrize("module", FILES)
+def test_nobody_compares_an_input_format(module):
+    """Fails when a module asks which input format a model has, instead of asking the format what it needs."""
+    found = names_of_formats(FILES[module].read_text(encoding="utf-8"))
+    assert not found, f"{module}: {found}; ask FORMATS[family.input_format], whose fields say what differs"
+
+
+def test_the_formats_are_those_of_the_families():
+    """Fails when a family names a format that the table lacks, or the table has one that no family reads."""
+    assert {family.input_format for family in FAMILIES.values()} == FORMATS.keys()
+
+
 def test_the_reader_finds_what_it_should():
     """Fails when one way to ask for a family passes unseen, or a task's kind is taken for a model's."""
     for source in (
@@ -109,13 +132,15 @@ def test_the_reader_finds_what_it_should():
         "from jaxlm.models.model import Inputs",
         "from jaxlm.models.heads import task_head",
         "task.kind == 'span'",
-        "family.input_format == 'bert'",
         "tokenizer == 'gpt1'",
         "source.model.kind != asked.kind",
         "config.model.num_layers",
         "execution.attention",
     ):
         assert not names_of_families(source), source
+    for source in ("family.input_format == 'bert'", "input_format in ('gpt1', 'x')", "'gpt1' != a.family.input_format"):
+        assert names_of_formats(source), source
+    assert not names_of_formats("FORMATS[family.input_format].reads_last")
     assert {"jaxlm.models.gpt", "jaxlm.models.bert"} <= MODULES and "jaxlm.models.family" not in MODULES
     assert {"GPT", "GPTConfig", "Bert", "BertConfig"} <= NAMES
 

@@ -7,8 +7,7 @@ from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.runs.directory import saved_config
-from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
-from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
+from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, read_task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.tasks.metrics.selection import selected_by
 from jaxlm.text import Tokenizer, tokenizer_from_spec
@@ -77,8 +76,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     )
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
-    if family.input_format == "gpt1":
-        tokenizer = with_special_tokens(tokenizer, config.special_tokens)
+    tokenizer = FORMATS[family.input_format].with_special_tokens(tokenizer, config.special_tokens)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))

@@ -30,7 +30,7 @@ from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
 from jaxlm.runs.observer import Observer
-from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
+from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches, train_batches
 from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
@@ -248,7 +248,7 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
 
 def grown_leaves(model: Model) -> dict[str, int]:
     """Return the leaves, and their axis, with rows for the special tokens that fine-tuning adds."""
-    if model.family.input_format != "gpt1":
+    if not FORMATS[model.family.input_format].roles:
         return {}
     return {f"backbone/{name}": 0 for name in model.family.vocabulary_leaves}
 

@@ -229,19 +229,15 @@ Head = SequenceHead | ConcatPoolingHead | EncoderHead | LSTMHead
 
 
 def task_head(
-    kind: str, outputs: int, *, input_format: str, dropout_rate: float, init_std: float
+    kind: str, outputs: int, *, pooled: bool, dropout_rate: float, init_std: float
 ) -> SequenceHead | EncoderHead:
-    """Return the head for a task of a kind. Raise ValueError if the input format has none for it.
+    """Return the head for a task of a kind: on every token for spans and tags, otherwise on one of a sequence.
 
-    Heads of GPT-1's format read the state of the extract token. Those of BERT's read the pooled first token, or every
-    token for spans and tags.
+    pooled: whether it reads the pooled first token (BERT), not the state of the extract token (GPT-1).
     """
-    if input_format == "gpt1":
-        if kind in ("span", "tagging"):
-            raise ValueError(f"kind must be one with a head for causal models, got {kind}; use an encoder")
-        return SequenceHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
     if kind == "span":
         return SpanHead(init_std)
     if kind == "tagging":
         return TaggingHead(outputs, dropout_rate, init_std)
-    return PooledHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
+    of_sequence = PooledHead if pooled else SequenceHead
+    return of_sequence(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxlm.tasks.batching import FORMATS, format_for
     from jaxlm.tasks.batching.batches import (
         TrainBatches,
         choose_lengths,
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
         steps_of_epochs,
         train_batches,
     )
-    from jaxlm.tasks.batching.bert_inputs import ENCODER_ROLES
     from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
     from jaxlm.tasks.batching.encoding import encode_examples, encode_split
-    from jaxlm.tasks.batching.gpt1_inputs import ROLES
     from jaxlm.tasks.custom import CustomConfig
     from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
     from jaxlm.tasks.metrics.classification import compute_metrics
@@ -35,18 +34,16 @@ if TYPE_CHECKING:
         rows_of_records,
         task_names,
     )
-    from jaxlm.tasks.task import Columns, InputFormat, Task
+    from jaxlm.tasks.task import Columns, Task
 
 __all__ = [
-    "ENCODER_ROLES",
-    "ROLES",
+    "FORMATS",
     "TASKS",
     "Columns",
     "CustomConfig",
     "Encoded",
     "EncodedSplit",
     "Example",
-    "InputFormat",
     "Predicted",
     "SpanExample",
     "Split",
@@ -60,6 +57,7 @@ __all__ = [
     "encode_examples",
     "encode_split",
     "eval_batches",
+    "format_for",
     "predictions",
     "read_labelled",
     "read_rows",
@@ -75,13 +73,11 @@ __all__ = [
 _MODULES = {
     "Columns": "task",
     "CustomConfig": "custom",
-    "ENCODER_ROLES": "batching.bert_inputs",
     "Encoded": "batching.encoded_split",
     "EncodedSplit": "batching.encoded_split",
     "Example": "examples",
-    "InputFormat": "task",
+    "FORMATS": "batching",
     "Predicted": "metrics.predicted",
-    "ROLES": "batching.gpt1_inputs",
     "SpanExample": "examples",
     "Split": "examples",
     "TASKS": "registry",
@@ -95,6 +91,7 @@ _MODULES = {
     "encode_examples": "batching.encoding",
     "encode_split": "batching.encoding",
     "eval_batches": "batching.batches",
+    "format_for": "batching",
     "predictions": "metrics.predictions",
     "read_labelled": "registry",
     "read_rows": "registry",

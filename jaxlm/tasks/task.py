@@ -22,7 +22,6 @@ from jaxlm.tasks.options import TaskOptions
 
 Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
-InputFormat = Literal["gpt1", "bert"]
 SpecialTokens = Literal["gpt1", "end"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
@@ -104,12 +103,6 @@ class Task:
     def label_set(self, logits: np.ndarray) -> np.ndarray:
         """Return True for each predicted label of a `multilabel` task, bool (…, labels), from its outputs."""
         return probability(logits) >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
-
-    def sequences_for(self, input_format: str) -> int:
-        """Return the token sequences per example: the choices, a decoder's two orders of a similarity pair, or one."""
-        if self.form == "choice":
-            return self.num_choices
-        return 2 if self.form == "similarity" and input_format == "gpt1" else 1
 
     def parse_label(self, text: str | tuple[str, ...]) -> str | float | tuple[str, ...]:
         """Return the label that a file spells `text`: a score, or its name in `labels`. Raise ValueError if unknown.

@@ -17,8 +17,16 @@ from jaxlm.inference.loaded_run import run_config, task_data
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import SpanExample, TaggedSentence, Task, encode_examples, encode_split, steps_of_epochs, train_batches
-from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
+from jaxlm.tasks import (
+    FORMATS,
+    SpanExample,
+    TaggedSentence,
+    Task,
+    encode_examples,
+    encode_split,
+    steps_of_epochs,
+    train_batches,
+)
 from jaxlm.tasks.batching.span_windows import SpanSplit
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
@@ -154,7 +162,7 @@ def finetune_lines(
     longest: number of positions of the model that may be used. Default: all.
     """
     kind = family_of(config.model).input_format
-    tokenizer = with_special_tokens(tokenizer, config.special_tokens) if kind == "gpt1" else tokenizer
+    tokenizer = FORMATS[kind].with_special_tokens(tokenizer, config.special_tokens)
     task = replace(task, special_tokens=config.special_tokens)
     config, length, batch_size = filled(config, task.paper_for(kind), longest)
     encoded = encode_split(task, data, "train", tokenizer, length, kind)

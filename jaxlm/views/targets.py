@@ -11,7 +11,7 @@ from jaxlm.inference.loaded_run import run_config, split_run
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import ENCODER_ROLES, ROLES, Task, TaskData, read_task
+from jaxlm.tasks import FORMATS, Task, TaskData, format_for, read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.initialization import open_source
@@ -99,13 +99,11 @@ def _reader(arguments: ShowRowsArguments) -> Reader | None:
         reader = Reader(source.tokenizer, family_of(source.model).input_format, source.trained_length)
     elif arguments.tokenizer is not None:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
-        encoder = all(role in tokenizer.specials for role in ENCODER_ROLES)
-        reader = Reader(tokenizer, "bert" if encoder else "gpt1", DEFAULT_LENGTH)
+        reader = Reader(tokenizer, format_for(tokenizer.specials), DEFAULT_LENGTH)
     else:
         return None
-    if reader.input_format == "gpt1":
-        reader = dataclasses.replace(reader, tokenizer=reader.tokenizer.with_specials(ROLES))
-    return reader
+    tokenizer = FORMATS[reader.input_format].with_special_tokens(reader.tokenizer)
+    return dataclasses.replace(reader, tokenizer=tokenizer)
 
 
 def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.tasks import InputFormat, Task, TaskData, encode_examples
+from jaxlm.tasks import Task, TaskData, encode_examples
 from jaxlm.text import Tokenizer
 from jaxlm.views.text import cut, indented
 
@@ -19,7 +19,7 @@ class Reader:
     """The tokenizer and the input form of a model, and the tokens of its longest sequence."""
 
     tokenizer: Tokenizer
-    input_format: InputFormat
+    input_format: str
     length: int
 
 

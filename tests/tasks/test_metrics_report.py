@@ -33,7 +33,7 @@ def split(labels, groups=()) -> EncodedSplit:
     """A labelled split without tokens: metrics read its labels only."""
     count = len(labels)
     whole = np.zeros(count, np.int32)
-    return EncodedSplit(whole, np.arange(count + 1), np.asarray(labels), True, 0, 1, whole, 8, 0, groups=groups)
+    return EncodedSplit(whole, np.arange(count + 1), np.asarray(labels), True, 0, 1, whole, 8, 0, whole, True, groups)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,9 @@ class Words:
 def sequences_of(task, length, texts, choices=()):
     encode = Words().encode
     ids = [*map(encode, texts)], [*map(encode, choices)]
-    return arrange(*ids, task.form, Words.specials, length, task.special_tokens)
+    found, ends, cut = arrange(*ids, task.form, Words.specials, length, special_tokens=task.special_tokens)
+    assert ends == [len(sequence) for sequence in found]  # a decoder's sequence has one segment
+    return found, cut
 
 
 def words(first, count):
@@ -80,7 +82,7 @@ def test_forms_of_tokens_that_a_language_model_has_read():
     assert of("choice", [], ["8", words(0, 9)], length=8) == ([[END, 108], [END, *tokens(0, 7)]], True)
     assert of("entailment", [words(0, 9), "50"], length=8) == ([[END, *tokens(0, 5), END, 150]], True)
     with pytest.raises(InputError, match="special_tokens must be gpt1 for a tokenizer without an end-of-document"):
-        arrange([[1]], [], "single", {"start": 1, "delimiter": 2, "extract": 3}, 8, "end")
+        arrange([[1]], [], "single", {"start": 1, "delimiter": 2, "extract": 3}, 8, special_tokens="end")
 
 
 def test_single_texts_keep_their_beginning():

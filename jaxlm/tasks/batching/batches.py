@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxlm.data.batch import ExampleBatch
+from jaxlm.tasks.batching import FORMATS
 from jaxlm.tasks.batching.encoded_split import Encoded
-from jaxlm.tasks.task import InputFormat
 
 MAX_LENGTHS = 4
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
@@ -118,7 +118,7 @@ def train_batches(encoded: Encoded, *, batch_size: int, seed: int, num_steps: in
     return TrainBatches(encoded, batch_size=batch_size, seed=seed, num_steps=num_steps)
 
 
-def steps_of_epochs(input_format: InputFormat, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
+def steps_of_epochs(input_format: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
     """Return the number of updates in `num_epochs` passes over a training split, at least one.
 
     gpt1: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
@@ -126,9 +126,9 @@ def steps_of_epochs(input_format: InputFormat, encoded: Encoded, *, batch_size: 
     windows of a question's text), examples are counted, as there.
     """
     examples = encoded.num_examples
-    if input_format == "bert":
-        return max(1, int(examples / batch_size * num_epochs))
-    return max(1, int(max(1, examples // batch_size) * num_epochs))
+    if FORMATS[input_format].whole_batches:
+        return max(1, int(max(1, examples // batch_size) * num_epochs))
+    return max(1, int(examples / batch_size * num_epochs))
 
 
 def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None) -> Iterator[ExampleBatch]:

@@ -46,8 +46,8 @@ class EncodedSplit:
     """The token sequences of n examples, C per example, concatenated.
 
     ids: int32 (total,). starts: int64 (n * C + 1,): sequence c of example i is ids[starts[s] : starts[s + 1]] with
-    s = i * C + c. second: int32 (n * C,), the index at which the second segment of each sequence begins; None for a
-    decoder, whose head reads the last token where an encoder's reads the first.
+    s = i * C + c. second: int32 (n * C,), the index at which the second segment of each sequence begins. reads_last:
+    whether the head reads the last token of a sequence; otherwise the first.
     labels: int32 (n,), float32 (n,) or float32 (n, labels), the loss targets; zeros where unlabelled.
     truncated: number of truncated examples. longest: int32 (n,), the longest sequence of each example.
     length: the maximum length. pad: the padding id. groups: the group of each example, or empty where there are none.
@@ -62,7 +62,8 @@ class EncodedSplit:
     longest: np.ndarray
     length: int
     pad: int
-    second: np.ndarray | None = None
+    second: np.ndarray
+    reads_last: bool
     groups: tuple[str, ...] = ()
     part: str = ""
 
@@ -88,11 +89,9 @@ class EncodedSplit:
             for choice, sequence in enumerate(self.sequences(int(example))):
                 ids[row, choice, : len(sequence)] = sequence
                 lengths[row, choice] = len(sequence)
-        if self.second is None:
-            extract, second = np.maximum(lengths - 1, 0), lengths
-        else:
-            extract, second = np.zeros_like(lengths), np.zeros_like(lengths)
-            second[: len(examples)] = self.second.reshape(-1, self.num_sequences)[examples]
+        extract = np.maximum(lengths - 1, 0) if self.reads_last else np.zeros_like(lengths)
+        second = np.zeros_like(lengths)
+        second[: len(examples)] = self.second.reshape(-1, self.num_sequences)[examples]
         labels = np.zeros((batch_size, *self.labels.shape[1:]), self.labels.dtype)
         labels[: len(examples)] = self.labels[examples]
         weights, index = filled_rows(examples, batch_size)
