@@ -31,7 +31,6 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
 from jaxlm.runs.observer import Observer
 from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches, train_batches
-from jaxlm.tasks.metrics.selection import is_better, rank
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
@@ -79,7 +78,7 @@ class TrialContext:
 
     def ranked(self, result: dict[str, Any]) -> float:
         """Return a number that is higher for a better result of a trial, by the selection metric."""
-        return rank(self.task, result[self.task.selects][self.task.metric])
+        return self.task.rank(result[self.task.selects][self.task.metric])
 
     def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
         """Return True if new parameters replace the ones before: with `select last`, those of the last step only.
@@ -89,7 +88,7 @@ class TrialContext:
         if self.config.select == "last":
             return step == self.num_steps
         metric = self.task.metric
-        return not before or is_better(self.task, metrics[metric], before[metric])
+        return not before or self.task.is_better(metrics[metric], before[metric])
 
     @property
     def keeps_best(self) -> bool:

@@ -20,7 +20,7 @@ from jaxlm.nn.batch_norm import STATISTICS
 from jaxlm.nn.execution import Execution
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
-from jaxlm.objectives.task_loss import TaskLoss
+from jaxlm.objectives.task_loss import LOSSES, TaskLoss
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.parameter_groups import ParameterGroup, layer_groups
@@ -52,7 +52,7 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
     sizes = without_dropout(config.model) if config.frozen else config.model
     model = build(sizes, execution)
     inputs = FORMATS[model.family.input_format]
-    if task.kind in ("span", "tagging") and not inputs.every_token:
+    if task.of_tokens and not inputs.every_token:
         raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one")
     head: Any = task_head(
         task.kind,
@@ -79,7 +79,7 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length, None if not model.family.is_encoder else 0.0)
 
-    loss = TaskLoss(task.kind, task.class_weights, config.label_smoothing)
+    loss = LOSSES[task.kind](task.class_weights, config.label_smoothing)
     objective = task_objective(
         model,
         head,

@@ -74,7 +74,7 @@ def _token_lines(task: Task, examples: Sequence[Any], reader: Reader) -> Iterato
     yield f"  tokens, with special tokens: {_distribution(whole.longest)}"
     fitted = encode_examples(alone, examples, reader.tokenizer, reader.length, reader.input_format)
     total, what = len(examples), "examples"
-    if task.kind == "span":
+    if task.of_windows:
         what = "questions"
         long = int((whole.longest > reader.length).sum())
         yield f"  texts longer than a window of {reader.length} tokens: {_share(long, total)}; {len(fitted):,} windows"

@@ -22,7 +22,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks import read_labelled, read_split
 from jaxlm.tasks.datasets.race import SCHOOLS
 from jaxlm.tasks.examples import Example
-from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
+from jaxlm.tasks.metrics.report import RESAMPLES, SEED
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text

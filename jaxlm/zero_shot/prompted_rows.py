@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
-from jaxlm.tasks.datasets.squad import SQUAD2, read_questions
+from jaxlm.tasks.datasets.spans_and_tags import SQUAD2
+from jaxlm.tasks.kinds.spans import read_questions
 from jaxlm.tasks.reading.files import json_rows, numbered_lines, open_input
 from jaxlm.zero_shot.task import files_of
 

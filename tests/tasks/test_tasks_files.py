@@ -9,25 +9,18 @@ import warnings
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import Columns, Example, Task, read_labelled, read_rows, read_task
+from jaxlm.tasks import KINDS, Columns, Example, Task, read_labelled, read_rows, read_task
 from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.reading.rows import RowReader
 
-PAIR = Task(
+PAIR = KINDS["classification"](
     name="custom",
-    kind="classification",
     form="entailment",
-    metric="accuracy",
-    metrics=("accuracy",),
     labels=("no", "yes"),
     columns=Columns(texts=(("a",), ("b", "second")), label=("y",)),
 )
-CHOICE = Task(
+CHOICE = KINDS["choice"](
     name="custom",
-    kind="choice",
-    form="choice",
-    metric="accuracy",
-    metrics=("accuracy",),
     labels=("0", "1"),
     columns=Columns(texts=(("a",),), choices=(("c0",), ("c1",)), choice_list=("choices",), label=("y",)),
     num_choices=2,

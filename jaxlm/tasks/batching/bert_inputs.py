@@ -12,20 +12,17 @@ is truncated, as long as any of it is left.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.batching.input_format import MINIMUM_LENGTH, Arranged, Ids, InputFormat, Texts
-
-if TYPE_CHECKING:
-    from jaxlm.tasks.examples import Example
-    from jaxlm.tasks.task import Form, SpecialTokens, Task
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.task import Form, SpecialTokens, Task
 
 ENCODER_ROLES = ("cls", "sep")
 """Special tokens that an encoder's input needs; a BERT vocabulary has them."""
 
 
-def read(example: "Example", task: "Task") -> tuple[Texts, Texts]:
+def read(example: Example, task: Task) -> tuple[Texts, Texts]:
     """Return texts and choices. The second text of a choice task is prepended to each choice, or the choice replaces
     the blank of a question, as is usual."""
     if task.form != "choice" or len(example.texts) < 2:
@@ -39,11 +36,11 @@ def read(example: "Example", task: "Task") -> tuple[Texts, Texts]:
 def arrange_segments(
     texts: Sequence[Ids],
     choices: Sequence[Ids],
-    form: "Form",
+    form: Form,
     specials: Mapping[str, int],
     length: int,
     *,
-    special_tokens: "SpecialTokens" = "gpt1",
+    special_tokens: SpecialTokens = "gpt1",
     keep_second: bool = False,
 ) -> Arranged:
     """Return the sequences of one example, where their second segments begin, and whether any was truncated.

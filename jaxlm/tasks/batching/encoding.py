@@ -9,12 +9,11 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.tasks.batching import FORMATS
 from jaxlm.tasks.batching.encoded_split import Encoded, EncodedSplit
-from jaxlm.tasks.batching.span_windows import encode_questions
-from jaxlm.tasks.batching.tagged_rows import encode_sentences
 from jaxlm.tasks.examples import Example, TaskData
 from jaxlm.tasks.task import Task
 
 if TYPE_CHECKING:
+    from jaxlm.tasks.kinds.texts import TextTask
     from jaxlm.text import Tokenizer
 
 _CHUNK = 4096  # examples tokenized at a time
@@ -41,33 +40,29 @@ def encode_examples(
     part: str = "",
 ) -> Encoded:
     """Return examples, labelled or not, as token sequences of at most `length`; see `encode_split`."""
-    if task.kind in ("span", "tagging"):
-        if not FORMATS[input_format].every_token:
-            raise InputError(
-                f"task {task.name} needs an encoder, which attends to the tokens on both sides; start from a BERT"
-            )
-        encode = encode_questions if task.kind == "span" else encode_sentences
-        return encode(task, tuple(examples), tokenizer, length, part=part)
-    return encode_texts(task, examples, tokenizer, length, input_format, part=part)
+    if task.of_tokens and not FORMATS[input_format].every_token:
+        raise InputError(
+            f"task {task.name} needs an encoder, which attends to the tokens on both sides; start from a BERT"
+        )
+    return task.encode(tuple(examples), tokenizer, length, input_format, part)
 
 
 def encode_texts(
-    task: Task,
+    task: "TextTask",
     examples: Sequence[Example],
     tokenizer: "Tokenizer",
     length: int,
-    input_format: str = "gpt1",
-    *,
-    part: str = "",
+    input_format: str,
+    part: str,
 ) -> EncodedSplit:
-    """Return `encode_examples` for classification, regression and choices."""
+    """Return `encode_examples` for rows of texts."""
     inputs, specials = FORMATS[input_format], tokenizer.specials
     count = inputs.num_sequences(task)
     pieces: list[np.ndarray] = []
     lengths = np.zeros((len(examples), count), np.int64)
     second = np.zeros((len(examples), count), np.int32)
     truncated, row, source = 0, 0, iter(examples)
-    question = task.form == "choice" and task.second != "beginning"
+    question = task.has_choices and task.second != "beginning"
     while chunk := list(islice(source, _CHUNK)):
         texts = [inputs.read(example, task) for example in chunk]
         encoded = iter(tokenizer.encode_batch([text for parts, choices in texts for text in (*parts, *choices)]))
@@ -76,21 +71,14 @@ def encode_texts(
             choices = list(islice(encoded, len(read_choices)))
             keep = question and len(example.texts) > 1
             sequences, second[row], cut = inputs.arrange(
-                parts,
-                choices,
-                task.form,
-                specials,
-                length,
-                special_tokens=task.special_tokens,
-                keep_second=keep,
+                parts, choices, task.form, specials, length, special_tokens=task.special_tokens, keep_second=keep
             )
             truncated += cut
             lengths[row] = [len(sequence) for sequence in sequences]
             pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))
             row += 1
     labelled = bool(examples) and all(example.label is not None for example in examples)
-    shape = (len(examples), len(task.labels)) if task.kind == "multilabel" else (len(examples),)
-    labels = np.zeros(shape, np.float32 if task.kind in ("regression", "multilabel") else np.int32)
+    labels = task.no_targets(len(examples))
     if labelled:
         labels[:] = [task.label_number(example.label) for example in examples]  # type: ignore[arg-type]
     groups = tuple(example.group for example in examples)

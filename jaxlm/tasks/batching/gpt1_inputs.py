@@ -19,21 +19,18 @@ texts the first is truncated, and the second only when nothing of the first is l
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.batching.input_format import MINIMUM_LENGTH, Arranged, Ids, InputFormat, Texts
-
-if TYPE_CHECKING:
-    from jaxlm.tasks.examples import Example
-    from jaxlm.tasks.task import Form, SpecialTokens, Task
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.task import Form, SpecialTokens, Task
 
 ROLES = ("start", "delimiter", "extract")
 """Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
 _ROLES_OF: Mapping[str, Sequence[str]] = {"gpt1": ROLES, "end": ("end", "end")}
 
 
-def read(example: "Example", task: "Task") -> tuple[Texts, Texts]:
+def read(example: Example, task: Task) -> tuple[Texts, Texts]:
     """Return texts and choices. A question stays with its article; a beginning is prepended to each choice."""
     if task.form == "choice" and len(example.texts) > 1 and task.second == "beginning":
         context, second = example.texts
@@ -44,11 +41,11 @@ def read(example: "Example", task: "Task") -> tuple[Texts, Texts]:
 def arrange(
     texts: Sequence[Ids],
     choices: Sequence[Ids],
-    form: "Form",
+    form: Form,
     specials: Mapping[str, int],
     length: int,
     *,
-    special_tokens: "SpecialTokens" = "gpt1",
+    special_tokens: SpecialTokens = "gpt1",
     keep_second: bool = False,
 ) -> Arranged:
     """Return the sequences of one example, their lengths, and whether any was truncated; see `InputFormat`.

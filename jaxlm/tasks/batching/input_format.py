@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.task import Task
+
 if TYPE_CHECKING:
-    from jaxlm.tasks.examples import Example
-    from jaxlm.tasks.task import Task
     from jaxlm.text import Tokenizer
 
 Ids = Sequence[int]
@@ -31,7 +32,7 @@ class InputFormat:
     an epoch has a whole number of updates.
     """
 
-    read: Callable[["Example", "Task"], tuple[Texts, Texts]]
+    read: Callable[[Example, Task], tuple[Texts, Texts]]
     arrange: Callable[..., Arranged]
     roles: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class InputFormat:
         """Return the tokenizer with the special tokens that can be added: those of GPT-1."""
         return tokenizer.with_specials(self.roles) if special_tokens == "gpt1" else tokenizer
 
-    def num_sequences(self, task: "Task") -> int:
+    def num_sequences(self, task: Task) -> int:
         """Return the token sequences per example: the choices, the orders of a symmetric pair, or one."""
         if task.form == "choice":
             return task.num_choices

@@ -13,6 +13,7 @@ from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
 from jaxlm.tasks.examples import Example, Split
+from jaxlm.tasks.kinds.texts import Choice
 from jaxlm.tasks.reading.catalogue import tfds_text
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.task import Columns, Task
@@ -80,12 +81,8 @@ def _passage(values: Mapping[str, Any], name: str) -> list[Example]:
 
 
 RACE = BuiltIn(
-    Task(
+    Choice(
         name="race",
-        kind="choice",
-        form="choice",
-        metric="accuracy",
-        metrics=("accuracy",),
         labels=_NAMES,
         columns=Columns(
             texts=(("article", "context"), ("question",)),

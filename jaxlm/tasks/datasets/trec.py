@@ -13,6 +13,7 @@ from typing import BinaryIO
 from jaxlm.errors import InputError
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
 from jaxlm.tasks.examples import Example, Split
+from jaxlm.tasks.kinds.texts import Classification
 from jaxlm.tasks.reading.files import numbered_lines, open_input
 from jaxlm.tasks.reading.rows import parse
 from jaxlm.tasks.task import Columns, Task
@@ -57,12 +58,8 @@ def _latin1(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 TREC = BuiltIn(
-    Task(
+    Classification(
         name="trec",
-        kind="classification",
-        form="single",
-        metric="accuracy",
-        metrics=("accuracy",),
         labels=("0", "1", "2", "3", "4", "5"),
         spellings=(("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"),),
         columns=Columns(texts=(("text", "question", "sentence"),), label=("label",)),

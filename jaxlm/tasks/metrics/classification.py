@@ -6,6 +6,7 @@ because all predictions (or all labels) are the same, it is 0 and a warning says
 run with NaN.
 """
 
+import functools
 import warnings
 
 import numpy as np
@@ -26,7 +27,7 @@ def compute_metrics(task: Task, predictions: np.ndarray, labels: np.ndarray) -> 
         raise ValueError(
             f"predictions and labels must be equal (n,) with n > 0, got {predictions.shape}, {labels.shape}"
         )
-    if task.kind == "regression":
+    if task.has_scores:
         predictions, labels = predictions.astype(np.float64), labels.astype(np.float64)
     return {name: _METRICS[name](task, predictions, labels) for name in task.metrics}
 
@@ -41,23 +42,17 @@ def _f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     from sklearn.metrics import f1_score
 
     if task.positive is None:
-        return _macro_f1(task, predictions, labels)
+        return _mean_f1("macro", task, predictions, labels)
     number = task.labels.index(task.positive)
     if not (predictions == number).any() and not (labels == number).any():
         _warn("f1", f"neither predictions nor labels contain the class {task.positive!r}")
     return float(f1_score(labels == number, predictions == number, average="binary", zero_division=0))
 
 
-def _macro_f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
+def _mean_f1(average: str, task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="macro", zero_division=0))
-
-
-def _micro_f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="micro", zero_division=0))
+    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average=average, zero_division=0))
 
 
 def _matthews(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -99,8 +94,8 @@ def _warn(name: str, why: str) -> None:
 _METRICS = {
     "accuracy": _accuracy,
     "f1": _f1,
-    "macro_f1": _macro_f1,
-    "micro_f1": _micro_f1,
+    "macro_f1": functools.partial(_mean_f1, "macro"),
+    "micro_f1": functools.partial(_mean_f1, "micro"),
     "matthews": _matthews,
     "pearson": _pearson,
     "spearman": _spearman,
@@ -114,9 +109,8 @@ def class_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[st
       logits: float (n, classes). labels: int (n,), the classes.
     """
     predictions = logits.argmax(axis=1)
-    others = ("accuracy", "macro_f1", "micro_f1") if task.kind == "classification" else ()
     found = compute_metrics(task, predictions, labels)
-    found |= {name: _METRICS[name](task, predictions, labels) for name in others if name not in found}
+    found |= {name: _METRICS[name](task, predictions, labels) for name in task.further_metrics if name not in found}
     calibration = calibration_table(logits, labels)
     return found | {
         "log_loss": float(-log_probabilities(logits, labels).mean()),
