@@ -30,7 +30,7 @@ from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
 from jaxlm.runs.observer import Observer
-from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches, train_batches
+from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import Source, fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
@@ -97,7 +97,7 @@ class TrialContext:
 
     def batches(self, seed: int) -> TrainBatches:
         """Return the training batches of a seed."""
-        return train_batches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
+        return TrainBatches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
 
 
 @dataclasses.dataclass(frozen=True)

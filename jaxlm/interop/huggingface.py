@@ -153,7 +153,7 @@ def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task
         return of_kind(name="custom", labels=labels, **of_tags)
     separator = CustomConfig.label_separator if of_kind.has_label_sets else ""
     columns = Columns(texts=(("text", "sentence"),), label=("label",), label_separator=separator)
-    metrics = {"regression": ("pearson",), "multilabel": of_kind.known_metrics}.get(kind, ("accuracy",))
+    metrics = {"regression": ("pearson",)}.get(kind, of_kind.metrics)
     return of_kind(name="custom", metric=metrics[0], metrics=metrics, labels=labels, columns=columns)
 
 

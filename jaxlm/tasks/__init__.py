@@ -11,7 +11,6 @@ from jaxlm.tasks.batching.batches import (
     eval_batches,
     standard_lengths,
     steps_of_epochs,
-    train_batches,
 )
 from jaxlm.tasks.batching.encoded_split import Encoded
 from jaxlm.tasks.batching.encoding import encode_examples, encode_split
@@ -60,5 +59,4 @@ __all__ = [
     "rows_of_records",
     "standard_lengths",
     "steps_of_epochs",
-    "train_batches",
 ]

@@ -208,7 +208,8 @@ def _read_tokens(custom: CustomConfig, task_dir: str | None) -> tuple[Task, dict
 
 def _metrics(custom: CustomConfig) -> tuple[str, ...]:
     """Return the metrics of the kind, the one that selects first."""
-    known = KINDS[custom.kind].known_metrics
+    kind = KINDS[custom.kind]
+    known = kind.known_metrics or kind.metrics
     metric = custom.metric or known[0]
     check_metric(metric, "custom.metric", known)
     return (metric, *(other for other in known if other != metric))

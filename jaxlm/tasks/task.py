@@ -130,8 +130,8 @@ class Task:
     """(text) -> the label that a file spells so. Raises ValueError for an unknown one."""
     predicted: ClassVar[Callable[..., "Predicted"]]
     """(encoded, outputs, threshold) -> the predictions and metrics of the head's outputs; see `predictions`."""
-    known_metrics: ClassVar[tuple[str, ...]]
-    """The metrics of a user's own task; the first one selects the best checkpoint by default."""
+    known_metrics: ClassVar[tuple[str, ...]] = ()
+    """The metrics of a user's own task, the first of which selects by default; empty: those of any task of the kind."""
     further_metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics that are computed besides, any of which a task also reports if it selects; empty without such."""
     fixed_outputs: ClassVar[int] = 0
@@ -221,35 +221,21 @@ class Task:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Task":
         """Return the task that `to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
-        fields = {entry.name: entry for entry in dataclasses.fields(Task)}
-        missing = [
-            name
-            for name, entry in fields.items()
-            if name not in values
-            and entry.default is dataclasses.MISSING
-            and entry.default_factory is dataclasses.MISSING
-        ]
-        unknown = [name for name in values if name not in fields]
-        if missing or unknown:
-            raise InputError(
-                f"task.json has missing fields {missing} and unknown fields {unknown}; read it with the version that "
-                "wrote it"
-            )
-        loaded = {name: _tuples(value) for name, value in values.items()}
-        for name, part in (("columns", Columns), ("options", TaskOptions)):
-            if name in loaded:
-                try:
-                    loaded[name] = part(**loaded[name])
-                except TypeError as error:
-                    raise InputError(f"task.json: {name}: {error}; read it with the version that wrote it") from None
         from jaxlm.tasks.kinds import KINDS
 
-        if loaded["kind"] not in KINDS:
+        if values.get("kind") not in KINDS:
             raise InputError(
-                f"task.json: kind must be one of {', '.join(KINDS)}, got {loaded['kind']!r}; read it with the version "
-                "that wrote it"
+                f"task.json: kind must be one of {', '.join(KINDS)}, got {values.get('kind')!r}; read it with the "
+                "version that wrote it"
             )
-        return KINDS[loaded["kind"]](**loaded)
+        loaded = {name: _tuples(value) for name, value in values.items()}
+        try:
+            for name, part in (("columns", Columns), ("options", TaskOptions)):
+                if name in loaded:
+                    loaded[name] = part(**loaded[name])
+            return KINDS[loaded["kind"]](**loaded)
+        except TypeError as error:
+            raise InputError(f"task.json: {error}; read it with the version that wrote it") from None
 
 
 def _tuples(value: Any) -> Any:

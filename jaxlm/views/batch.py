@@ -20,10 +20,10 @@ from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import (
     FORMATS,
     Task,
+    TrainBatches,
     encode_examples,
     encode_split,
     steps_of_epochs,
-    train_batches,
 )
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
@@ -166,7 +166,7 @@ def finetune_lines(
     num_steps = config.num_steps or steps_of_epochs(
         kind, encoded, batch_size=batch_size, num_epochs=config.num_epochs or 0
     )
-    batches = train_batches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
+    batches = TrainBatches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
     if step >= len(batches):
         raise InputError(f"--step must be below {len(batches)}, the number of steps, got {step}")
     batch = batches[step]

@@ -116,11 +116,6 @@ class TrainBatches:
         return self._cached_epoch[1]
 
 
-def train_batches(encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> TrainBatches:
-    """Return the training batches of a split; see `TrainBatches`."""
-    return TrainBatches(encoded, batch_size=batch_size, seed=seed, num_steps=num_steps)
-
-
 def steps_of_epochs(input_format: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
     """Return the number of updates in `num_epochs` passes over a training split, at least one.
 

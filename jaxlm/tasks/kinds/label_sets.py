@@ -28,7 +28,6 @@ class LabelSets(TextTask):
     kind: Kind = "multilabel"
     metric: str = "micro_f1"
     metrics: tuple[str, ...] = ("micro_f1", "macro_f1", "exact_match")
-    known_metrics = ("micro_f1", "macro_f1", "exact_match")
     has_label_sets = has_weights = is_ranked = True
 
     def parse_label(self, text: Any) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ class Regression(TextTask):
     kind: Kind = "regression"
     metric: str = "pearson"
     metrics: tuple[str, ...] = ("pearson", "spearman")
-    known_metrics = ("pearson", "spearman")
     fixed_outputs = 1
     has_scores = True
 

@@ -215,7 +215,6 @@ class Spans(Task):
     rows = Rows(read_questions, stream_questions, questions_of_records)
     encode = encode_questions
     predicted = predict_answers
-    known_metrics = ("f1", "exact_match")
     fixed_outputs = 2  # a start and an end
     of_tokens = of_windows = is_ranked = True
 

@@ -196,7 +196,6 @@ class Tagging(Task):
     rows = Rows(read_sentences, stream_sentences, sentences_of_records)
     encode = encode_sentences
     predicted = predict_tags
-    known_metrics = METRICS
     of_tokens = has_weights = True
 
     def with_labels(self, splits: Mapping[str, Split]) -> Self:

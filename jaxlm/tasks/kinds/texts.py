@@ -5,10 +5,10 @@ Scores and sets of labels are in files of their own.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -75,6 +75,10 @@ class TextTask(Task):
     metrics: tuple[str, ...] = ("accuracy",)
     rows = Rows(read_texts, stream_texts, texts_of_records)
     encode = encode_texts
+    measured: ClassVar[Callable[..., dict[str, float]]] = class_metrics
+    """(outputs, targets) -> the metrics of outputs (n, outputs)."""
+    report: ClassVar[Callable[..., dict[str, Any]]] = class_report
+    """(outputs, targets) -> the details of the metrics; see `jaxlm.tasks.metrics.report`."""
 
     @functools.cached_property
     def _numbers(self) -> tuple[dict[str, int], ...]:
@@ -143,14 +147,6 @@ class TextTask(Task):
         """Return the predictions as numbers (n,), for the metrics, from outputs (n, outputs)."""
         return outputs.argmax(axis=1)
 
-    def measured(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        """Return the metrics of outputs (n, outputs)."""
-        return class_metrics(self, outputs, targets)
-
-    def report(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
-        """Return the details of the metrics; see `jaxlm.tasks.metrics.report`."""
-        return class_report(self, outputs, targets)
-
     def predicted(self, encoded: EncodedSplit, outputs: Any, threshold: float | None) -> Predicted:
         """Return the predictions and metrics of outputs, the metrics also for each group of examples."""
         lines = [self.prediction(row) for row in outputs]
@@ -207,7 +203,6 @@ class Choice(TextTask):
 
     kind: Kind = "choice"
     form: Form = "choice"
-    known_metrics = ("accuracy",)
     fixed_outputs = 1
     has_choices = is_ranked = True
 

@@ -62,16 +62,12 @@ def _matthews(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     return 0.0 if constant else float(matthews_corrcoef(labels, predictions))
 
 
-def _pearson(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
-    from scipy.stats import pearsonr
+def _correlation(name: str, task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
+    from scipy import stats
 
-    return 0.0 if _constant("pearson", predictions, labels) else float(pearsonr(predictions, labels).statistic)
-
-
-def _spearman(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return 0.0 if _constant("spearman", predictions, labels) else float(spearmanr(predictions, labels).statistic)
+    if _constant(name, predictions, labels):
+        return 0.0
+    return float(getattr(stats, f"{name}r")(predictions, labels).statistic)
 
 
 def _constant(name: str, predictions: np.ndarray, labels: np.ndarray) -> bool:
@@ -97,8 +93,8 @@ _METRICS = {
     "macro_f1": functools.partial(_mean_f1, "macro"),
     "micro_f1": functools.partial(_mean_f1, "micro"),
     "matthews": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
+    "pearson": functools.partial(_correlation, "pearson"),
+    "spearman": functools.partial(_correlation, "spearman"),
 }
 
 
