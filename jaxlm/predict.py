@@ -44,7 +44,7 @@ def predict(arguments: PredictArguments) -> int:
         form=arguments.input_format,
         keep=arguments.with_inputs,
     )
-    done, cut, empty, summary = 0, 0, 0, Summary(predictor.task.kind)
+    done, cut, empty, summary = 0, 0, 0, Summary(type(predictor.task))
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:

@@ -1,20 +1,27 @@
-"""The families of models stay behind their table: nothing outside of it asks which family a model is of.
+"""Families of models, input formats and kinds of tasks stay behind their tables: nothing outside asks which one it has.
 
 Read from the sources with `ast`, so that a branch on a family is found whether or not a test runs it.
 """
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from test_layers import FILES, imports_of, within
 
 from jaxlm.models import FAMILIES, SIZES, build, family_of
+from jaxlm.objectives.task_loss import LOSSES
+from jaxlm.tasks import FORMATS, KINDS
+from jaxlm.tasks.task import Kind
 
 # The rest of the program asks a `Family` or a `Model`. Published names differ from family to family.
 MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
 # Code that reads what earlier versions wrote has to spell it.
 READS_EARLIER_VERSIONS = ("jaxlm.runs.earlier_versions",)
+
+# A head and a loss belong to a kind of task; published classes are for a kind.
+MAY_NAME_KINDS = ("jaxlm.tasks.kinds", "jaxlm.models.heads", "jaxlm.objectives.task_loss", "jaxlm.interop")
 
 MODULES = {f"jaxlm.models.{name}" for name in FAMILIES} | {f"jaxlm.models.{name}.model" for name in FAMILIES}
 NAMES = {name for f in FAMILIES.values() for name in (build(f.config()).arithmetic.module.__name__, f.config.__name__)}
@@ -22,6 +29,12 @@ NAMES = {name for f in FAMILIES.values() for name in (build(f.config()).arithmet
 FIELDS = {name for f in FAMILIES.values() for name in f.config.__dataclass_fields__}
 FIELDS -= set.intersection(*({*f.config.__dataclass_fields__} for f in FAMILIES.values()))
 PARAMETERS = {name for f in FAMILIES.values() for name in (f.layers, f.pooler) if name}
+CLASSES_OF_KINDS = {task.__name__ for task in KINDS.values()} | {
+    "SpanExample",
+    "TaggedSentence",
+    "SpanSplit",
+    "TaggedSplit",
+}
 WORDS = {"adaptive", "num_positions", *PARAMETERS}  # those that mean nothing else
 
 
@@ -51,6 +64,31 @@ def names_of_families(source: str, module: str = "x") -> list[str]:
             found += [f"line {node.lineno}: asks for the field {name}" for name in sorted(strings_of(node) & FIELDS)]
         elif isinstance(node, ast.Constant) and node.value in WORDS:
             found.append(f"line {node.lineno}: names {node.value}")
+    return found
+
+
+def names_of_formats(source: str) -> list[str]:
+    """Return the places of a source that ask which input format a family has."""
+    return [
+        f"line {node.lineno}: compares an input format"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        and any("input_format" in (getattr(x, "id", ""), getattr(x, "attr", "")) for x in ast.walk(node))
+    ]
+
+
+def names_of_kinds(source: str) -> list[str]:
+    """Return the places of a source that ask which kind a task has, or what class its rows have."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            asked = any(asks_kind(side) for side in (node.left, *node.comparators))
+            found += [f"line {node.lineno}: compares a kind"] if asked and strings_of(node) & KINDS.keys() else []
+        elif isinstance(node, ast.Match) and asks_kind(node.subject):
+            found.append(f"line {node.lineno}: compares a kind")
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+            names = {getattr(x, "id", getattr(x, "attr", "")) for x in ast.walk(node.args[1])}
+            found += [f"line {node.lineno}: asks for {name}" for name in sorted(names & CLASSES_OF_KINDS)]
     return found
 
 
@@ -84,6 +122,31 @@ def test_nobody_names_a_family(module):
     assert not found, f"{module}: {found}; ask family_of(config) or the Model, whose fields say what differs"
 
 
+@pytest.mark.parametrize("module", [name for name in FILES if not any(within(name, room) for room in MAY_NAME_KINDS)])
+def test_nobody_asks_for_a_kind_of_task(module):
+    """Fails when a module asks which kind a task has, instead of asking the task what it needs."""
+    found = names_of_kinds(FILES[module].read_text(encoding="utf-8"))
+    assert not found, f"{module}: {found}; ask the task, whose class says what differs"
+
+
+def test_each_kind_has_a_loss_and_a_name():
+    """Fails when a kind lacks a loss, or its class goes by another name than task.json and the flags give it."""
+    assert KINDS.keys() == LOSSES.keys() == set(get_args(Kind))
+    assert all(task.__dataclass_fields__["kind"].default == name for name, task in KINDS.items())
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_nobody_compares_an_input_format(module):
+    """Fails when a module asks which input format a model has, instead of asking the format what it needs."""
+    found = names_of_formats(FILES[module].read_text(encoding="utf-8"))
+    assert not found, f"{module}: {found}; ask FORMATS[family.input_format], whose fields say what differs"
+
+
+def test_the_formats_are_those_of_the_families():
+    """Fails when a family names a format that the table lacks, or the table has one that no family reads."""
+    assert {family.input_format for family in FAMILIES.values()} == FORMATS.keys()
+
+
 def test_the_reader_finds_what_it_should():
     """Fails when one way to ask for a family passes unseen, or a task's kind is taken for a model's."""
     for source in (
@@ -109,13 +172,23 @@ def test_the_reader_finds_what_it_should():
         "from jaxlm.models.model import Inputs",
         "from jaxlm.models.heads import task_head",
         "task.kind == 'span'",
-        "family.input_format == 'bert'",
         "tokenizer == 'gpt1'",
         "source.model.kind != asked.kind",
         "config.model.num_layers",
         "execution.attention",
     ):
         assert not names_of_families(source), source
+    for source in ("family.input_format == 'bert'", "input_format in ('gpt1', 'x')", "'gpt1' != a.family.input_format"):
+        assert names_of_formats(source), source
+    for source in (
+        "task.kind == 'span'",
+        "kind in ('span', 'x')",
+        "isinstance(row, SpanExample)",
+        "isinstance(t, a.Spans)",
+    ):
+        assert names_of_kinds(source), source
+    assert not names_of_kinds("task.kind == other.kind") and not names_of_kinds("isinstance(x, Example)")
+    assert not names_of_formats("FORMATS[family.input_format].reads_last")
     assert {"jaxlm.models.gpt", "jaxlm.models.bert"} <= MODULES and "jaxlm.models.family" not in MODULES
     assert {"GPT", "GPTConfig", "Bert", "BertConfig"} <= NAMES
 

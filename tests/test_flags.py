@@ -8,8 +8,7 @@ import pytest
 from toy_runs import run_here
 
 from jaxlm.flags import field_help, fields_of, reflowed
-from jaxlm.tasks import CustomConfig, read_task
-from jaxlm.tasks.custom import METRICS
+from jaxlm.tasks import KINDS, CustomConfig, read_task
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_paragraphs_are_joined_and_examples_keep_their_lines():
 def test_the_rows_in_the_help_are_read(tmp_path):
     """Fails when an example of the help is not a row of its kind, or a kind has no example."""
     found = re.findall(r"^  (\w+) +({.*})$", field_help(CustomConfig)["kind"], flags=re.MULTILINE)
-    assert {kind for kind, _ in found} == set(METRICS)
+    assert {kind for kind, _ in found} == set(KINDS)
     for kind, row in found:
         other = {"label": "other"} if kind == "classification" else {"label": "b"} if kind == "choice" else {}
         rows = [json.loads(row), json.loads(row) | other]

@@ -63,23 +63,11 @@ def check_agreement(opinions: Sequence[Opinion]) -> None:
                 f"all runs must be of the same task, with the same labels, got {other.run} beside {first.run}; leave "
                 "one out"
             )
-        if first.task.kind in ("span", "tagging") and other.reads != first.reads:
+        if first.task.of_tokens and other.reads != first.reads:
             raise InputError(
                 f"all runs of a {first.task.kind} task must have the same tokenizer, length and options, got "
                 f"{other.run} beside {first.run}; leave one out"
             )
-
-
-def averaged(kind: str, outputs: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
-    """Return the averaged outputs: for each row the mean, or the logarithm or logit of the mean probabilities."""
-    from scipy.special import softmax
-
-    rows = [np.stack([np.asarray(row, np.float64) for row in of_runs]) for of_runs in zip(*outputs, strict=True)]
-    if kind in ("regression", "span"):
-        return [row.mean(axis=0) for row in rows]
-    if kind == "multilabel":
-        return [_log_mean(np.logaddexp(0.0, -row)) - _log_mean(np.logaddexp(0.0, row)) for row in rows]
-    return [np.log(np.maximum(softmax(row, axis=-1).mean(axis=0), 1e-300)) for row in rows]
 
 
 def parts_of(runs: Sequence[RunDirectory]) -> dict[str, Split]:
@@ -115,7 +103,8 @@ def with_dev(parts: dict[str, Split], runs: Sequence[RunDirectory], task: Task) 
 
 def together(task: Task, opinions: Sequence[Opinion], part: str, threshold: float | None) -> Predicted:
     """Return the predictions and metrics of the averaged outputs of a split."""
-    outputs = averaged(task.kind, [one.labelled[part].outputs for one in opinions])
+    of_rows = zip(*(one.labelled[part].outputs for one in opinions), strict=True)
+    outputs = [task.averaged(np.stack([np.asarray(row, np.float64) for row in of_runs])) for of_runs in of_rows]
     return predictions(task, opinions[0].encoded[part], outputs, threshold=threshold)
 
 
@@ -232,9 +221,3 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
     positive = {} if task.positive is None else {"positive": task.positive}
     return found | positive | figures | counts | {"report": report}
-
-
-def _log_mean(negative_logarithms: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the mean over runs of exp(-x)."""
-    found: np.ndarray = np.log(np.maximum(np.exp(-negative_logarithms).mean(axis=0), 1e-300))
-    return found

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.tasks import Task
-from jaxlm.tasks.metrics.selection import is_better
 from jaxlm.wording import counted
 
 
@@ -24,7 +23,7 @@ class Patience:
     def evaluated(self, task: Task, limit: int, step: int, metrics: Mapping[str, float]) -> None:
         """Count an evaluation; training ends at the `limit`-th in a row without a better value."""
         value = metrics[task.metric]
-        if self.best is None or is_better(task, value, self.best):
+        if self.best is None or task.is_better(value, self.best):
             self.best, self.waited = value, 0
             return
         self.waited += 1

@@ -7,10 +7,8 @@ from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.runs.directory import saved_config
-from jaxlm.tasks import CustomConfig, Task, TaskData, read_task
-from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
+from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, read_task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
-from jaxlm.tasks.metrics.selection import selected_by
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
     FinetuneConfig,
@@ -76,8 +74,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     )
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
-    if family.input_format == "gpt1":
-        tokenizer = with_special_tokens(tokenizer, config.special_tokens)
+    tokenizer = FORMATS[family.input_format].with_special_tokens(tokenizer, config.special_tokens)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))
@@ -87,7 +84,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         longest = source.trained_length
         if config.length is not None and (saved is None or config.length != saved.get("length")):
             check_trained("length", config.length, longest, source.name, beyond=False)
-    paper = task.paper_for(family.input_format)
+    paper = task.papers.get(family.input_format, {})
     config, length, batch_size = filled(kept_value(config, saved, "length"), paper, longest)
     config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
@@ -111,7 +108,7 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
             raise InputError(
                 f"--select-by must be left out with --custom.metric {custom.metric}, got {config.select_by}; give one"
             )
-        task = selected_by(task, data, config.select_by)
+        task = task.selected_by(data, config.select_by)
     check_smoothing(task, config.label_smoothing)
     weights = class_weights(config.class_weights, task, data.splits["train"])
     return replace(task, class_weights=weights, special_tokens=config.special_tokens)
@@ -125,7 +122,7 @@ def notes_on_length(
     if source is not None and length == source.trained_length < min(int(paper.get("length", positions)), positions):
         notes.append(f"length {length}: {limited(length, positions, source.name)}")
     room = length - task.options.question_length - 3
-    if task.kind == "span" and room < task.options.stride:
+    if task.of_windows and room < task.options.stride:
         notes.append(
             f"length {length}: beside a question of {task.options.question_length} tokens a window has room for "
             f"{max(room, 1)} of its text, fewer than options.stride {task.options.stride}: windows do not overlap, and "

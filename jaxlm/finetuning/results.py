@@ -15,7 +15,6 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Task, TaskData
 from jaxlm.tasks.metrics.report import report_lines
-from jaxlm.tasks.metrics.selection import rank
 from jaxlm.tasks.prediction_lines import with_inputs
 
 _OF_ROW = ("split", "index", "seed", "learning_rate")  # the fields of a prediction before those of its row
@@ -36,7 +35,7 @@ def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
         return {"task": task.name, "metric": task.metric, "runs": results}
 
     def ranked(run: dict[str, Any]) -> float:
-        return rank(task, run[task.selects][task.metric])
+        return task.rank(run[task.selects][task.metric])
 
     means = {rate: float(np.mean([ranked(run) for run in runs])) for rate, runs in by_rate.items()}
     rate = max(by_rate, key=lambda rate: (rate not in failed, means[rate]))

@@ -35,7 +35,7 @@ from jaxlm.finetuning.trials import run_trials
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.runs.observer import Callback, Observer
-from jaxlm.tasks import CustomConfig, Encoded, TaskOptions, encode_split, steps_of_epochs, train_batches
+from jaxlm.tasks import CustomConfig, Encoded, TaskOptions, TrainBatches, encode_split, steps_of_epochs
 from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, resolved_json, run_fields
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.start import OF_START, dropout_notes, kept_start_length
@@ -235,7 +235,7 @@ def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[Finetune
         input_format, epochs = family_of(config.model).input_format, config.num_epochs or 0
         num_steps = steps_of_epochs(input_format, train, batch_size=batch_size, num_epochs=epochs)
         config = replace(config, num_steps=num_steps)
-    for length in train_batches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
+    for length in TrainBatches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
         check_sizes(length, config.execution.loss_chunks, config.model)
     return config, num_steps
 

@@ -30,8 +30,7 @@ from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
 from jaxlm.runs.observer import Observer
-from jaxlm.tasks import Encoded, Predicted, Task, TrainBatches, train_batches
-from jaxlm.tasks.metrics.selection import is_better, rank
+from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
@@ -80,7 +79,7 @@ class TrialContext:
 
     def ranked(self, result: dict[str, Any]) -> float:
         """Return a number that is higher for a better result of a trial, by the selection metric."""
-        return rank(self.task, result[self.task.selects][self.task.metric])
+        return self.task.rank(result[self.task.selects][self.task.metric])
 
     def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
         """Return True if new parameters replace the ones before: with `select last`, those of the last step only.
@@ -90,7 +89,7 @@ class TrialContext:
         if self.config.select == "last":
             return step == self.num_steps
         metric = self.task.metric
-        return not before or is_better(self.task, metrics[metric], before[metric])
+        return not before or self.task.is_better(metrics[metric], before[metric])
 
     @property
     def keeps_best(self) -> bool:
@@ -99,7 +98,7 @@ class TrialContext:
 
     def batches(self, seed: int) -> TrainBatches:
         """Return the training batches of a seed."""
-        return train_batches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
+        return TrainBatches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +248,7 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
 
 def grown_leaves(model: Model) -> dict[str, int]:
     """Return the leaves, and their axis, with rows for the special tokens that fine-tuning adds."""
-    if model.family.input_format != "gpt1":
+    if not FORMATS[model.family.input_format].roles:
         return {}
     return {f"backbone/{name}": 0 for name in model.family.vocabulary_leaves}
 

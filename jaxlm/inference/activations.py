@@ -18,6 +18,7 @@ from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.config import Execution
+from jaxlm.tasks import kinds
 
 ROWS = 8  # rows per batch
 
@@ -94,7 +95,7 @@ def model_outputs(
     if model.family.pooler in params["backbone"]:
         whole_BD = found["pooled"] = model.pool(params, h_BLD[:, 0])
     if kind is not None:
-        states = h_BLD if kind in ("span", "tagging") else whole_BD
+        states = h_BLD if kinds.KINDS[kind].of_tokens else whole_BD
         found["logits"] = states @ head["kernel"] + head["bias"]
     elif model.output_layer.available(params):
         found["logits"] = model.logits(params, h_BLD, outputs.output)[..., : model.config.vocab_size]

@@ -38,7 +38,7 @@ def import_model(arguments: ImportArguments) -> None:
     """Read everything, then create the run directory; a model that cannot be read leaves no directory behind."""
     published = with_columns(read_published(arguments.source, arguments.wordpiece_case), arguments.custom)
     if arguments.unanswerable:
-        if published.task is None or published.task.kind != "span":
+        if published.task is None or not published.task.of_windows:
             raise InputError(
                 f"--unanswerable must be off for {published.architecture}, which answers no questions; leave it out"
             )

@@ -31,7 +31,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
-from jaxlm.tasks.custom import located_files, with_rows
+from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.start import limited, trained_length
@@ -277,11 +277,14 @@ def saved_task(run: RunDirectory) -> Task:
 def task_data(run: RunDirectory) -> tuple[Task, TaskData]:
     """Read again the rows of a fine-tuning run, from its files where they exist now. The files may have changed."""
     saved = completed(run.config)
+    task_dir = saved.get("task_dir") and run.located(saved["task_dir"])
     custom = from_json(CustomConfig, saved["custom"], "custom") if saved.get("custom") else None
+    if custom is not None and not task_dir:
+        files = {name: run.located(file) for name in ("train", "dev", "test") if (file := getattr(custom, name))}
+        custom = dataclasses.replace(custom, **files)  # type: ignore[arg-type]
     options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
-    files = located_files(saved.get("task_dir"), custom, run.located)
     seed = saved.get("held_out_seed", 0)
-    return read_task(saved["task"], *files, seed=seed, options=options, sample=saved.get("sample"))
+    return read_task(saved["task"], task_dir, custom, seed=seed, options=options, sample=saved.get("sample"))
 
 
 def for_reading(execution: Execution) -> Execution:

@@ -177,8 +177,8 @@ class Predictor:
         lines = []
         for number, (example, scores) in enumerate(zip(examples, scores_of(task, predicted, top_k), strict=True)):
             line = {"index": first + number, "prediction": predicted.lines[number][0], "scores": scores}
-            if task.kind == "tagging":
-                line["tokens"] = list(example.tokens)
+            if (tokens := getattr(example, "tokens", None)) is not None:  # a text may have been split into them
+                line["tokens"] = list(tokens)
             if found.embeddings:
                 line["embedding"] = nine_digits(found.embeddings[number].tolist())
             lines.append(with_inputs(line, task, example) if inputs else line)

@@ -20,8 +20,7 @@ from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.rows import longest_first, padded, row_positions, run_batches
 from jaxlm.models.model import Inputs, Model
-from jaxlm.tasks.batching.bert_inputs import arrange_segments
-from jaxlm.tasks.batching.gpt1_inputs import arrange
+from jaxlm.tasks import FORMATS
 
 SMALLEST_BUCKET = 8
 _VALUES = 1 << 26  # values of a batch's outputs; those of two batches are in memory at a time
@@ -124,16 +123,15 @@ def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[
     A row without tokens is an empty text of a model without a token that begins one.
     """
     form: Any = "single" if len(parts) == 1 else "entailment"
-    specials = run.tokenizer.specials
-    if run.model.family.input_format == "bert":
-        (row,), (second,), cut = arrange_segments(parts, [], form, specials, longest)
-        return TokenRow(list(row), int(second)), cut
-    if run.task is not None:
-        (row,), cut = arrange(parts, [], form, specials, longest, run.task.special_tokens)
-    else:
+    family, specials = run.model.family, run.tokenizer.specials
+    if run.task is None and not family.is_encoder:
         whole = run.begun([i for ids in parts for i in ids])
-        row, cut = whole[:longest], len(whole) > longest
-    return TokenRow(row, len(row)), cut
+        return TokenRow(whole[:longest], len(whole[:longest])), len(whole) > longest
+    special_tokens = "gpt1" if run.task is None else run.task.special_tokens
+    (row,), (second,), cut = FORMATS[family.input_format].arrange(
+        parts, [], form, specials, longest, special_tokens=special_tokens
+    )
+    return TokenRow(row, second), cut
 
 
 def _batches(

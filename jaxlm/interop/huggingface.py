@@ -3,7 +3,6 @@
 import math
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from jaxlm.interop.published import Published, backbone_shapes, check_sizes, par
 from jaxlm.interop.rules import read_leaves
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
-from jaxlm.tasks import CustomConfig, Task
-from jaxlm.tasks.custom import METRICS
-from jaxlm.tasks.datasets import ner, squad
+from jaxlm.tasks import KINDS, CustomConfig, Task
 from jaxlm.tasks.entities import judged_by
 from jaxlm.tasks.task import Columns
 from jaxlm.text import Case, Tokenizer, published_tokenizer
@@ -150,28 +147,14 @@ def _task(values: Mapping[str, Any], kind: str, outputs: int, name: str) -> Task
         labels = _labels(values, name) or tuple(f"LABEL_{k}" for k in range(outputs))
     if labels and len(labels) != outputs:
         raise InputError(f"{name}: id2label must have a label per output of the head ({outputs}), got {len(labels)}")
-    metrics = {"regression": ("pearson",), "span": ("f1",), "multilabel": METRICS["multilabel"]}.get(
-        kind, ("accuracy",)
-    )
-    form = "single" if kind in (*PROBLEM_TYPES, "regression") else kind
-    columns = {"tagging": ner.COLUMNS, "span": squad.COLUMNS}.get(
-        kind,
-        Columns(
-            texts=(("text", "sentence"),),
-            label=("label",),
-            label_separator=CustomConfig.label_separator if kind == "multilabel" else "",
-        ),
-    )
-    task = Task(
-        name="custom",
-        kind=kind,  # type: ignore[arg-type]
-        form=form,  # type: ignore[arg-type]
-        metric=metrics[0],
-        metrics=metrics,
-        labels=labels,
-        columns=columns,
-    )
-    return replace(task, **judged_by(labels)) if kind == "tagging" else task
+    of_kind: Any = KINDS[kind]
+    if of_kind.of_tokens:
+        of_tags = judged_by(labels) if labels else {"metrics": ("f1",)}
+        return of_kind(name="custom", labels=labels, **of_tags)
+    separator = CustomConfig.label_separator if of_kind.has_label_sets else ""
+    columns = Columns(texts=(("text", "sentence"),), label=("label",), label_separator=separator)
+    metrics = {"regression": ("pearson",)}.get(kind, of_kind.metrics)
+    return of_kind(name="custom", metric=metrics[0], metrics=metrics, labels=labels, columns=columns)
 
 
 def _check_tied(files: TensorFiles, names: Mapping[str, str], second: str, first: str) -> None:

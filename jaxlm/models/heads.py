@@ -24,6 +24,11 @@ def take_places(h_BLD: jax.Array, where_BM: jax.Array) -> jax.Array:
     return jnp.take_along_axis(h_BLD, where_BM[:, :, None], axis=1)
 
 
+def of_choices(head: "Head") -> bool:
+    """Return True if a head scores the sequences of an example, its choices, and not the example."""
+    return head.kind == "choice"
+
+
 class SequenceHead(nn.Module):
     """Dropout and one linear layer on the state of each sequence's extract token (GPT-1, section 3.2 and 3.3).
 
@@ -46,7 +51,7 @@ class SequenceHead(nn.Module):
         bias = self.param("bias", with_axes(zeros, ("classes",)), (self.outputs,))
         key = self.make_rng("dropout") if train else None
         states_ECD = dropout(states_ECD.astype(jnp.float32), self.dropout_rate, key, shared_axes=(1,))
-        if self.kind == "choice":
+        if of_choices(self):
             return (states_ECD @ kernel + bias)[..., 0]
         return jnp.sum(states_ECD, axis=1) @ kernel + bias
 
@@ -86,7 +91,7 @@ class ConcatPoolingHead(nn.Module):
     @nn.compact
     def __call__(self, pooled_ECD: jax.Array, real_EC: jax.Array, *, train: bool) -> jax.Array:
         """Return scores as SequenceHead does. real_EC: bool, False for padding rows and absent choices."""
-        if self.kind == "choice":
+        if of_choices(self):
             x_BD, real_B = pooled_ECD.reshape(-1, pooled_ECD.shape[-1]), real_EC.reshape(-1)
         else:
             x_BD, real_B = jnp.sum(pooled_ECD, axis=1), jnp.any(real_EC, axis=1)
@@ -96,7 +101,7 @@ class ConcatPoolingHead(nn.Module):
         x_BD = BatchNorm(name="hidden_norm")(x_BD, real_B, train=train)
         x_BD = dropout(x_BD, self.second_dropout_rate, fold(key, 1))
         scores = self._linear("", x_BD, self.outputs, ("whole_width", "classes"))
-        return scores.reshape(real_EC.shape) if self.kind == "choice" else scores
+        return scores.reshape(real_EC.shape) if of_choices(self) else scores
 
     def _linear(self, prefix: str, x_BD: jax.Array, outputs: int, names: tuple[str, str]) -> jax.Array:
         uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within 1 / sqrt(inputs)
@@ -125,7 +130,7 @@ class PooledHead(nn.Module):
         key = self.make_rng("dropout") if train else None
         pooled_ECD = dropout(pooled_ECD.astype(jnp.float32), self.dropout_rate, key)
         scores = linear_head(self, pooled_ECD, self.outputs, self.init_std)
-        return scores[..., 0] if self.kind == "choice" else scores[:, 0]
+        return scores[..., 0] if of_choices(self) else scores[:, 0]
 
 
 class SpanHead(nn.Module):
@@ -229,19 +234,15 @@ Head = SequenceHead | ConcatPoolingHead | EncoderHead | LSTMHead
 
 
 def task_head(
-    kind: str, outputs: int, *, input_format: str, dropout_rate: float, init_std: float
+    kind: str, outputs: int, *, pooled: bool, dropout_rate: float, init_std: float
 ) -> SequenceHead | EncoderHead:
-    """Return the head for a task of a kind. Raise ValueError if the input format has none for it.
+    """Return the head for a task of a kind: on every token for spans and tags, otherwise on one of a sequence.
 
-    Heads of GPT-1's format read the state of the extract token. Those of BERT's read the pooled first token, or every
-    token for spans and tags.
+    pooled: whether it reads the pooled first token (BERT), not the state of the extract token (GPT-1).
     """
-    if input_format == "gpt1":
-        if kind in ("span", "tagging"):
-            raise ValueError(f"kind must be one with a head for causal models, got {kind}; use an encoder")
-        return SequenceHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
     if kind == "span":
         return SpanHead(init_std)
     if kind == "tagging":
         return TaggingHead(outputs, dropout_rate, init_std)
-    return PooledHead(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
+    of_sequence = PooledHead if pooled else SequenceHead
+    return of_sequence(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]

@@ -6,13 +6,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, PooledHead, SequenceHead, concat_pooled, take_states
+from jaxlm.models.heads import (
+    ConcatPoolingHead,
+    Head,
+    LSTMHead,
+    PooledHead,
+    SequenceHead,
+    concat_pooled,
+    of_choices,
+    take_states,
+)
 from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.batch_norm import STATISTICS, SUMS, moved
 from jaxlm.objectives.objective import Objective, Sums, apply
-from jaxlm.objectives.task_loss import ABSENT, TaskLoss, tag_weights
-
-WITHOUT_ACCURACY = ("regression", "multilabel")
+from jaxlm.objectives.task_loss import LOSSES, TaskLoss
 
 
 def task_outputs(
@@ -35,7 +42,7 @@ def _pass(
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
     read, outputs = head_inputs(model, head, params, batch, body_key, window)
     scores, sums = _scores(head, params, read, head_key)
-    return with_absent(model, head, scores, batch), outputs, sums
+    return LOSSES[head.kind]().masked(scores, batch), outputs, sums
 
 
 def _scores(head: Any, params: Any, read: tuple[Any, ...], key: jax.Array | None) -> tuple[jax.Array, Any]:
@@ -61,8 +68,8 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
     scores, _ = _scores(head, params, read, None)
     states_ECD = apply(head, params["head"], *read, method="states") if isinstance(head, LSTMHead) else read[0]
     states_ECD = states_ECD.astype(jnp.float32)
-    vectors = states_ECD if head.kind == "choice" else jnp.sum(states_ECD, axis=1)
-    return with_absent(model, head, scores, batch), vectors
+    vectors = states_ECD if of_choices(head) else jnp.sum(states_ECD, axis=1)
+    return LOSSES[head.kind]().masked(scores, batch), vectors
 
 
 def head_inputs(
@@ -94,17 +101,6 @@ def head_inputs(
         where = jnp.maximum(batch.lengths - 1, 0) if model.is_causal else jnp.asarray(batch.extract)
         states = model.pool(params, take_states(states.reshape(examples, choices, length, -1), where))
     return (states,), outputs
-
-
-def with_absent(model: Model, head: Head, scores: jax.Array, batch: ExampleBatch) -> jax.Array:
-    """Return the scores with ABSENT at absent choices and, for spans, at padding."""
-    if head.kind == "choice":  # an example may have fewer choices than its neighbours
-        return jnp.where(batch.lengths > 0, scores, ABSENT)
-    if head.kind == "span":
-        segments = sequence_inputs(model, batch).segments
-        assert segments is not None
-        return jnp.where(segments[..., None] > 0, scores, ABSENT)
-    return scores
 
 
 def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
@@ -142,14 +138,14 @@ def task_objective(
     log-likelihood of their tokens after the first, delimiter and extract included, as in the original
     (train.py:174-178, 204). With auxiliary_lm 0 it is neither computed nor among the metrics.
     """
-    of_task = TaskLoss(head.kind) if loss is None else loss
+    of_task = LOSSES[head.kind]() if loss is None else loss
 
     def weights(batch: ExampleBatch) -> Sums:
         found = {"task_loss": of_task.weight(batch)}
         if auxiliary_lm:
             found["language_model_loss"] = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
-        if head.kind not in WITHOUT_ACCURACY:
-            found["accuracy"] = jnp.sum(tag_weights(batch) if head.kind == "tagging" else batch.weights)
+        if of_task.has_accuracy:
+            found["accuracy"] = jnp.sum(of_task.counts(batch))
         if isinstance(head, ConcatPoolingHead):
             found[SUMS] = jnp.float32(1)  # the sums themselves
         return found
@@ -159,8 +155,8 @@ def task_objective(
         found: Sums = {"task_loss": of_task.sum(scores, batch)}
         if of_norms is not None:
             found[SUMS] = of_norms
-        if head.kind not in WITHOUT_ACCURACY:
-            found["accuracy"] = num_correct(head.kind, scores, batch)
+        if of_task.has_accuracy:
+            found["accuracy"] = of_task.num_correct(scores, batch)
         if auxiliary_lm == 0.0:
             return found, carry
         length = batch.ids.shape[-1]
@@ -179,12 +175,3 @@ def task_objective(
 
     coefficients = {"task_loss": 1.0} | ({"language_model_loss": auxiliary_lm} if auxiliary_lm else {})
     return Objective(dict(coefficients), weights, sums, update_statistics=update_statistics)
-
-
-def num_correct(kind: str, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
-    """Return the number of correct examples, whole spans or tags."""
-    if kind == "tagging":
-        return jnp.sum(tag_weights(batch) * (jnp.argmax(outputs, axis=-1) == batch.labels))
-    if kind == "span":
-        return jnp.sum(batch.weights * jnp.all(jnp.argmax(outputs, axis=1) == batch.labels, axis=-1))
-    return jnp.sum(batch.weights * (jnp.argmax(outputs, axis=-1) == batch.labels))

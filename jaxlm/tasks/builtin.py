@@ -16,6 +16,8 @@ GPT1_PAPER: Mapping[str, float] = {"length": 512, "batch_size": 32, "peak_lr": 6
 # This learning rate and the length are those of the original's own examples (README of google-research/bert).
 BERT_PAPER: Mapping[str, float] = {"length": 128, "batch_size": 32, "peak_lr": 2e-5, "num_epochs": 3}
 PAPERS: Mapping[str, Mapping[str, float]] = {"gpt1": GPT1_PAPER, "bert": BERT_PAPER}
+TABLES: Mapping[str, tuple[str, ...]] = {part: (f"{part}.tsv",) for part in ("train", "dev", "test")}
+"""The files of a task whose splits are TSVs by their own names."""
 
 
 def papers(**bert: float) -> Mapping[str, Mapping[str, float]]:

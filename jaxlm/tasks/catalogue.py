@@ -93,7 +93,7 @@ def _label(
     values: Mapping[str, Any], catalogue: Catalogue, names: tuple[str, ...], built_in: BuiltIn, where: str
 ) -> str | float | tuple[str, ...] | None:
     value = values.get(catalogue.label)
-    if built_in.task.kind == "regression":
+    if built_in.task.has_scores:
         score = float(value) if value is not None else -1.0
         return score if score >= 0 else None
     if value is None or int(value) < 0:

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.entities import entities, spell
 from jaxlm.tasks.examples import Split
 from jaxlm.tasks.task import Task
 
 BALANCED = "balanced"
-WEIGHTED = ("classification", "multilabel", "tagging")
 SHOWN = 20  # labels in a message
-SMOOTHED = ("classification", "multilabel", "tagging", "choice")
 
 
 def check_smoothing(task: Task, label_smoothing: float) -> None:
     """Raise InputError for label smoothing of a kind of task without classes."""
-    if label_smoothing and task.kind not in SMOOTHED:
+    if label_smoothing and not (task.has_weights or task.has_choices):
         raise InputError(f"--label-smoothing must be 0 for a {task.kind} task, got {label_smoothing}; leave it out")
 
 
@@ -33,7 +30,7 @@ def class_weights(given: Sequence[str], task: Task, train: Split) -> tuple[float
     """
     if not given:
         return ()
-    if task.kind not in WEIGHTED:
+    if not task.has_weights:
         raise InputError(f"--class-weights must be left out for a {task.kind} task, got {' '.join(given)}; remove it")
     if BALANCED in given:
         if len(given) > 1:
@@ -77,16 +74,9 @@ def _number(entry: str, text: str) -> float:
 
 def _balanced(task: Task, train: Split) -> tuple[float, ...]:
     """Return scikit-learn's `compute_class_weight("balanced")`, or the ratio of absence to presence of each label."""
-    if task.kind == "tagging":
-        rows = (example.tags for example in train.examples)
-        spelt = rows if task.scheme == "none" else (spell(entities(tags), len(tags)) for tags in rows)
-        counts = Counter(tag for tags in spelt for tag in tags)
-    elif task.kind == "multilabel":
-        counts = Counter(name for example in train.examples for name in example.label)
-    else:
-        counts = Counter(example.label for example in train.examples)
+    counts = Counter(name for example in train.examples for name in task.label_names(example))
     found = np.array([counts[name] for name in task.labels], np.float64)
-    if task.kind == "multilabel":
+    if task.has_label_sets:
         ratios = (len(train.examples) - found) / np.maximum(found, 1)
     else:
         ratios = found.sum() / (np.count_nonzero(found) * np.maximum(found, 1))

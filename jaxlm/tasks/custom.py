@@ -18,7 +18,7 @@ tag last, an empty line after each sentence.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,25 +26,17 @@ from typing import Any, Literal
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors
 from jaxlm.tasks.builtin import PAPERS
-from jaxlm.tasks.datasets.ner import NER, read_sentences
-from jaxlm.tasks.datasets.squad import SQUAD, SQUAD2, read_questions
-from jaxlm.tasks.examples import Example, Split
+from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD2
+from jaxlm.tasks.examples import Split
+from jaxlm.tasks.kinds import KINDS
+from jaxlm.tasks.kinds.texts import TextTask
+from jaxlm.tasks.metrics.catalogue import check_metric
 from jaxlm.tasks.row_reader import RowReader, Separator, collect
 from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
-from jaxlm.wording import did_you_mean
 
-METRICS: dict[str, tuple[str, ...]] = {
-    "classification": ("accuracy", "f1", "matthews"),
-    "multilabel": ("micro_f1", "macro_f1", "exact_match"),
-    "regression": ("pearson", "spearman"),
-    "choice": ("accuracy",),
-    "span": SQUAD.task.metrics,
-    "tagging": NER.task.metrics,
-}
 SKIP_FLAG = "--custom.skip-bad-rows"
-
-
-_MOST_LABELS = 5_000  # of a classification; the table of its confusions has the square of that
+_LIKE: dict[str, Task] = {entry.task.kind: entry.task for entry in (SQUAD2, NER)}
+"""Built-in tasks with labels of tokens, whose rows a user's own have."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +93,13 @@ class CustomConfig:
     skip_bad_rows: bool = False
     """Leave out rows without a label or with another number of fields than the header, and report their number."""
 
+    def check_positive(self, labels: Sequence[str]) -> None:
+        """Raise InputError if the chosen class is not one of the labels."""
+        if self.positive and self.positive not in labels:
+            raise InputError(
+                f"--custom.positive must be one of the labels {', '.join(labels[:20])}, got {self.positive}; choose one"
+            )
+
 
 def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task, dict[str, Split]]:
     """Return the task that the training file describes, and the splits that are named (train, dev, test).
@@ -111,8 +110,8 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     Raises:
       InputError: a missing setting, file or column; a bad row or label, with its line.
     """
-    if custom.kind in ("span", "tagging"):
-        return _read_own_kind(custom, task_dir)
+    if custom.kind in _LIKE:
+        return _read_tokens(custom, task_dir)
     if custom.train and (Path(task_dir or ".") / custom.train).is_dir():
         custom = _of_folder(custom)
     task = _unlabelled_task(custom)
@@ -135,26 +134,14 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     rows = {name: list(reader) for name, reader in readers.items()}
     if not rows["train"]:
         raise InputError(f"{paths['train']}: the file has no rows below its header")
-    task = _labelled_task(task, rows["train"], custom, str(paths["train"]))
+    task = task.named_by(rows["train"], custom, str(paths["train"]))
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
-
-
-def located_files(
-    task_dir: str | None, custom: CustomConfig | None, located: Callable[[str], str]
-) -> tuple[str | None, CustomConfig | None]:
-    """Return the directory and the files of a task where `located` finds them: those of a run, wherever it is read."""
-    if task_dir or custom is None:
-        return task_dir and located(task_dir), custom
-    files: dict[str, Any] = {
-        name: located(file) for name in ("train", "dev", "test") if (file := getattr(custom, name))
-    }
-    return None, dataclasses.replace(custom, **files)
 
 
 def _of_folder(custom: CustomConfig) -> CustomConfig:
     """Return the settings of a folder per class, whose texts and classes get the columns `text` and `label`."""
-    if custom.kind != "classification" or custom.text_pair or custom.choices:
-        field = "kind" if custom.kind != "classification" else "text_pair" if custom.text_pair else "choices"
+    if custom.kind != CustomConfig.kind or custom.text_pair or custom.choices:
+        field = "kind" if custom.kind != CustomConfig.kind else "text_pair" if custom.text_pair else "choices"
         raise InputError(
             f"custom.{field} must be left out for a folder per class, which is a classification of single texts, got "
             f"{getattr(custom, field)}; give --custom.train FILE for another task"
@@ -168,9 +155,9 @@ def with_rows(task: Task, custom: CustomConfig) -> Task:
     Raises:
       InputError: a setting of `custom` does not fit the model's kind of task.
     """
-    if custom.kind not in ("classification", task.kind):  # classification is also the default
+    if custom.kind not in (CustomConfig.kind, task.kind):
         raise InputError(f"custom.kind must be {task.kind} for the imported head, got {custom.kind}; leave it out")
-    if task.kind in ("span", "tagging"):
+    if task.of_tokens:
         raise InputError(f"custom: the columns of a {task.kind} task are fixed; remove all --custom settings")
     rows = _unlabelled_task(dataclasses.replace(custom, kind=task.kind, train="-", label=custom.label or "label"))
     if rows.columns.choice_list:
@@ -182,106 +169,104 @@ def with_rows(task: Task, custom: CustomConfig) -> Task:
         task, form=rows.form, columns=rows.columns, quoting=rows.quoting, threshold=rows.threshold
     )
     if custom.positive:
-        _check_positive(custom, task.labels)
+        custom.check_positive(task.labels)
         task = dataclasses.replace(task, positive_label=custom.positive, metrics=(*task.metrics, "f1"))
-    if task.kind != "choice":
+    if not task.has_choices:
         return task
     return dataclasses.replace(task, labels=custom.choices, num_choices=len(custom.choices))
 
 
-def _read_own_kind(custom: CustomConfig, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
-    """Read spans or tagged sentences. A span task has unanswerable questions if its training split has some."""
+def _read_tokens(custom: CustomConfig, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
+    """Read a task whose labels are of tokens. Questions may have no answer if some of the training split have none."""
+    base = _LIKE[custom.kind]
     if not custom.train:
         raise InputError(f"custom.train must be given for a {custom.kind} task; name the training file")
-    if custom.choices or (custom.kind == "tagging" and custom.text_pair):
+    named = (custom.text, custom.text_pair)[: len(base.columns.texts)]
+    if custom.choices or (custom.text_pair and len(named) < 2):
         field = "choices" if custom.choices else "text_pair"
         raise InputError(f"custom.{field} must be empty for a {custom.kind} task; remove it")
     if custom.skip_bad_rows:
         raise InputError(f"{SKIP_FLAG} must be left out for a {custom.kind} task, whose rows have no columns")
     _check_kind_settings(custom)
-    base = SQUAD2.task if custom.kind == "span" else NER.task
-    named = (custom.text, custom.text_pair) if custom.kind == "span" else (custom.text,)
     columns = dataclasses.replace(
         base.columns,
         texts=tuple((name,) if name else names for name, names in zip(named, base.columns.texts, strict=True)),
         label=(custom.label,) if custom.label else base.columns.label,
     )
-    metrics = METRICS[custom.kind]
-    metric = custom.metric or metrics[0]
-    if metric not in metrics:
-        hint = did_you_mean(metric, metrics, "choose one of them")
-        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}; {hint}")
+    metrics = _metrics(custom)
     task = dataclasses.replace(
-        base,
-        name="custom",
-        columns=columns,
-        metric=metric,
-        metrics=(metric, *(other for other in metrics if other != metric)),
-        quoting=custom.quoting,
+        base, name="custom", columns=columns, metric=metrics[0], metrics=metrics, quoting=custom.quoting
     )
-    read = read_questions if custom.kind == "span" else read_sentences
     splits = {}
     for part in ("train", "dev", "test"):
         if file := getattr(custom, part):
-            splits[part] = read(Path(task_dir or ".") / file, task, labelled=part != "test", errors=custom.errors)
-    if custom.kind == "span":
-        without = any(example.answers == () for example in splits["train"].examples)
-        task = dataclasses.replace(task, no_answer=without)
-    return task, splits
+            path = Path(task_dir or ".") / file
+            splits[part] = task.rows.read(path, task, labelled=part != "test", errors=custom.errors)
+    without = any(example.gold == [] for example in splits["train"].examples)
+    return dataclasses.replace(task, no_answer=base.no_answer and without), splits
 
 
-def _unlabelled_task(custom: CustomConfig) -> Task:
+def _metrics(custom: CustomConfig) -> tuple[str, ...]:
+    """Return the metrics of the kind, the one that selects first."""
+    kind: Any = KINDS[custom.kind]  # whose field `metrics` has a default
+    known = kind.known_metrics or kind.metrics
+    metric = custom.metric or known[0]
+    check_metric(metric, "custom.metric", known)
+    return (metric, *(other for other in known if other != metric))
+
+
+def _unlabelled_task(custom: CustomConfig) -> TextTask:
     for name in ("train", "text", "label"):
-        if not getattr(custom, name) and not (name == "text" and custom.kind == "choice"):
+        if not getattr(custom, name) and not (name == "text" and _kind(custom).has_choices):
             raise InputError(
                 f"custom.{name} must be given; --task custom needs --custom.train, --custom.text, --custom.label"
             )
     _check_kind_settings(custom)
     if custom.text_pair and not custom.text:
         raise InputError("custom.text must be given together with custom.text_pair; name the first text too")
-    if custom.kind not in METRICS:
-        raise InputError(f"custom.kind must be one of {', '.join(METRICS)}, got {custom.kind!r}")
-    if (custom.kind == "choice") != bool(custom.choices):
+    kind = _kind(custom)
+    if kind.has_choices != bool(custom.choices):
         raise InputError("custom.choices must be given exactly when custom.kind is choice; give both or neither")
     used = [column for column in (custom.text, custom.text_pair, *custom.choices, custom.label) if column]
     if len(set(used)) < len(used):
         twice = next(column for column in used if used.count(column) > 1)
         raise InputError(f"custom: columns must be distinct, got {twice!r} twice; give each role its own column")
-    metrics = METRICS[custom.kind]
-    metric = custom.metric or metrics[0]
-    if metric not in metrics:
-        hint = did_you_mean(metric, metrics, "choose one of them")
-        raise InputError(f"custom.metric must be one of {', '.join(metrics)} for {custom.kind}, got {metric!r}; {hint}")
-    form: Form = "single"
-    if custom.kind == "choice":
-        form = "choice"
-    elif custom.text_pair:
+    metrics = _metrics(custom)
+    form: Form = "choice" if kind.has_choices else "single"
+    if custom.text_pair and not kind.has_choices:
         form = "similarity" if custom.pairs == "symmetric" else "entailment"
     texts = tuple((column,) for column in (custom.text, custom.text_pair) if column)
     listed = len(custom.choices) == 1
-    return Task(
+    return kind(
         name="custom",
-        kind=custom.kind,
         form=form,
-        metric=metric,
-        metrics=(metric, *(other for other in metrics if other != metric)),
+        metric=metrics[0],
+        metrics=metrics,
         columns=Columns(
             texts=texts,
             choices=() if listed else tuple((column,) for column in custom.choices),
             choice_list=custom.choices if listed else (),
             label=(custom.label,),
-            label_separator=custom.label_separator if custom.kind == "multilabel" else "",
+            label_separator=custom.label_separator if kind.has_label_sets else "",
         ),
         positive_label=custom.positive,
-        threshold=custom.threshold if custom.kind == "multilabel" else None,
+        threshold=custom.threshold if kind.has_label_sets else None,
         quoting=custom.quoting,
         papers=PAPERS,
     )
 
 
+def _kind(custom: CustomConfig) -> Any:
+    """Return the class of the kind."""
+    if custom.kind not in KINDS:
+        raise InputError(f"custom.kind must be one of {', '.join(KINDS)}, got {custom.kind!r}")
+    return KINDS[custom.kind]
+
+
 def _check_kind_settings(custom: CustomConfig) -> None:
     """Raise InputError for settings of another kind of task."""
-    if custom.positive and custom.kind != "classification":
+    kind = _kind(custom)
+    if custom.positive and not kind.further_metrics:
         raise InputError(f"--custom.positive must be left out for {custom.kind}, got {custom.positive}; remove it")
     if not 0 < custom.threshold < 1:
         raise InputError(f"--custom.threshold must be between 0 and 1, got {custom.threshold}; give a probability")
@@ -291,56 +276,5 @@ def _check_kind_settings(custom: CustomConfig) -> None:
         ("--custom.threshold", custom.threshold, CustomConfig.threshold),
         ("--custom.label-separator", custom.label_separator, CustomConfig.label_separator),
     ):
-        if custom.kind != "multilabel" and value != default:
+        if value != default and not kind.has_label_sets:
             raise InputError(f"{flag} must be given with --custom.kind multilabel, got {custom.kind}; leave it out")
-
-
-def _check_positive(custom: CustomConfig, labels: Sequence[str]) -> None:
-    if custom.positive and custom.positive not in labels:
-        raise InputError(
-            f"--custom.positive must be one of the labels {', '.join(labels[:20])}, got {custom.positive}; choose one"
-        )
-
-
-def _labelled_task(task: Task, rows: list[tuple[int, Example]], custom: CustomConfig, name: str) -> Task:
-    """Return the task with the labels, or the choices, of the training rows."""
-    if task.kind == "regression":
-        return task
-    if task.kind == "multilabel":
-        names = sorted({name for _, example in rows for name in example.label or ()})  # type: ignore[union-attr]
-        if len(names) < 2:
-            raise InputError(f"{name}: a multilabel task needs two or more labels, got {', '.join(names) or 'none'}")
-        return dataclasses.replace(task, labels=tuple(names))
-    found = sorted({str(example.label) for _, example in rows})
-    _check_positive(custom, found)
-    if task.kind == "classification":
-        if len(found) < 2:
-            raise InputError(f"{name}: a classification needs two or more labels, but every row has {found[0]!r}")
-        if len(found) > _MOST_LABELS:
-            raise InputError(
-                f"custom.label must name a column with at most {_MOST_LABELS:,} labels, got {custom.label} with "
-                f"{len(found):,} in {len(rows):,} rows of {name}; choose "
-                "another column, or --custom.kind regression for numbers"
-            )
-        return dataclasses.replace(task, labels=tuple(found))
-    count = len(rows[0][1].choices)
-    if count < 2:
-        raise InputError(f"{name} line {rows[0][0]}: a choice task needs two or more choices, got {count}")
-    return dataclasses.replace(task, labels=_choice_names(found, custom.choices, count, name), num_choices=count)
-
-
-def _choice_names(found: list[str], columns: tuple[str, ...], count: int, name: str) -> tuple[str, ...]:
-    from_zero = tuple(str(number) for number in range(count))
-    from_one = tuple(str(number) for number in range(1, count + 1))
-    if len(columns) == count and set(found) <= set(columns):
-        return columns
-    if "0" in found and set(found) <= set(from_zero):
-        return from_zero
-    if str(count) in found and set(found) <= set(from_one):
-        return from_one
-    if len(found) == count and not all(label.lstrip("-").isdigit() for label in found):
-        return tuple(found)
-    raise InputError(
-        f"{name}: the labels {', '.join(found[:10])} do not identify one of {count} choices; use the names of "
-        f"the choices' columns, 0 to {count - 1}, 1 to {count}, or {count} distinct names"
-    )

@@ -6,6 +6,7 @@ equivalent. A tag is split at its first `-`: `I-creative-work` is of the type `c
 """
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Literal
 
 Entity = tuple[str, int, int]  # type, first token, the token after the last
@@ -76,11 +77,13 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> Literal["bio", "iob1"]:
 def entity_metrics(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return `entity_f1`, `entity_precision` and `entity_recall` (exact span and type, over all sentences together)
     and `accuracy`, the fraction of tokens with the correct tag."""
-    correct = of_truth = of_predicted = same = tokens = 0
-    for pair in zip(truth, predicted, strict=True):
-        counts = entity_counts(*pair)
-        correct, of_truth, of_predicted = correct + counts[0], of_truth + counts[1], of_predicted + counts[2]
-        same, tokens = same + counts[3], tokens + counts[4]
+    counts = [entity_counts(*pair) for pair in zip(truth, predicted, strict=True)]
+    return metrics_of_counts([sum(column) for column in zip(*counts, strict=True)] or [0] * COUNTS)
+
+
+def metrics_of_counts(counts: Iterable[int]) -> dict[str, float]:
+    """Return `entity_metrics` from the sums of `entity_counts` over sentences."""
+    correct, of_truth, of_predicted, same, tokens = counts
     precision, recall, f1 = entity_scores(correct, of_truth, of_predicted)
     accuracy = same / tokens if tokens else 0.0
     return {"entity_f1": f1, "entity_precision": precision, "entity_recall": recall, "accuracy": accuracy}
@@ -91,8 +94,8 @@ def entity_counts(true_tags: Sequence[str], tags: Sequence[str]) -> tuple[int, i
     if len(true_tags) != len(tags):
         raise ValueError(f"a sentence of {len(true_tags)} tokens must have as many tags, got {len(tags)}")
     true_entities, found = set(entities(true_tags)), set(entities(tags))
-    expected = spell(sorted(true_entities, key=_first_token), len(tags))
-    given = spell(sorted(found, key=_first_token), len(tags))
+    expected = spell(sorted(true_entities, key=itemgetter(1)), len(tags))
+    given = spell(sorted(found, key=itemgetter(1)), len(tags))
     same = sum(one == other for one, other in zip(expected, given, strict=True))
     return len(true_entities & found), len(true_entities), len(found), same, len(tags)
 
@@ -103,10 +106,6 @@ def entity_scores(correct: int, of_truth: int, of_predicted: int) -> tuple[float
     recall = correct / of_truth if of_truth else 0.0
     f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
     return precision, recall, f1
-
-
-def _first_token(entity: Entity) -> int:
-    return entity[1]
 
 
 def token_accuracy(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -3,24 +3,49 @@
 Every kind of row has `labelled`, `key` (rows with equal keys are near copies, and stay together when a dev split is
 held out), `parts` (its texts, to count the empty ones), `gold` (its label as JSON, None if unlabelled), `fields()` (its
 inputs by the names of the columns) and `values()` (everything that decides what a run sees, as JSON). `row` is the row
-of the file with all its fields, for readers that are asked to keep it.
+of the file with all its fields, for readers that are asked to keep it. For `jaxlm.show` it has `shown` (its texts),
+`head_reads` (the positions that the head reads), `shown_label` (its label, as in the file and as numbers of the loss)
+and `shown_pieces` (tokens with their labels). `distribution` describes the labels of several, and `same` names what
+rows with equal keys share.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from jaxlm.tasks.columns import Columns
 from jaxlm.wording import counted
+
+if TYPE_CHECKING:
+    from jaxlm.tasks.task import Columns
+
+
+class Row:
+    """The answers that are alike for most kinds of rows."""
+
+    same: ClassVar[str] = "texts"
+    head_reads: ClassVar[str] = "position {extract}"
+    gold: Any
+    parts: Any
+
+    @property
+    def labelled(self) -> bool:
+        return self.gold is not None
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        return tuple(self.parts)
+
+    def shown_pieces(self, pieces: list[str], labels: np.ndarray) -> list[str]:
+        return pieces
 
 
 @dataclass(frozen=True)
-class Example:
+class Example(Row):
     """One row of a task: its texts, the answers to choose from, and the label as the files spell it.
 
     texts: one text, or two in the order of the columns (premise, hypothesis; article, question). choices: the answers
@@ -36,15 +61,11 @@ class Example:
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
-    def labelled(self) -> bool:
-        return self.label is not None
-
-    @property
     def gold(self) -> str | float | list[str] | None:
         """The label, a score, or a list of labels."""
         return list(self.label) if isinstance(self.label, tuple) else self.label
 
-    def fields(self, columns: Columns) -> dict[str, Any]:
+    def fields(self, columns: "Columns") -> dict[str, Any]:
         """Return the texts and choices by the first name of their columns."""
         texts = columns.whole[:1] or [names[0] for names in columns.texts]
         choices: dict[str, Any] = dict(zip((names[0] for names in columns.choices), self.choices, strict=False))
@@ -63,9 +84,27 @@ class Example:
     def values(self) -> list[Any]:
         return [self.texts, self.choices, self.label] + ([self.group] if self.group else [])
 
+    def shown_label(self, labels: np.ndarray) -> str:
+        if isinstance(self.label, tuple):
+            return f"labels {', '.join(map(repr, self.label)) or 'none'}, as numbers {labels.astype(int).tolist()}"
+        return f"label {self.label!r}, as a number {labels:g}"
+
+    @staticmethod
+    def distribution(examples: Sequence["Example"], labels: tuple[str, ...]) -> str:
+        if isinstance(examples[0].label, float):
+            scores = np.array([example.label for example in examples])
+            return f"scores {scores.min():g} to {scores.max():g}, mean {scores.mean():.4g}"
+        counts = dict.fromkeys(labels, 0)
+        for example in examples:
+            for label in example.label if isinstance(example.label, tuple) else (str(example.label),):
+                counts[label] += 1
+        if unlabelled := sum(example.label == () for example in examples):
+            counts["none of them"] = unlabelled
+        return "labels " + ", ".join(f"{label}: {count}" for label, count in counts.items())
+
 
 @dataclass(frozen=True)
-class SpanExample:
+class SpanExample(Row):
     """A question about a text. answers: (text, index of its first code point in context), several where several people
     were asked, none where the text has no answer; None: unlabelled. name: the question's id."""
 
@@ -75,16 +114,15 @@ class SpanExample:
     answers: tuple[tuple[str, int], ...] | None = None
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def labelled(self) -> bool:
-        return self.answers is not None
+    same: ClassVar[str] = "text"
+    head_reads: ClassVar[str] = "all positions"
 
     @property
     def gold(self) -> list[str] | None:
         """The texts of the answers, an empty list for no answer."""
         return None if self.answers is None else [text for text, _ in self.answers]
 
-    def fields(self, columns: Columns) -> dict[str, Any]:
+    def fields(self, columns: "Columns") -> dict[str, Any]:
         """Return the id, the context and the question."""
         context, question = (names[0] for names in columns.texts)
         return {"id": self.name, context: self.context, question: self.question}
@@ -109,9 +147,21 @@ class SpanExample:
     def values(self) -> list[Any]:
         return [self.name, self.question, self.context, self.answers]
 
+    def shown_label(self, labels: np.ndarray) -> str:
+        answers = ", ".join(repr(text) for text, _ in self.answers or ()) or "none"
+        return f"answers {answers}, in this window tokens {labels[0]} to {labels[1]}"
+
+    @staticmethod
+    def distribution(examples: Sequence["SpanExample"], labels: tuple[str, ...]) -> str:
+        answerable = sum(bool(example.answers) for example in examples)
+        unanswerable = len(examples) - answerable
+        return f"{counted(answerable, 'question')} with an answer" + (
+            f", {unanswerable} without" if unanswerable else ""
+        )
+
 
 @dataclass(frozen=True)
-class TaggedSentence:
+class TaggedSentence(Row):
     """A sentence's tokens and their tags as the file spells them (None: unlabelled).
 
     document: the number or name of the sentence's document, where documents are marked. text: the text that was split
@@ -125,16 +175,15 @@ class TaggedSentence:
     where: str = field(default="", compare=False)
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def labelled(self) -> bool:
-        return self.tags is not None
+    same: ClassVar[str] = "tokens, or of the same document,"
+    head_reads: ClassVar[str] = "the tagged positions"
 
     @property
     def gold(self) -> list[str] | None:
         """The tags."""
         return None if self.tags is None else list(self.tags)
 
-    def fields(self, columns: Columns) -> dict[str, Any]:
+    def fields(self, columns: "Columns") -> dict[str, Any]:
         """Return the tokens, and the document where documents are marked."""
         tokens = {columns.texts[0][0]: list(self.tokens)}
         return tokens if self.document is None else tokens | {"document": self.document}
@@ -149,6 +198,31 @@ class TaggedSentence:
 
     def values(self) -> list[Any]:
         return [self.tokens, self.tags, self.document]
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        return (" ".join(self.tokens),)
+
+    def shown_label(self, labels: np.ndarray) -> str:
+        return f"{int((labels >= 0).sum())} tags"
+
+    def shown_pieces(self, pieces: list[str], labels: np.ndarray) -> list[str]:
+        """Return the tokens, followed by the number of their tag after a slash where they have one."""
+        return [
+            piece if tag < 0 else f"{piece}/{tag}" for piece, tag in zip(pieces, labels[: len(pieces)], strict=True)
+        ]
+
+    @staticmethod
+    def distribution(examples: Sequence["TaggedSentence"], labels: tuple[str, ...]) -> str:
+        tokens = sum(len(example.tokens) for example in examples)
+        documents = len({example.document for example in examples if example.document is not None})
+        tags = Counter(tag for example in examples for tag in example.tags or ())
+        distribution = ", ".join(f"{tag}: {tags[tag]}" for tag in sorted(tags))
+        return (
+            counted(tokens, "token")
+            + (f" in {counted(documents, 'document')}" if documents else "")
+            + f"; tags {distribution}"
+        )
 
 
 @dataclass(frozen=True)
@@ -203,36 +277,8 @@ class TaskData:
                 line += f"; {len(split.dropped)} dropped: {shown}{more}"
             if split.empty_fields:
                 line += f"; {counted(split.empty_fields, 'empty field')}"
-            line += "; " + (_distribution(split.examples, self.labels) if split.labelled else "no labels")
+            line += "; " + (
+                split.examples[0].distribution(split.examples, self.labels) if split.labelled else "no labels"
+            )
             lines += [line, *(f"{name}: {note}" for note in split.notes)]
         return lines + ([self.held_out] if self.held_out else [])
-
-
-def _distribution(examples: tuple[Any, ...], labels: tuple[str, ...]) -> str:
-    """Return the distribution of the labels in words."""
-    if isinstance(examples[0], SpanExample):
-        answerable = sum(bool(example.answers) for example in examples)
-        unanswerable = len(examples) - answerable
-        return f"{counted(answerable, 'question')} with an answer" + (
-            f", {unanswerable} without" if unanswerable else ""
-        )
-    if isinstance(examples[0], TaggedSentence):
-        tokens = sum(len(example.tokens) for example in examples)
-        documents = len({example.document for example in examples if example.document is not None})
-        tags = Counter(tag for example in examples for tag in example.tags)
-        distribution = ", ".join(f"{tag}: {tags[tag]}" for tag in sorted(tags))
-        return (
-            counted(tokens, "token")
-            + (f" in {counted(documents, 'document')}" if documents else "")
-            + f"; tags {distribution}"
-        )
-    if isinstance(examples[0].label, float):
-        scores = np.array([example.label for example in examples])
-        return f"scores {scores.min():g} to {scores.max():g}, mean {scores.mean():.4g}"
-    counts = dict.fromkeys(labels, 0)
-    for example in examples:
-        for label in example.label if isinstance(example.label, tuple) else (str(example.label),):
-            counts[label] += 1
-    if unlabelled := sum(example.label == () for example in examples):
-        counts["none of them"] = unlabelled
-    return "labels " + ", ".join(f"{label}: {count}" for label, count in counts.items())

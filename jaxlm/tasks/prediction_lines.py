@@ -19,7 +19,6 @@ from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.task import Task
 from jaxlm.wording import counted, finite
 
-RANKED = ("classification", "multilabel", "choice", "span")  # kinds of tasks whose predictions are one of several
 TABLES: dict[str, TextFormat] = {".csv": "csv", ".tsv": "tsv"}
 DIALECTS = {"csv": csv.excel, "tsv": csv.excel_tab}
 
@@ -30,7 +29,7 @@ def check_top_k(task: Task, top_k: int | None) -> None:
         return
     if top_k < 1:
         raise InputError(f"--top-k must be positive, got {top_k}; give at least 1")
-    if task.kind not in RANKED:
+    if not task.is_ranked:
         raise InputError(
             f"--top-k must be left out for a {task.kind} task, got {top_k}; it ranks the labels, choices or answers of "
             "a row"
@@ -39,7 +38,7 @@ def check_top_k(task: Task, top_k: int | None) -> None:
 
 def check_embeddings(task: Task) -> None:
     """Raise InputError for a task whose head reads a vector for each token instead of one for each row."""
-    if task.kind in ("span", "tagging"):
+    if task.of_tokens:
         raise InputError(
             f"--embeddings must be left out for a {task.kind} task, whose head reads every token; python -m "
             "jaxlm.evaluate features writes the states of tokens"
@@ -54,7 +53,7 @@ def scores_of(task: Task, predicted: Predicted, top_k: int | None = None) -> lis
     scores = [scores for _, scores in predicted.lines]
     if top_k is None:
         return scores
-    if task.kind == "span":
+    if predicted.ranked:
         return [
             own | {"answers": [{name: answer[name] for name in ("text", "probability")} for answer in answers[:top_k]]}
             for own, answers in zip(scores, predicted.ranked, strict=True)
@@ -94,31 +93,10 @@ def given_label(task: Task, row: Mapping[str, Any]) -> dict[str, Any]:
     column = next((name for name in task.columns.label if name in row), None)
     if column is None:
         return {}
-    value, separator = row[column], task.columns.label_separator
-    if value is None or (not separator and not str(value).strip()):
+    value = row[column]
+    if value is None or (not task.columns.label_separator and not str(value).strip()):
         return {"label": None}
-    if task.kind == "span":
-        return {"label": _answer_texts(value)}
-    names: Any = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if separator:
-        parts = value if isinstance(value, list) else names.split(separator)
-        names = tuple(str(part).strip() for part in parts if str(part).strip())
-    elif isinstance(value, list | dict):
-        return {"label": value}
-    try:
-        label = task.parse_label(names)
-    except ValueError:
-        label = names
-    return {"label": list(label) if isinstance(label, tuple) else label}
-
-
-def _answer_texts(answers: Any) -> Any:
-    """Return the texts of answers in the layouts that `jaxlm.tasks.datasets.squad` reads, other values unchanged."""
-    if isinstance(answers, Mapping):
-        return answers.get("text", answers)
-    if isinstance(answers, list) and all(isinstance(answer, Mapping) and "text" in answer for answer in answers):
-        return [answer["text"] for answer in answers]
-    return answers
+    return {"label": task.given_label(value)}
 
 
 def format_of_output(path: Path | None) -> TextFormat:
@@ -175,9 +153,9 @@ class LineWriter:
 
 
 class Summary:
-    """Counts of written predictions, for one line at the end. kind: of the task. most: labels that the line names."""
+    """Counts of written predictions, for one line at the end. most: labels that the line names."""
 
-    def __init__(self, kind: str, most: int = 10) -> None:
+    def __init__(self, kind: type[Task], most: int = 10) -> None:
         self._kind, self._most = kind, most
         self._rows = 0
         self._labels: Counter[str] = Counter()
@@ -186,13 +164,13 @@ class Summary:
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Count lines."""
         self._rows += len(lines)
-        predictions = [line["prediction"] for line in lines]
-        if self._kind == "classification":
-            self._labels.update(map(str, predictions))
-        elif self._kind == "multilabel":
-            self._labels.update(str(label) for labels in predictions for label in labels)
-        elif self._kind == "regression":
-            self._values += map(float, predictions)
+        if self._kind.of_tokens or self._kind.has_choices:
+            return
+        for found in (line["prediction"] for line in lines):
+            if isinstance(found, float):
+                self._values.append(found)
+            else:
+                self._labels.update(map(str, found if isinstance(found, list) else (found,)))
 
     def text(self, name: str) -> str:
         """Return the line: `labelled.csv: 5 rows; good 3, bad 2`."""

@@ -13,38 +13,24 @@ from jaxlm.reading.rows import TextFormat, format_of
 from jaxlm.tasks.builtin import BuiltIn
 from jaxlm.tasks.catalogue import is_catalogue, read_catalogue
 from jaxlm.tasks.custom import CustomConfig, read_custom
-from jaxlm.tasks.datasets.codah import CODAH
-from jaxlm.tasks.datasets.glue import COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB, WNLI
-from jaxlm.tasks.datasets.ner import NER, read_sentences, sentences_of_records, stream_sentences, with_tags
-from jaxlm.tasks.datasets.nli import SCITAIL, SNLI
+from jaxlm.tasks.datasets.glue import GLUE
+from jaxlm.tasks.datasets.nli import INFERENCE
 from jaxlm.tasks.datasets.race import RACE
-from jaxlm.tasks.datasets.snli_counterfactual import SNLI_COUNTERFACTUAL
-from jaxlm.tasks.datasets.squad import (
-    SQUAD,
-    SQUAD2,
-    check_answers,
-    questions_of_records,
-    read_questions,
-    stream_questions,
-)
-from jaxlm.tasks.datasets.stories import STORY_CLOZE, SWAG
+from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD, SQUAD2
+from jaxlm.tasks.datasets.stories import STORIES
 from jaxlm.tasks.datasets.trec import TREC
-from jaxlm.tasks.examples import SpanExample, Split, TaggedSentence, TaskData
+from jaxlm.tasks.examples import Split, TaskData
 from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.row_reader import RowReader, check_choices, collect
-from jaxlm.tasks.task import Task, with_scale
+from jaxlm.tasks.task import Task
 from jaxlm.wording import did_you_mean
 
-_GLUE = (COLA, SST2, MRPC, STSB, QQP, MNLI, QNLI, RTE, WNLI)
-_INFERENCE = (SNLI, SCITAIL, SNLI_COUNTERFACTUAL)
-_CHOICE = (CODAH, SWAG, RACE, STORY_CLOZE)
+CODAH, SWAG, STORY_CLOZE = STORIES
 BUILT_IN: dict[str, BuiltIn] = {
-    entry.task.name: entry for entry in (*_GLUE, *_INFERENCE, TREC, *_CHOICE, SQUAD, SQUAD2, NER)
+    entry.task.name: entry for entry in (*GLUE, *INFERENCE, TREC, CODAH, SWAG, RACE, STORY_CLOZE, SQUAD, SQUAD2, NER)
 }
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_FRACTION = 0.1
 _SAMPLE = 1  # the second word of the seed of samples; that of held-out rows has one word
-_KEYS = {SpanExample: "text", TaggedSentence: "tokens, or of the same document,"}
 
 
 def task_names() -> tuple[str, ...]:
@@ -96,18 +82,14 @@ def read_task(
         raise InputError(f"task must be one of {', '.join(task_names())}, got {name!r}; {hint}")
     if options is not None:
         task = dataclasses.replace(task, options=options)
-    if task.kind == "span":
-        splits = check_answers(splits, strict=strict)
-    held_out = None
+    splits, held_out = task.checked(splits, strict=strict), None
     if task.selects not in splits:
         train, dev, held_out = hold_out(splits["train"], seed, fraction)
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
-    if task.kind == "tagging":
-        task = with_tags(task, splits)
+    task = task.with_labels(splits)
     if sample is not None:
         splits = splits | {"train": sampled(splits["train"], sample, seed)}
-    if task.kind == "regression":
-        task = with_scale(task, splits["train"].examples)
+    task = task.fitted(splits["train"])
     return task, TaskData(splits, task.labels, held_out)
 
 
@@ -118,17 +100,11 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
     format.
     """
     path = Path(path)
-    if task.kind == "tagging":
-        split = read_sentences(path, task, labelled=True, errors=errors)
-        with_tags(task, {"": split})
-        return split
-    if task.kind == "span":
-        return check_answers({"": read_questions(path, task, labelled=True, errors=errors)})[""]
-    if task.name in BUILT_IN and format_of(path, otherwise="tsv") == "tsv":
+    if not task.of_tokens and task.name in BUILT_IN and format_of(path, otherwise="tsv") == "tsv":
         return BUILT_IN[task.name].read(path, task, labelled=True)
-    _check_rows_known(task)
-    reader = RowReader(path, task.columns, quoting=task.quoting, errors=errors, warn_quotes=task.quoting == "none")
-    return collect(list(reader), reader, task)
+    splits = task.checked({"": task.rows.read(path, task, labelled=True, errors=errors)})
+    task.with_labels(splits)
+    return splits[""]
 
 
 def read_split(name: str, directory: Path, parts: Sequence[str]) -> tuple[str, Split]:
@@ -161,26 +137,7 @@ def read_rows(
     Raises:
       InputError: a bad row, with file and line number; earlier rows have been yielded.
     """
-    if task.kind == "span":
-        yield from stream_questions(path, task, errors=errors, form=form, keep=keep)
-        return
-    if task.kind == "tagging":
-        yield from stream_sentences(path, task, errors=errors, form=form, keep=keep)
-        return
-    _check_rows_known(task)
-    reader = RowReader(
-        path,
-        task.columns,
-        label="ignored",
-        quoting=task.quoting,
-        errors=errors,
-        blank_lines="refuse",
-        warn_quotes=task.quoting == "none",
-        form=form,
-        keep=keep,
-    )
-    for number, example in reader:
-        yield check_choices(example, task, reader.where(number))
+    yield from task.rows.stream(path, task, errors=errors, form=form, keep=keep)
 
 
 def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task, *, keep: bool = False) -> Iterator[Any]:
@@ -189,17 +146,8 @@ def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task, *, keep: bool
     Raises:
       InputError: a bad row, with its number from 1.
     """
-    name, unit = "rows:", "row"
-    numbered = _checked_rows(rows, f"{name} {unit}")
-    if task.kind == "span":
-        yield from questions_of_records(numbered, f"{name} {unit}", task, keep=keep)
-    elif task.kind == "tagging":
-        yield from sentences_of_records(numbered, f"{name} {unit}", task, keep=keep)
-    else:
-        _check_rows_known(task)
-        reader = RowReader(name, task.columns, label="ignored", blank_lines="refuse", unit=unit, keep=keep)
-        for number, example in reader.from_records(numbered):
-            yield check_choices(example, task, reader.where(number))
+    unit = "rows: row"
+    yield from task.rows.of_records(_checked_rows(rows, unit), unit, task, keep=keep)
 
 
 def _checked_rows(rows: Iterable[Mapping[str, Any]], unit: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -207,15 +155,6 @@ def _checked_rows(rows: Iterable[Mapping[str, Any]], unit: str) -> Iterator[tupl
         if not isinstance(row, Mapping) or not row:
             raise InputError(f"{unit} {number} must be a dictionary of the row's columns, got {row!r:.80}; fix it")
         yield number, dict(row)
-
-
-def _check_rows_known(task: Task) -> None:
-    """Raise InputError for an imported choice model without the columns of its choices."""
-    if task.form == "choice" and not task.num_choices:
-        raise InputError(
-            "the imported model does not define the choices of a row; import it again with --custom.choices and a "
-            "column for each"
-        )
 
 
 def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tuple[Split, Split, str]:
@@ -242,7 +181,7 @@ def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tu
     rest = tuple(example for row, example in enumerate(train.examples) if row not in chosen)
     sentence = (
         f"dev: {len(dev)} of the {len(train.examples)} train rows ({len(dev) / len(train.examples):.0%}) are held out "
-        f"by seed {seed}, rows with the same {_KEYS.get(type(train.examples[0]), 'texts')} together"
+        f"by seed {seed}, rows with the same {train.examples[0].same} together"
     )
     held = Split(dev, len(dev), (), _empty_fields(dev))
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence

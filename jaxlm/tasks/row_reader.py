@@ -343,7 +343,7 @@ def parse(label: str | float | tuple[str, ...] | None, task: Task, where: str) -
 
 def check_choices(example: Example, task: Task, where: str) -> Example:
     """Return the example. Raise InputError if its number of choices is not the task's."""
-    if task.form == "choice" and len(example.choices) != task.num_choices:
+    if task.has_choices and len(example.choices) != task.num_choices:
         raise InputError(f"{where}: the row must have {task.num_choices} choices, got {len(example.choices)}; fix it")
     return example
 

@@ -1,38 +1,86 @@
 """A task: the definition of a labelled data set, and the mapping of its labels to numbers and back.
 
+The kinds of tasks are its subclasses, in `jaxlm/tasks/kinds`.
+
 Labels are matched by name. The number of a label is its index in `Task.labels`, and the task, with that mapping, is
 saved with a fine-tuning run (`task.json`), so that predictions are spelt as in the run's training files. Id orders
 differ between programs (TREC's classes 4 and 5 are swapped between two public copies): no number is taken on trust.
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.columns import Columns
 from jaxlm.tasks.entities import Scheme
-from jaxlm.tasks.examples import Example
+from jaxlm.tasks.metrics.catalogue import check_metric, lower_is_better, names_for
 from jaxlm.tasks.options import TaskOptions
+
+if TYPE_CHECKING:
+    from jaxlm.tasks.batching.encoded_split import Encoded
+    from jaxlm.tasks.examples import Split, TaskData
+    from jaxlm.tasks.metrics.predicted import Predicted
 
 Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
-InputFormat = Literal["gpt1", "bert"]
 SpecialTokens = Literal["gpt1", "end"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
 
-DEFAULT_THRESHOLD = 0.5  # probability that a label of a multilabel task needs
-
 
 @dataclass(frozen=True)
+class Columns:
+    """The names under which a row's fields are found, each with its accepted alternatives.
+
+    texts, choices: one tuple of names for each text and each choice. choice_list: names of one JSON field that holds
+    all choices as a list. label: names of the label's column. whole: where the texts are sentences that are joined by
+    spaces into one text, the names of a JSON field that holds the joined text. label_separator: separator of the labels
+    in one field, where an example has any number of them; empty where it has one.
+    """
+
+    texts: tuple[tuple[str, ...], ...] = ()
+    choices: tuple[tuple[str, ...], ...] = ()
+    choice_list: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    label_separator: str = ""
+
+    def describe(self) -> str:
+        """Return the columns a file must have, for messages: `sentence1 (or premise), sentence2 (or hypothesis)`."""
+        fields = [names[0] + (f" (or {', '.join(names[1:])})" if names[1:] else "") for names in self.texts]
+        if self.choices:
+            first, last = self.choices[0][0], self.choices[-1][0]
+            fields.append(
+                first if first == last else f"{first} to {last}" if len(self.choices) > 2 else f"{first}, {last}"
+            )
+        if self.choice_list:
+            fields.append(("or in JSONL a list " if self.choices else "a list ") + self.choice_list[0])
+        return ", ".join(fields)
+
+
+class Rows(NamedTuple):
+    """The readers of one form of rows.
+
+    read: (path, task, labelled, errors) -> the split in a file. stream: (path, task, errors, form, keep) -> the
+    unlabelled examples of a file, one at a time. of_records: (numbered rows, their place in messages, task, keep) ->
+    those of dictionaries.
+    """
+
+    read: Callable[..., "Split"]
+    stream: Callable[..., Iterator[Any]]
+    of_records: Callable[..., Iterator[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """A task: the fields of its rows, the input form that a model reads, and the metrics.
+
+    A subclass is a kind of task: how rows are read and encoded, what their labels are, and what a head's outputs mean.
+    The rest of the program asks these and never the `kind`.
 
     form is the input form: `single` text, `entailment` (an ordered pair), `similarity` (an unordered pair), `choice`,
     or the own forms of the kinds `span` and `tagging`. metric selects the best checkpoint on the split named by
@@ -74,99 +122,96 @@ class Task:
     special_tokens: SpecialTokens = "gpt1"
     options: TaskOptions = TaskOptions()
 
-    def paper_for(self, input_format: str) -> Mapping[str, float]:
-        """Return the settings of a model's paper for this task, empty where it has none."""
-        return self.papers.get(input_format, {})
+    rows: ClassVar["Rows"]
+    """The readers of the rows."""
+    encode: ClassVar[Callable[..., "Encoded"]]
+    """(examples, tokenizer, length, input_format, part) -> the examples as token sequences of at most `length`."""
+    parse_label: ClassVar[Callable[..., Any]]
+    """(text) -> the label that a file spells so. Raises ValueError for an unknown one."""
+    predicted: ClassVar[Callable[..., "Predicted"]]
+    """(encoded, outputs, threshold) -> the predictions and metrics of the head's outputs; see `predictions`."""
+    known_metrics: ClassVar[tuple[str, ...]] = ()
+    """The metrics of a user's own task, the first of which selects by default; empty: those of any task of the kind."""
+    further_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics that are computed besides, any of which a task also reports if it selects; empty without such."""
+    fixed_outputs: ClassVar[int] = 0
+    """The output size of the head; 0: the number of labels."""
+    of_tokens: ClassVar[bool] = False
+    """True if the labels are of tokens: the head reads every token, and rows have a form of their own."""
+    of_windows: ClassVar[bool] = False
+    """True if a long text is read in windows, each of which is a row."""
+    has_choices: ClassVar[bool] = False
+    """True if the label is one of the choices of the row."""
+    has_label_sets: ClassVar[bool] = False
+    """True if a row has any number of labels."""
+    has_scores: ClassVar[bool] = False
+    """True if the label is a number."""
+    has_weights: ClassVar[bool] = False
+    """True if classes may have weights in the loss."""
+    is_ranked: ClassVar[bool] = False
+    """True if a prediction is one of several, which --top-k ranks."""
 
     @property
     def num_outputs(self) -> int:
-        """Output size of the head: one logit per class or tag, a start and an end, or one number (score or choice)."""
-        if self.kind in ("classification", "multilabel", "tagging"):
-            return len(self.labels)
-        return 2 if self.kind == "span" else 1
+        """Output size of the head: one score for each class, or that of the kind."""
+        return self.fixed_outputs or len(self.labels)
 
     @property
     def positive(self) -> str | None:
-        """The label whose F1 a classification reports as `f1`: the chosen one, or the second of two; None where `f1` is
-        the macro mean or is not reported."""
-        if self.kind != "classification" or "f1" not in self.metrics:
-            return None
-        return self.positive_label or (self.labels[1] if len(self.labels) == 2 else None)
+        """The label whose F1 is reported as `f1`; None where `f1` is a mean or is not reported."""
+        return None
 
-    @functools.cached_property
-    def _numbers(self) -> tuple[dict[str, int], ...]:
-        """The number of each name in `labels` and in each of `spellings`, of equal names the first.
+    def checked(self, splits: Mapping[str, "Split"], *, strict: bool = False) -> dict[str, "Split"]:
+        """Return the splits without training rows whose labels do not fit. InputError with `strict` if any."""
+        return dict(splits)
 
-        A search in the tuples would take minutes where each of 10^5 rows has a label of its own.
-        """
-        return tuple({name: k for k, name in reversed(list(enumerate(n)))} for n in (self.labels, *self.spellings))
+    def with_labels(self, splits: Mapping[str, "Split"]) -> Self:
+        """Return the task with the labels of its splits. InputError for a label that they may not have."""
+        return self
 
-    def label_set(self, logits: np.ndarray) -> np.ndarray:
-        """Return True for each predicted label of a `multilabel` task, bool (…, labels), from its outputs."""
-        return probability(logits) >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
+    def fitted(self, train: "Split") -> Self:
+        """Return the task with what depends on the rows that it is trained on."""
+        return self
 
-    def sequences_for(self, input_format: str) -> int:
-        """Return the token sequences per example: the choices, a decoder's two orders of a similarity pair, or one."""
-        if self.form == "choice":
-            return self.num_choices
-        return 2 if self.form == "similarity" and input_format == "gpt1" else 1
+    def selectable(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the metrics that can select, for the examples of the split that selects."""
+        return names_for(self.kind)
 
-    def parse_label(self, text: str | tuple[str, ...]) -> str | float | tuple[str, ...]:
-        """Return the label that a file spells `text`: a score, or its name in `labels`. Raise ValueError if unknown.
+    def selected_by(self, data: "TaskData", name: str) -> Self:
+        """Return the task with another selecting metric. InputError for a metric that the task does not have."""
+        known = self.selectable(data.splits[self.selects].examples)
+        check_metric(name, "--select-by", tuple(dict.fromkeys(known)))
+        reported = self.further_metrics and name in (*self.known_metrics, *self.further_metrics)
+        metrics = (name, *(other for other in self.metrics if other != name)) if reported else self.metrics
+        return dataclasses.replace(self, metric=name, metrics=metrics)
 
-        Several labels are returned in the order of `labels`, each once.
-        """
-        if isinstance(text, tuple):
-            return tuple(sorted({str(self.parse_label(name)) for name in text}, key=self._numbers[0].__getitem__))
-        if self.kind == "regression":
-            try:
-                score = float(text)
-            except ValueError:
-                raise ValueError(f"a score must be a number, got {text!r}") from None
-            if not math.isfinite(score):
-                raise ValueError(f"a score must be finite, got {text!r}")
-            return score
-        for numbers in self._numbers:
-            if text in numbers:
-                return self.labels[numbers[text]]
-        shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
-        raise ValueError(f"a label must be one of {shown}, got {text!r}")
+    def rank(self, value: float) -> float:
+        """Return a number that is higher for better values of the selecting metric."""
+        return -value if lower_is_better(self.metric) else value
 
-    def label_number(self, label: str | float | tuple[str, ...]) -> int | float | list[float]:
-        """Return the loss target: the class or choice number, or the standardized score (score - mean) / deviation.
+    def is_better(self, value: float, before: float) -> bool:
+        """Return True if a value of the selecting metric is strictly better than another, or the other is NaN."""
+        if math.isnan(before):
+            return not math.isnan(value)
+        return self.rank(value) > self.rank(before)
 
-        Of several labels it is a list with 1 for each label that is given, else 0.
+    def label_names(self, example: Any) -> Iterable[str]:
+        """Return the labels of an example, to count them."""
+        return example.label if isinstance(example.label, tuple) else (str(example.label),)
 
-        Standardizing with the training split's own mean and deviation gives every regression loss the same scale (1 for
-        always predicting the mean), whatever unit a user's scores have; correlations are unaffected.
-        """
-        if isinstance(label, tuple):
-            return [float(name in label) for name in self.labels]
-        if self.kind == "regression":
-            return (float(label) - self.mean) / self.deviation
-        return self._numbers[0][str(label)]
+    def given_label(self, value: Any) -> Any:
+        """Return the label of a row as JSON: as the task spells it, or as the row does if the task lacks it."""
+        return value
 
-    def prediction(self, outputs: np.ndarray) -> tuple[str | float | list[str], dict[str, float]]:
-        """Return the prediction as the files spell it, and a probability for each label.
+    def averaged(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the outputs of an ensemble for one row, from (R, …), those of R runs: of the mean probabilities."""
+        from scipy.special import softmax
 
-        Args:
-          outputs: the model's outputs for one example: float (classes,), (choices,) or, for a score, (1,).
+        return np.log(np.maximum(softmax(outputs, axis=-1).mean(axis=0), 1e-300))
 
-        Returns:
-          (the name of the most likely class or choice, {name: probability}), or (the score in the files' unit, {}), or
-          for `multilabel` (the names of the labels that reach the threshold, {name: probability}).
-        """
-        outputs = np.asarray(outputs, np.float64).reshape(-1)
-        if self.kind == "regression":
-            return float(outputs[0] * self.deviation + self.mean), {}
-        if len(outputs) != len(self.labels):
-            raise ValueError(f"outputs must have one value per label ({len(self.labels)}), got {len(outputs)}")
-        if self.kind == "multilabel":
-            names = [name for name, given in zip(self.labels, self.label_set(outputs), strict=True) if given]
-            return names, dict(zip(self.labels, probability(outputs).tolist(), strict=True))
-        shifted = np.exp(outputs - outputs.max())
-        probabilities = shifted / shifted.sum()
-        return self.labels[int(outputs.argmax())], dict(zip(self.labels, probabilities.tolist(), strict=True))
+    def is_right(self, prediction: Any, label: Any) -> bool:
+        """Return True if a prediction agrees with the label of its row, both as in predictions.jsonl."""
+        return bool(prediction == label)
 
     def to_json(self) -> dict[str, Any]:
         """Return this task, including the label mapping, as JSON values; `Task.from_json` reads them back."""
@@ -176,39 +221,21 @@ class Task:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Task":
         """Return the task that `to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
-        fields = {entry.name: entry for entry in dataclasses.fields(Task)}
-        missing = [
-            name
-            for name, entry in fields.items()
-            if name not in values
-            and entry.default is dataclasses.MISSING
-            and entry.default_factory is dataclasses.MISSING
-        ]
-        unknown = [name for name in values if name not in fields]
-        if missing or unknown:
+        from jaxlm.tasks.kinds import KINDS
+
+        if values.get("kind") not in KINDS:
             raise InputError(
-                f"task.json has missing fields {missing} and unknown fields {unknown}; read it with the version that "
-                "wrote it"
+                f"task.json: kind must be one of {', '.join(KINDS)}, got {values.get('kind')!r}; read it with the "
+                "version that wrote it"
             )
         loaded = {name: _tuples(value) for name, value in values.items()}
-        for name, part in (("columns", Columns), ("options", TaskOptions)):
-            if name in loaded:
-                try:
+        try:
+            for name, part in (("columns", Columns), ("options", TaskOptions)):
+                if name in loaded:
                     loaded[name] = part(**loaded[name])
-                except TypeError as error:
-                    raise InputError(f"task.json: {name}: {error}; read it with the version that wrote it") from None
-        return Task(**loaded)
-
-
-def probability(logits: np.ndarray) -> np.ndarray:
-    """Return the sigmoid of float outputs, float64."""
-    return np.exp(-np.logaddexp(0.0, -np.asarray(logits, np.float64)))
-
-
-def with_scale(task: Task, examples: Sequence[Example]) -> Task:
-    """Return the regression task with mean and deviation of the scores of `examples` (deviation 1 if all are equal)."""
-    scores = np.array([example.label for example in examples], np.float64)
-    return dataclasses.replace(task, mean=float(scores.mean()), deviation=float(scores.std()) or 1.0)
+            return KINDS[loaded["kind"]](**loaded)
+        except TypeError as error:
+            raise InputError(f"task.json: {error}; read it with the version that wrote it") from None
 
 
 def _tuples(value: Any) -> Any:

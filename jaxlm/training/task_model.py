@@ -20,8 +20,8 @@ from jaxlm.nn.batch_norm import STATISTICS
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
-from jaxlm.objectives.task_loss import TaskLoss
-from jaxlm.tasks import Task
+from jaxlm.objectives.task_loss import LOSSES, TaskLoss
+from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import ParameterGroup
 from jaxlm.training.parameter_groups import layer_groups
@@ -52,16 +52,16 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
     execution = config.execution if execution is None else execution
     sizes = without_dropout(config.model) if config.frozen else config.model
     model = build(sizes, execution)
-    try:
-        head: Any = task_head(
-            task.kind,
-            task.num_outputs,
-            input_format=model.family.input_format,
-            dropout_rate=config.head_dropout_rate,
-            init_std=sizes.init_std,
-        )
-    except ValueError:
-        raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one") from None
+    inputs = FORMATS[model.family.input_format]
+    if task.of_tokens and not inputs.every_token:
+        raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one")
+    head: Any = task_head(
+        task.kind,
+        task.num_outputs,
+        pooled=not inputs.reads_last,
+        dropout_rate=config.head_dropout_rate,
+        init_std=sizes.init_std,
+    )
     if config.head == "bilstm":
         head = LSTMHead(head, features=config.features, frozen=config.frozen)
     elif config.head == "concat_pooling":
@@ -69,18 +69,18 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
 
     def init_params(key: jax.Array) -> Any:
         body_key, head_key = jax.random.split(key)
-        inputs: tuple[jax.Array, ...] = (jnp.zeros((1, 1, sizes.width)),)
+        read: tuple[jax.Array, ...] = (jnp.zeros((1, 1, sizes.width)),)
         if isinstance(head, LSTMHead):
-            inputs = (jnp.zeros((sizes.num_layers + 1, 1, 1, sizes.width)), jnp.ones((1, 1), jnp.int32))
+            read = (jnp.zeros((sizes.num_layers + 1, 1, 1, sizes.width)), jnp.ones((1, 1), jnp.int32))
         elif isinstance(head, ConcatPoolingHead):
-            inputs = (jnp.zeros((1, 1, 3 * sizes.width)), jnp.ones((1, 1), jnp.bool_))
-        variables = dict(head.init(head_key, *inputs, train=False))
+            read = (jnp.zeros((1, 1, 3 * sizes.width)), jnp.ones((1, 1), jnp.bool_))
+        variables = dict(head.init(head_key, *read, train=False))
         return {"backbone": model.init(body_key), "head": variables.pop("params"), **variables}
 
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length, None if not model.family.is_encoder else 0.0)
 
-    loss = TaskLoss(task.kind, task.class_weights, config.label_smoothing)
+    loss = LOSSES[task.kind](task.class_weights, config.label_smoothing)
     objective = task_objective(
         model,
         head,

@@ -17,9 +17,14 @@ from jaxlm.inference.loaded_run import run_config, task_data
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.earlier_versions import completed
-from jaxlm.tasks import SpanExample, TaggedSentence, Task, encode_examples, encode_split, steps_of_epochs, train_batches
-from jaxlm.tasks.batching.gpt1_inputs import with_special_tokens
-from jaxlm.tasks.batching.span_windows import SpanSplit
+from jaxlm.tasks import (
+    FORMATS,
+    Task,
+    TrainBatches,
+    encode_examples,
+    encode_split,
+    steps_of_epochs,
+)
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
 from jaxlm.views.text import cut, ends, indented
@@ -154,14 +159,14 @@ def finetune_lines(
     longest: number of positions of the model that may be used. Default: all.
     """
     kind = family_of(config.model).input_format
-    tokenizer = with_special_tokens(tokenizer, config.special_tokens) if kind == "gpt1" else tokenizer
+    tokenizer = FORMATS[kind].with_special_tokens(tokenizer, config.special_tokens)
     task = replace(task, special_tokens=config.special_tokens)
-    config, length, batch_size = filled(config, task.paper_for(kind), longest)
+    config, length, batch_size = filled(config, task.papers.get(kind, {}), longest)
     encoded = encode_split(task, data, "train", tokenizer, length, kind)
     num_steps = config.num_steps or steps_of_epochs(
         kind, encoded, batch_size=batch_size, num_epochs=config.num_epochs or 0
     )
-    batches = train_batches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
+    batches = TrainBatches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
     if step >= len(batches):
         raise InputError(f"--step must be below {len(batches)}, the number of steps, got {step}")
     batch = batches[step]
@@ -176,46 +181,23 @@ def finetune_lines(
         f"{config.seed}"
     )
     for row in range(min(count, int(batch.weights.sum()))):
-        number = int(batch.index[row])
-        if isinstance(encoded, SpanSplit):  # a row is a window of a question
-            number = int(encoded.question_of[number])
+        number = encoded.example_of(int(batch.index[row]))
         example = data.splits["train"].examples[number]
         truncated = ", truncated" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
         yield ""
-        yield f"example {number} of train, {label_of(batch, row, example)}{truncated}"
+        yield f"example {number} of train, {example.shown_label(np.asarray(batch.labels[row]))}{truncated}"
         yield from example_lines(batch, row, example, tokenizer)
-
-
-def label_of(batch: ExampleBatch, row: int, example: Any) -> str:
-    """Return the label of a row as text, as in the file and as in the loss."""
-    labels = np.asarray(batch.labels[row])
-    if isinstance(example, SpanExample):
-        answers = ", ".join(repr(text) for text, _ in example.answers or ()) or "none"
-        return f"answers {answers}, in this window tokens {labels[0]} to {labels[1]}"
-    if isinstance(example, TaggedSentence):
-        return f"{int((labels >= 0).sum())} tags"
-    if isinstance(example.label, tuple):
-        return f"labels {', '.join(map(repr, example.label)) or 'none'}, as numbers {labels.astype(int).tolist()}"
-    return f"label {example.label!r}, as a number {labels:g}"
 
 
 def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield an example as in the file and as token sequences; tags follow their tokens after a slash."""
-    texts = (" ".join(example.tokens),) if isinstance(example, TaggedSentence) else example.parts
-    for text in texts:
+    for text in example.shown:
         yield from indented(cut(text))
     for number in range(batch.ids.shape[1]):
         tokens, extract = int(batch.lengths[row, number]), int(batch.extract[row, number])
         pieces = [repr(piece) for piece in tokenizer.pieces(batch.ids[row, number, :tokens].tolist())]
-        reads = f"the head reads position {extract}"
-        if isinstance(example, SpanExample):
-            reads = "the head reads all positions"
-        if isinstance(example, TaggedSentence):
-            reads = "the head reads the tagged positions"
-            pieces = [
-                piece if tag < 0 else f"{piece}/{tag}"
-                for piece, tag in zip(pieces, batch.labels[row, :tokens], strict=True)
-            ]
+        pieces = example.shown_pieces(pieces, np.asarray(batch.labels[row]))
+        reads = f"the head reads {example.head_reads.format(extract=extract)}"
         shown = " ".join("…" if k is None else pieces[k] for k in ends(list(range(tokens)), head=40, tail=10))
         yield f"    sequence {number}: {tokens} tokens, {reads}: {shown}"
 

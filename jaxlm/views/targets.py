@@ -11,7 +11,7 @@ from jaxlm.inference.loaded_run import run_config, split_run
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import ENCODER_ROLES, ROLES, Task, TaskData, read_task
+from jaxlm.tasks import FORMATS, Task, TaskData, read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.start import open_source, trained_length
@@ -33,7 +33,7 @@ def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
     reader = _reader(arguments)
     task, data = _read_rows(arguments)
     if reader is not None:
-        published = int(task.paper_for(reader.input_format).get("length", reader.length))
+        published = int(task.papers.get(reader.input_format, {}).get("length", reader.length))
         reader = dataclasses.replace(reader, length=arguments.length or min(published, reader.length))
     return task_lines(task, data, reader, arguments.count)
 
@@ -98,13 +98,12 @@ def _reader(arguments: ShowRowsArguments) -> Reader | None:
         reader = Reader(source.tokenizer, family_of(source.model).input_format, source.trained_length)
     elif arguments.tokenizer is not None:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
-        encoder = all(role in tokenizer.specials for role in ENCODER_ROLES)
-        reader = Reader(tokenizer, "bert" if encoder else "gpt1", DEFAULT_LENGTH)
+        fits = next(name for name, inputs in FORMATS.items() if set(inputs.needs) <= tokenizer.specials.keys())
+        reader = Reader(tokenizer, fits, DEFAULT_LENGTH)
     else:
         return None
-    if reader.input_format == "gpt1":
-        reader = dataclasses.replace(reader, tokenizer=reader.tokenizer.with_specials(ROLES))
-    return reader
+    tokenizer = FORMATS[reader.input_format].with_special_tokens(reader.tokenizer)
+    return dataclasses.replace(reader, tokenizer=tokenizer)
 
 
 def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.tasks import InputFormat, Task, TaskData, encode_examples
+from jaxlm.tasks import Task, TaskData, encode_examples
 from jaxlm.text import Tokenizer
 from jaxlm.views.text import cut, indented
 
@@ -19,7 +19,7 @@ class Reader:
     """The tokenizer and the input form of a model, and the tokens of its longest sequence."""
 
     tokenizer: Tokenizer
-    input_format: InputFormat
+    input_format: str
     length: int
 
 
@@ -74,7 +74,7 @@ def _token_lines(task: Task, examples: Sequence[Any], reader: Reader) -> Iterato
     yield f"  tokens, with special tokens: {_distribution(whole.longest)}"
     fitted = encode_examples(alone, examples, reader.tokenizer, reader.length, reader.input_format)
     total, what = len(examples), "examples"
-    if task.kind == "span":
+    if task.of_windows:
         what = "questions"
         long = int((whole.longest > reader.length).sum())
         yield f"  texts longer than a window of {reader.length} tokens: {_share(long, total)}; {len(fitted):,} windows"

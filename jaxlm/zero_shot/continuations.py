@@ -23,7 +23,7 @@ from jaxlm.reading.lines import Lines
 from jaxlm.tasks import read_labelled, read_split
 from jaxlm.tasks.datasets.race import SCHOOLS
 from jaxlm.tasks.examples import Example
-from jaxlm.tasks.metrics.intervals import RESAMPLES, SEED
+from jaxlm.tasks.metrics.report import RESAMPLES, SEED
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
 from jaxlm.zero_shot.task import (

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.reading.rows import json_document
-from jaxlm.tasks.datasets.squad import SQUAD2, read_questions
+from jaxlm.tasks.datasets.spans_and_tags import SQUAD2
+from jaxlm.tasks.kinds.spans import read_questions
 from jaxlm.zero_shot.task import files_of, json_rows
 
 _HIGHLIGHT = re.compile(r"^@highlight[ ]*$", re.MULTILINE)

@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from toy_runs import assert_one_line, run_here
 
 from jaxlm.finetuning.results import summarize, table
-from jaxlm.tasks import Task
+from jaxlm.tasks import KINDS
 
 OPTIONS = "--class-weights low=2 mid=3.5 --label-smoothing 0.1 --select-by macro_f1 --custom.threshold 0.4".split()
 NAMES = ("high", "low", "mid")
@@ -101,7 +101,7 @@ def run(seed: int, rate: float, **dev: float) -> dict:
 
 def test_a_metric_of_which_less_is_better_selects_the_least():
     """Fails when the rate or the seed with the highest loss is chosen."""
-    task = Task("custom", "classification", "single", "loss", ("accuracy",), labels=("a", "b"))
+    task = KINDS["classification"](name="custom", metric="loss", labels=("a", "b"))
     runs = [run(0, 1e-3, loss=0.5), run(1, 1e-3, loss=0.3), run(0, 1e-4, loss=0.6), run(1, 1e-4, loss=0.1)]
     found = summarize(task, runs)
     assert found["learning_rate"] == 1e-4 and found["best"] == {"seed": 1, "learning_rate": 1e-4, "step": 3}
@@ -113,7 +113,7 @@ def test_a_metric_of_which_less_is_better_selects_the_least():
 
 
 def test_a_single_run_has_no_deviation():
-    task = Task("custom", "classification", "single", "accuracy", ("accuracy",), labels=("a", "b"))
+    task = KINDS["classification"](name="custom", labels=("a", "b"))
     found = summarize(task, [run(0, 1e-3, accuracy=0.45)])
     assert found["dev"] == {"accuracy": {"mean": 0.45, "std": 0.0}}
     assert table(task, found)[0].startswith("custom: 1 seed, ") and table(task, found)[1] == "  dev  accuracy 0.4500"

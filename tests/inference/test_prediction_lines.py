@@ -24,7 +24,8 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import Predictor
 from jaxlm.models.heads import LSTMHead, PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
-from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Task, read_rows
+from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, read_rows
+from jaxlm.tasks.kinds.label_sets import LabelSets
 from jaxlm.tasks.prediction_lines import LineWriter, Summary, format_of_output, given_label, scores_of, with_inputs
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -143,7 +144,7 @@ def test_a_file_ends_with_a_summary(runs, plain, kind, tmp_path):
 
 def test_a_summary_names_the_ten_most_frequent_labels():
     """Fails if a label of several per row is not counted, or all of many are listed."""
-    summary = Summary("multilabel")
+    summary = Summary(LabelSets)
     summary.add([{"prediction": list("abcdefghijklm")}, {"prediction": []}])
     summary.add([{"prediction": ["m"]}])
     assert summary.text("x.csv") == "x.csv: 3 rows; m 2, a 1, b 1, c 1, d 1, e 1, f 1, g 1, h 1, i 1, 3 more labels"
@@ -215,7 +216,7 @@ def test_tags_of_a_token_per_line(runs, plain, tmp_path):
 def test_several_labels_per_row():
     """Fails if labels in a field or a list are not those of the task, or if the best are not in order."""
     columns = Columns(texts=(("text",),), label=("topics",), label_separator="|")
-    task = Task("custom", "multilabel", "single", "micro_f1", ("micro_f1",), ("a", "b", "c"), columns=columns)
+    task = LabelSets(name="custom", metrics=("micro_f1",), labels=("a", "b", "c"), columns=columns)
     for given, label in (("c|a", ["a", "c"]), (["b", "b"], ["b"]), ("a | z", ["a", "z"]), ("", []), (None, None)):
         assert given_label(task, {"text": "x", "topics": given}) == {"label": label}
     assert given_label(task, {"text": "x"}) == {}

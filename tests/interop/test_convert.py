@@ -25,7 +25,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive
 from jaxlm.runs.trees import named_leaves, nested_leaves
-from jaxlm.tasks import Task
+from jaxlm.tasks import KINDS
 from jaxlm.text import published_files, published_tokenizer, tokenizer_from_spec, train_sentencepiece
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -407,7 +407,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, content, said):
 
 
 GPT = GPTConfig(vocab_size=40, num_positions=16, num_layers=2, width=16, num_heads=2, feed_forward_width=64)
-TASK = Task("custom", "classification", "single", "accuracy", ("accuracy",), labels=("no", "maybe", "yes"))
+TASK = KINDS["classification"](name="custom", labels=("no", "maybe", "yes"))
 
 
 def random_leaves(model, outputs: int) -> dict[str, np.ndarray]:
@@ -437,7 +437,7 @@ def test_the_bias_that_a_decoders_classifier_has_not(tmp_path, model):
 def test_a_regression_exports_scores_in_the_files_unit(tmp_path):
     model = dataclasses.replace(toy_encoder.SIZES, vocab_size=40)
     leaves = random_leaves(model, 1)
-    task = Task("custom", "regression", "single", "pearson", ("pearson",), mean=2.5, deviation=1.5)
+    task = KINDS["regression"](name="custom", metrics=("pearson",), mean=2.5, deviation=1.5)
     write_export(tmp_path / "out", planned_export(model, leaves, task), tokenizer=None)
     back = read_published(f"hf:{tmp_path / 'out'}")
     rows = IdRows([[1, 2, 3], [4, 5]], None)

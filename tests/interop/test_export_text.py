@@ -73,7 +73,7 @@ def tokenizer(request):
 def ours(tokenizer: Tokenizer, first: str, second: str | None, length: int = 48) -> list[int]:
     """What a tuned decoder reads."""
     texts = [tokenizer.encode(text) for text in (first, second) if text is not None]
-    ((ids,), _) = arrange(texts, [], "single" if second is None else "entailment", tokenizer.specials, length)
+    ((ids,), _, _) = arrange(texts, [], "single" if second is None else "entailment", tokenizer.specials, length)
     return ids
 
 

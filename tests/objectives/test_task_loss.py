@@ -15,7 +15,7 @@ from jaxlm.models import build
 from jaxlm.models.heads import SequenceHead
 from jaxlm.objectives.objective import Objective, mean
 from jaxlm.objectives.task import task_objective, task_outputs
-from jaxlm.objectives.task_loss import ABSENT, TaskLoss
+from jaxlm.objectives.task_loss import ABSENT, LOSSES, TaskLoss
 from jaxlm.training.step import make_train_step, new_state
 
 WEIGHTS = (0.5, 3.0, 1.0, 0.0)
@@ -45,7 +45,7 @@ def scored():
 def test_class_weights_are_scikit_learns_sample_weights(scored):
     """Fails when the weight of a batch counts its rows instead of their weights, or filler counts."""
     scores, labels = scored
-    found = value(TaskLoss("classification", WEIGHTS), scores, batch_of(labels, 10))
+    found = value(LOSSES["classification"](WEIGHTS), scores, batch_of(labels, 10))
     weights = np.array(WEIGHTS)[labels[:10]]
     wanted = log_loss(labels[:10], softmax(scores[:10], axis=1), sample_weight=weights, labels=range(4))
     assert found == pytest.approx(wanted, rel=1e-5)
@@ -56,11 +56,11 @@ def test_smooth_labels_are_cross_entropy_with_a_mixed_target(scored):
     scores, labels = scored
     targets = 0.8 * np.eye(4)[labels] + 0.2 / 4
     wanted = -np.mean(np.sum(targets * np.log(softmax(scores, axis=1)), axis=1))
-    assert value(TaskLoss("classification", label_smoothing=0.2), scores, batch_of(labels)) == pytest.approx(wanted)
+    assert value(LOSSES["classification"](label_smoothing=0.2), scores, batch_of(labels)) == pytest.approx(wanted)
     three = np.where(np.arange(4) < 3, scores, ABSENT)
     targets = 0.8 * np.eye(3)[labels % 3] + 0.2 / 3
     wanted = -np.mean(np.sum(targets * np.log(softmax(three[:, :3], axis=1)), axis=1))
-    assert value(TaskLoss("choice", label_smoothing=0.2), three, batch_of(labels % 3)) == pytest.approx(wanted)
+    assert value(LOSSES["choice"](label_smoothing=0.2), three, batch_of(labels % 3)) == pytest.approx(wanted)
 
 
 def test_several_labels_are_several_binary_losses(scored):
@@ -68,7 +68,7 @@ def test_several_labels_are_several_binary_losses(scored):
     scores, _ = scored
     given = (np.random.default_rng(5).random((ROWS, 4)) < 0.4).astype(np.float32)
     wanted = np.mean([log_loss(given[:10, k], expit(scores[:10, k]), labels=(0, 1)) for k in range(4)])
-    assert value(TaskLoss("multilabel"), scores, batch_of(given, 10)) == pytest.approx(wanted, rel=1e-5)
+    assert value(LOSSES["multilabel"](), scores, batch_of(given, 10)) == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.15])
@@ -93,7 +93,7 @@ def test_losses_and_gradients_are_pytorchs(scored, weights, smoothing):
         ),
     )
     for kind, inputs, targets, of_torch, theirs in cases:
-        loss, batch = TaskLoss(kind, weights, smoothing), batch_of(targets)
+        loss, batch = LOSSES[kind](weights, smoothing), batch_of(targets)
         found, gradient = jax.value_and_grad(
             lambda x, loss=loss, batch=batch: mean(loss.sum(x, batch), loss.weight(batch))
         )(jnp.asarray(inputs, jnp.float32))
@@ -107,14 +107,14 @@ def test_losses_and_gradients_are_pytorchs(scored, weights, smoothing):
 def test_a_batch_without_weight_has_no_loss():
     """Fails when a batch whose classes all have the weight 0 gives NaN."""
     batch = batch_of(np.full(3, 3, np.int32))
-    assert value(TaskLoss("classification", WEIGHTS), np.ones((3, 4)), batch) == 0.0
+    assert value(LOSSES["classification"](WEIGHTS), np.ones((3, 4)), batch) == 0.0
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
 def test_class_weights_are_those_of_the_whole_batch(scored, micro_batches):
     """Fails when each micro-batch is divided by the weights of its own classes."""
     scores, labels = scored
-    loss, batch = TaskLoss("classification", WEIGHTS, 0.1), batch_of(labels, 11)
+    loss, batch = LOSSES["classification"](WEIGHTS, 0.1), batch_of(labels, 11)
     batch = batch.replace(ids=scores[:, None].astype(np.float32))
 
     def sums(params, part, carry, key):
@@ -137,7 +137,7 @@ def test_fine_tuning_minimizes_this_loss():
     head = SequenceHead(kind="classification", outputs=2, dropout_rate=0.0, init_std=0.5)
     kernel = np.random.default_rng(1).standard_normal((STILL.width, 2)).astype(np.float32)
     params = random_params(STILL) | {"head": {"kernel": kernel, "bias": np.zeros(2, np.float32)}}
-    model, loss, batch = build(STILL), TaskLoss("classification", (0.2, 5.0), 0.1), examples("classification")
+    model, loss, batch = build(STILL), LOSSES["classification"]((0.2, 5.0), 0.1), examples("classification")
     objective = task_objective(model, head, loss)
 
     @jax.jit
@@ -147,4 +147,4 @@ def test_fine_tuning_minimizes_this_loss():
     total, scores = both(params)
     found = float(mean(total, weights_of(objective, batch)["task_loss"]))
     assert found == pytest.approx(value(loss, scores, batch), rel=1e-6)
-    assert found != pytest.approx(value(TaskLoss("classification"), scores, batch), rel=1e-3)
+    assert found != pytest.approx(value(LOSSES["classification"](), scores, batch), rel=1e-3)

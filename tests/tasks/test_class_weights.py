@@ -5,14 +5,14 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import Example, Split, TaggedSentence, Task
+from jaxlm.tasks import KINDS, Example, Split, TaggedSentence, Task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 
 LABELS = ("cold", "hot", "mild")
 
 
 def task(kind="classification", labels=LABELS, **more) -> Task:
-    return Task("custom", kind, "single", "accuracy", ("accuracy",), labels=labels, **more)
+    return KINDS[kind](name="custom", labels=labels, **more)
 
 
 def split(labels) -> Split:

@@ -14,26 +14,26 @@ from sklearn.metrics import (
 )
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import Task, predictions
+from jaxlm.tasks import KINDS, Task, predictions
 from jaxlm.tasks.batching.encoded_split import EncodedSplit
 from jaxlm.tasks.entities import entity_metrics
 from jaxlm.tasks.metrics.catalogue import BINS, METRICS, check_metric, lower_is_better, markdown, names_for
-from jaxlm.tasks.metrics.intervals import confusion_metrics, intervals
-from jaxlm.tasks.metrics.report import report_lines
+from jaxlm.tasks.metrics.report import confusion_metrics, intervals, report_lines
 from jaxlm.tasks.metrics.tags import entity_report
 
 NAMES = ("cold", "hot", "mild", "unused")
 
 
 def task(kind="classification", labels=NAMES, metrics=("accuracy", "f1", "matthews"), **more) -> Task:
-    return Task("custom", kind, "single", metrics[0], metrics, labels=labels, **more)
+    return KINDS[kind](name="custom", metric=metrics[0], metrics=metrics, labels=labels, **more)
 
 
 def split(labels, groups=()) -> EncodedSplit:
     """A labelled split without tokens: metrics read its labels only."""
     count = len(labels)
     whole = np.zeros(count, np.int32)
-    return EncodedSplit(whole, np.arange(count + 1), np.asarray(labels), True, 0, 1, whole, 8, 0, groups=groups)
+    rows = {"ids": whole, "starts": np.arange(count + 1), "second": whole, "reads_last": True, "groups": groups}
+    return EncodedSplit(labels=np.asarray(labels), labelled=True, truncated=0, longest=whole, length=8, pad=0, **rows)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from jaxlm.tasks import (
     SpanExample,
     Task,
     TaskOptions,
+    TrainBatches,
     encode_examples,
     encode_split,
     eval_batches,
@@ -23,7 +24,6 @@ from jaxlm.tasks import (
     read_rows,
     read_task,
     steps_of_epochs,
-    train_batches,
 )
 from jaxlm.tasks.batching.span_windows import most_context, windows
 from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold, normalized, token_f1
@@ -196,7 +196,7 @@ def test_the_length_of_a_run_counts_questions():
     examples = [SpanExample(str(n), "q", text_of(30), ((text_of(30)[:3], 0),)) for n in range(8)]
     _, encoded = split(*examples, length=15, stride=4)
     num_steps = steps_of_epochs("bert", encoded, batch_size=4, num_epochs=3)
-    batches = train_batches(encoded, batch_size=4, num_steps=num_steps, seed=0)
+    batches = TrainBatches(encoded, batch_size=4, num_steps=num_steps, seed=0)
     assert len(encoded) == 8 * 6 and num_steps == 3 * 8 // 4 and batches.steps_per_epoch == 12
     assert batches[0].labels.shape == (4, 2)
 

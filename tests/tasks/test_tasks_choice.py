@@ -37,7 +37,7 @@ def test_swag_is_csv_and_its_second_sentence_begins_each_ending(tmp_path):
     assert example.texts == ('She said, "Hi".', "He") and example.label == "3"
     assert example.choices == ("runs, fast.", "sits.", "eats.", 'says "no".')
     assert data.splits["test"].examples[0].label is None
-    assert task.paper_for("bert")["batch_size"] == 16 and task.paper_for("bert")["length"] == 80
+    assert task.papers.get("bert", {})["batch_size"] == 16 and task.papers.get("bert", {})["length"] == 80
     full = SWAG[1:].replace("ending0", "gold-ending") + row.partition(",")[2]  # swag_full.csv: other columns, one fewer
     with pytest.raises(InputError, match="no column 'ending0'"):
         read_task("swag", write(tmp_path, {"train.csv": full, "val.csv": full}))

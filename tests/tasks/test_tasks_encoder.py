@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import TASKS, Example, encode_examples, eval_batches, predictions
+from jaxlm.tasks import FORMATS, TASKS, Example, encode_examples, eval_batches, predictions
 from jaxlm.tasks.batching.bert_inputs import arrange_segments, truncate_pair
-from jaxlm.tasks.batching.encoding import read_as
 
 CLS, SEP = 1, 2
 
@@ -45,7 +44,7 @@ def test_forms():
     for name in ("rte", "mrpc"):  # a similarity pair is read once: an encoder sees both ways
         pair = encode(name, Example(("5 6", "7"), (), TASKS[name].labels[0]))
         assert sequences(pair) == [[CLS, 105, 106, SEP, 107, SEP]] and pair.second.tolist() == [4]
-        assert pair.num_sequences == 1 == TASKS[name].sequences_for("bert")
+        assert pair.num_sequences == 1 == FORMATS["bert"].num_sequences(TASKS[name])
     choices = encode("codah", Example(("5",), ("6", "7 8", "9", "1"), "2"))
     assert sequences(choices)[1] == [CLS, 105, SEP, 107, 108, SEP] and choices.second.tolist() == [3] * 4
     assert choices.num_sequences == 4 and choices.labels.tolist() == [2]
@@ -92,13 +91,16 @@ def test_of_an_article_with_a_question_only_the_article_is_cut():
 
 def test_what_becomes_of_a_second_text():
     question = Example(("Article.", "Who is _ ?"), ("he", "she"))
-    assert read_as(question, TASKS["race"], "bert") == (("Article.",), ("Who is he ?", "Who is she ?"))
+    assert FORMATS["bert"].read(question, TASKS["race"]) == (("Article.",), ("Who is he ?", "Who is she ?"))
     plain = Example(("Article.", "Who?"), ("he", "she"))
-    assert read_as(plain, TASKS["race"], "bert") == (("Article.",), ("Who? he", "Who? she"))
-    assert read_as(question, TASKS["race"], "gpt1") == (question.texts, question.choices)  # article, question $ option
+    assert FORMATS["bert"].read(plain, TASKS["race"]) == (("Article.",), ("Who? he", "Who? she"))
+    assert FORMATS["gpt1"].read(question, TASKS["race"]) == (
+        question.texts,
+        question.choices,
+    )  # article, question $ option
     swag = Example(("She sits.", "She"), ("eats.", "sings."))
     for kind in ("gpt1", "bert"):
-        assert read_as(swag, TASKS["swag"], kind) == (("She sits.",), ("She eats.", "She sings."))
+        assert FORMATS[kind].read(swag, TASKS["swag"]) == (("She sits.",), ("She eats.", "She sings."))
 
 
 def test_batches_say_where_the_second_segment_begins():

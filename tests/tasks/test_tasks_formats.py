@@ -10,16 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import TASKS, Columns, CustomConfig, Task, read_labelled, read_rows, read_task
+from jaxlm.tasks import KINDS, TASKS, Columns, CustomConfig, read_labelled, read_rows, read_task
 from jaxlm.tasks.examples import Example
 
 CUSTOM = {"text": "text", "label": "label"}
-TASK = Task(
+TASK = KINDS["classification"](
     name="custom",
-    kind="classification",
-    form="single",
-    metric="accuracy",
-    metrics=("accuracy",),
     labels=("no", "yes"),
     columns=Columns(texts=(("text",),), label=("label",)),
 )

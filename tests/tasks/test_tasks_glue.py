@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import TASKS, Example, encode_examples, predictions, read_labelled, read_rows, read_task
-from jaxlm.tasks.metrics.submission import NAMES
+from jaxlm.tasks.metrics.predicted import SUBMITTED
 
 
 def write(directory, files):
@@ -150,17 +150,17 @@ def test_submission_files(mnli_directory):
 
 
 def test_submitted_scores_have_three_decimals_between_0_and_5():
-    from jaxlm.tasks.metrics.submission import submission
+    from jaxlm.tasks.metrics.predicted import submission
 
     text = submission(TASKS["stsb"], "test", [-0.2, 2.34567, 7.0])["glue/STS-B.tsv"]
     assert text == "index\tprediction\n0\t0.000\n1\t2.346\n2\t5.000\n"
     assert submission(TASKS["cola"], "dev", ["1"]) == {} == submission(TASKS["snli"], "test", ["neutral"])
     assert submission(TASKS["rte"], "test", ["not_entailment"])["glue/RTE.tsv"].endswith("0\tnot_entailment\n")
-    assert len(set(NAMES.values())) == 11  # all that the server wants
+    assert len(set(SUBMITTED.values())) == 11  # all that the server wants
 
 
 def test_words_and_numbers_of_the_server():
-    for (name, _), _ in NAMES.items():
+    for (name, _), _ in SUBMITTED.items():
         task = TASKS[name]
         words = name in ("mnli", "qnli", "rte")
         assert all(label.isdigit() != words for label in task.labels), name

@@ -13,6 +13,7 @@ from jaxlm.tasks import (
     Example,
     Split,
     TaskData,
+    TrainBatches,
     choose_lengths,
     encode_examples,
     encode_split,
@@ -20,7 +21,6 @@ from jaxlm.tasks import (
     read_task,
     standard_lengths,
     steps_of_epochs,
-    train_batches,
 )
 from jaxlm.tasks.batching.gpt1_inputs import arrange, split_room
 
@@ -42,7 +42,9 @@ class Words:
 def sequences_of(task, length, texts, choices=()):
     encode = Words().encode
     ids = [*map(encode, texts)], [*map(encode, choices)]
-    return arrange(*ids, task.form, Words.specials, length, task.special_tokens)
+    found, ends, cut = arrange(*ids, task.form, Words.specials, length, special_tokens=task.special_tokens)
+    assert ends == [len(sequence) for sequence in found]  # a decoder's sequence has one segment
+    return found, cut
 
 
 def words(first, count):
@@ -80,7 +82,7 @@ def test_forms_of_tokens_that_a_language_model_has_read():
     assert of("choice", [], ["8", words(0, 9)], length=8) == ([[END, 108], [END, *tokens(0, 7)]], True)
     assert of("entailment", [words(0, 9), "50"], length=8) == ([[END, *tokens(0, 5), END, 150]], True)
     with pytest.raises(InputError, match="special_tokens must be gpt1 for a tokenizer without an end-of-document"):
-        arrange([[1]], [], "single", {"start": 1, "delimiter": 2, "extract": 3}, 8, "end")
+        arrange([[1]], [], "single", {"start": 1, "delimiter": 2, "extract": 3}, 8, special_tokens="end")
 
 
 def test_single_texts_keep_their_beginning():
@@ -162,7 +164,7 @@ def test_encoded_examples(split):
 
 
 def test_batches_hold_what_they_say(split):
-    batch = train_batches(split, batch_size=32, num_steps=15, seed=0)[3]
+    batch = TrainBatches(split, batch_size=32, num_steps=15, seed=0)[3]
     rows, (count, places, length) = np.arange(32), batch.ids.shape
     assert (count, places) == (32, 1) and batch.ids.dtype == np.int32 and batch.weights.tolist() == [1] * 32
     assert (batch.ids[rows, 0, batch.extract[:, 0]] == EXTRACT).all()
@@ -175,7 +177,7 @@ def test_batches_hold_what_they_say(split):
 @pytest.mark.parametrize("batch_size", [1, 7, 32, 500, 501])
 def test_steps_are_the_originals(split, batch_size):
     num_steps = steps_of_epochs("gpt1", split, batch_size=batch_size, num_epochs=3)
-    batches = train_batches(split, batch_size=batch_size, num_steps=num_steps, seed=0)
+    batches = TrainBatches(split, batch_size=batch_size, num_steps=num_steps, seed=0)
     assert len(batches) == max(1, 501 // batch_size) * 3
     for epoch in range(2):
         steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
@@ -205,7 +207,7 @@ def test_epochs_are_counted_as_each_models_code_counts_them(examples, batch_size
 
 
 def test_seed_orders_within_lengths_that_the_data_decides(split):
-    one, other = (train_batches(split, batch_size=32, num_steps=45, seed=seed) for seed in (0, 1))
+    one, other = (TrainBatches(split, batch_size=32, num_steps=45, seed=seed) for seed in (0, 1))
     lengths = [batch.ids.shape[-1] for batch in one]
     assert lengths == [batch.ids.shape[-1] for batch in other] == [one.length_at(step) for step in range(len(one))]
     assert 2 <= len(set(lengths)) <= 4 and set(lengths) <= set(one.lengths)
@@ -217,22 +219,22 @@ def test_seed_orders_within_lengths_that_the_data_decides(split):
 def test_batches_are_those_that_are_written_down():
     """A run that resumes under another order would see examples twice, and others never; these are 2968321's."""
     counts = np.random.default_rng(11).integers(1, 60, 21).tolist()
-    batches = train_batches(made(counts), batch_size=4, num_steps=12, seed=3)
+    batches = TrainBatches(made(counts), batch_size=4, num_steps=12, seed=3)
     found = {step: (batches[step].index.tolist(), batches[step].ids.shape[-1]) for step in (0, 1, 6)}
     assert found == {0: ([11, 17, 18, 2], 64), 1: ([14, 4, 1, 15], 40), 6: ([8, 12, 0, 7], 40)}
 
 
 def test_any_step_alone_is_the_step_of_the_whole(split):
-    in_order = list(train_batches(split, batch_size=32, num_steps=30, seed=5))
+    in_order = list(TrainBatches(split, batch_size=32, num_steps=30, seed=5))
     for step in np.random.default_rng(1).permutation(len(in_order)):
-        alone = train_batches(split, batch_size=32, num_steps=135, seed=5)[int(step)]
+        alone = TrainBatches(split, batch_size=32, num_steps=135, seed=5)[int(step)]
         assert (alone.index == in_order[step].index).all() and (alone.ids == in_order[step].ids).all()
-    assert len(train_batches(split, batch_size=32, seed=5, num_steps=100)) == 100
+    assert len(TrainBatches(split, batch_size=32, seed=5, num_steps=100)) == 100
 
 
 def test_everything_is_trained_on_over_the_epochs(split):
     # Cutting off the tail of a sorted list would leave the same longest examples out for ever.
-    batches = train_batches(split, batch_size=32, num_steps=450, seed=0)
+    batches = TrainBatches(split, batch_size=32, num_steps=450, seed=0)
     times = np.bincount(np.concatenate([batch.index for batch in batches]), minlength=501)
     assert times.min() >= 24 and times.max() <= 30
     longest = np.argsort(split.longest)[-50:]
@@ -240,7 +242,7 @@ def test_everything_is_trained_on_over_the_epochs(split):
 
 
 def test_a_set_smaller_than_a_batch():
-    batches = train_batches(made([3, 9, 30]), batch_size=8, num_steps=3, seed=0)
+    batches = TrainBatches(made([3, 9, 30]), batch_size=8, num_steps=3, seed=0)
     assert batches.steps_per_epoch == 1
     for batch in batches:
         assert batch.ids.shape == (8, 1, 32) and sorted(batch.index) == [-1] * 5 + [0, 1, 2]
@@ -303,7 +305,7 @@ def test_little_padding_is_computed_on_real_data(data_directory):
             return [[100] * len(text.split()) for text in texts]
 
     encoded = encode_split(task, data, "train", Pieces(), 128)
-    batches = train_batches(encoded, batch_size=32, num_steps=67349 // 32, seed=0)
+    batches = TrainBatches(encoded, batch_size=32, num_steps=67349 // 32, seed=0)
     assert batches.steps_per_epoch == len(batches)
     positions = sum(32 * batches.length_at(step) for step in range(len(batches)))
     used = int(encoded.starts[-1])

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from jaxlm.tasks import TASKS, Task, compute_metrics
+from jaxlm.tasks import KINDS, TASKS, compute_metrics
 
 
 def custom(num_labels):
     names = tuple(f"label{i}" for i in range(num_labels))
-    return Task("custom", "classification", "single", "accuracy", ("accuracy", "f1", "matthews"), labels=names)
+    return KINDS["classification"](name="custom", metrics=("accuracy", "f1", "matthews"), labels=names)
 
 
 def counts(predictions, labels, positive):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import TASKS, CustomConfig, Task, read_labelled, read_rows, read_task
+from jaxlm.tasks import FORMATS, TASKS, CustomConfig, Task, read_labelled, read_rows, read_task
 from jaxlm.tasks.registry import BUILT_IN
 
 
@@ -96,7 +96,7 @@ def test_codah_choices_and_answers(tmp_path):
     second = data.splits["train"].examples[1]
     assert (second.texts, second.choices, second.label) == (("She",), ("ran.", "sat.", "sang.", '5" tall.'), "3")
     assert data.splits["train"].empty_fields == 0  # the category is not read
-    assert (task.sequences_for("gpt"), task.num_outputs, task.label_number("3")) == (4, 1, 3)
+    assert (FORMATS["gpt1"].num_sequences(task), task.num_outputs, task.label_number("3")) == (4, 1, 3)
     with pytest.raises(InputError, match="line 1: a label must be one of 0, 1, 2, 3, got '4'"):
         read_task("codah", write(tmp_path, train=row.replace("\t3\n", "\t4\n")))
 
@@ -181,7 +181,9 @@ def test_every_task_has_what_a_run_needs():
         assert task.kind != "classification" or "accuracy" in task.metrics
         for kind in ("gpt1", "bert"):
             own = kind == "gpt1" and task.kind in ("span", "tagging")  # a decoder does not do these
-            assert set(task.paper_for(kind)) == (set() if own else {"length", "batch_size", "peak_lr", "num_epochs"})
+            assert set(task.papers.get(kind, {})) == (
+                set() if own else {"length", "batch_size", "peak_lr", "num_epochs"}
+            )
         assert task.selects in (BUILT_IN[name].files.keys() | {"dev"})
         assert all(len(names) == len(task.labels) for names in task.spellings)
 

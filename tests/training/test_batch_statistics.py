@@ -12,7 +12,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, replicated, to_devices
 from jaxlm.models.heads import concat_pooled
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.objectives.task import sequence_inputs
-from jaxlm.tasks import Task
+from jaxlm.tasks import KINDS
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.program import make_program, run_settings
@@ -27,7 +27,7 @@ CONFIG = FinetuneConfig(
     batch_size=8,
     ema=0.9,
 )
-TASK = Task("toy", "classification", "single", "accuracy", ("accuracy",), labels=("a", "b"))
+TASK = KINDS["classification"](name="toy", labels=("a", "b"))
 
 
 def batch():

@@ -13,7 +13,7 @@ from jaxlm.config import load_config
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
 from jaxlm.finetuning.trial import make_programs, trial_settings
-from jaxlm.tasks import Task
+from jaxlm.tasks import KINDS
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 from jaxlm.training.pretraining import make_pretraining
@@ -55,7 +55,7 @@ def test_rates_and_the_length_of_a_run_are_no_part_of_its_program(name, mesh):
 def test_nor_of_a_fine_tunings(mesh):
     """Fails on 2968321: of the same numbers only the learning rate and the seed were data."""
     config = FinetuneConfig(model=replace(load_config("debug/gpt", PretrainConfig).model, vocab_size=50), num_steps=9)
-    task = Task("toy", "classification", "single", "accuracy", ("accuracy",), ("a", "b"))
+    task = KINDS["classification"](name="toy", labels=("a", "b"))
 
     def text(config: FinetuneConfig) -> str:
         work = SimpleNamespace(

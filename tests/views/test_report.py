@@ -3,7 +3,6 @@
 import base64
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +11,10 @@ from report_runs import SPEED, TASK, encoder, finetuned, pretrained, zero_shot
 
 from jaxlm import report
 from jaxlm.errors import InputError
+from jaxlm.tasks import KINDS
 from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.views.curves import Curve
 from jaxlm.views.report.charts import EXACT, Chart, _unit, compact
-from jaxlm.views.report.examples import is_right
 from jaxlm.views.report.sections import short_names
 
 
@@ -287,11 +286,11 @@ def test_axes_name_a_unit_once():
 
 
 def test_right_answers_by_kind():
-    span, sets = replace(TASK, kind="span"), replace(TASK, kind="multilabel")
-    assert is_right(span, "The cat", ["a dog", "cat."]) and not is_right(span, "cats", ["cat"])
-    assert is_right(span, "", []) and not is_right(span, "cat", [])
-    assert is_right(sets, ["b", "a"], ["a", "b"]) and not is_right(sets, ["a"], ["a", "b"])
-    assert is_right(TASK, "negative", "negative") and not is_right(None, "1", "0")
+    span, sets = KINDS["span"](name="custom"), KINDS["multilabel"](name="custom")
+    assert span.is_right("The cat", ["a dog", "cat."]) and not span.is_right("cats", ["cat"])
+    assert span.is_right("", []) and not span.is_right("cat", [])
+    assert sets.is_right(["b", "a"], ["a", "b"]) and not sets.is_right(["a"], ["a", "b"])
+    assert TASK.is_right("negative", "negative") and not TASK.is_right("1", "0")
 
 
 def test_a_run_at_a_url(tmp_path, runs, monkeypatch):

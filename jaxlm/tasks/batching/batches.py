@@ -7,12 +7,15 @@ programs in the same order, and a run resumes from its step number alone.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.data.batch import ExampleBatch
+from jaxlm.tasks.batching import FORMATS
 from jaxlm.tasks.batching.encoded_split import Encoded
-from jaxlm.tasks.task import InputFormat
+
+if TYPE_CHECKING:
+    from jaxlm.data.batch import ExampleBatch
 
 MAX_LENGTHS = 4
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
@@ -86,7 +89,7 @@ class TrainBatches:
     def __len__(self) -> int:
         return self._num_steps
 
-    def __getitem__(self, step: int) -> ExampleBatch:
+    def __getitem__(self, step: int) -> "ExampleBatch":
         if step < 0:
             raise IndexError(f"step must not be negative, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -94,7 +97,7 @@ class TrainBatches:
         rows = self._order(epoch)[block * self.batch_size : (block + 1) * self.batch_size]
         return self.encoded.batch(rows, int(self._batch_lengths[block]), self.batch_size)
 
-    def __iter__(self) -> Iterator[ExampleBatch]:
+    def __iter__(self) -> Iterator["ExampleBatch"]:
         return (self[step] for step in range(len(self)))
 
     def length_at(self, step: int) -> int:
@@ -113,12 +116,7 @@ class TrainBatches:
         return self._cached_epoch[1]
 
 
-def train_batches(encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> TrainBatches:
-    """Return the training batches of a split; see `TrainBatches`."""
-    return TrainBatches(encoded, batch_size=batch_size, seed=seed, num_steps=num_steps)
-
-
-def steps_of_epochs(input_format: InputFormat, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
+def steps_of_epochs(input_format: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
     """Return the number of updates in `num_epochs` passes over a training split, at least one.
 
     gpt1: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
@@ -126,12 +124,14 @@ def steps_of_epochs(input_format: InputFormat, encoded: Encoded, *, batch_size: 
     windows of a question's text), examples are counted, as there.
     """
     examples = encoded.num_examples
-    if input_format == "bert":
-        return max(1, int(examples / batch_size * num_epochs))
-    return max(1, int(max(1, examples // batch_size) * num_epochs))
+    if FORMATS[input_format].whole_batches:
+        return max(1, int(max(1, examples // batch_size) * num_epochs))
+    return max(1, int(examples / batch_size * num_epochs))
 
 
-def eval_batches(encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None) -> Iterator[ExampleBatch]:
+def eval_batches(
+    encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None
+) -> Iterator["ExampleBatch"]:
     """Yield every example once, from the longest to the shortest; the last batch is padded with rows of weight 0.
 
     `index` is the example of each row. lengths: bucket lengths to use, such as those of the training batches, so that

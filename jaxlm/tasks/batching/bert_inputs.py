@@ -14,13 +14,23 @@ is truncated, as long as any of it is left.
 from collections.abc import Mapping, Sequence
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.task import Form
-
-Ids = Sequence[int]
-MINIMUM_LENGTH = 5  # three special tokens and one token of each segment
+from jaxlm.tasks.batching.input_format import MINIMUM_LENGTH, Arranged, Ids, InputFormat, Texts
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.task import Form, SpecialTokens, Task
 
 ENCODER_ROLES = ("cls", "sep")
 """Special tokens that an encoder's input needs; a BERT vocabulary has them."""
+
+
+def read(example: Example, task: Task) -> tuple[Texts, Texts]:
+    """Return texts and choices. The second text of a choice task is prepended to each choice, or the choice replaces
+    the blank of a question, as is usual."""
+    if task.form != "choice" or len(example.texts) < 2:
+        return example.texts, example.choices
+    context, second = example.texts
+    if task.second == "cloze" and "_" in second:
+        return (context,), tuple(second.replace("_", choice) for choice in example.choices)
+    return (context,), tuple(f"{second} {choice}" for choice in example.choices)
 
 
 def arrange_segments(
@@ -30,17 +40,12 @@ def arrange_segments(
     specials: Mapping[str, int],
     length: int,
     *,
+    special_tokens: SpecialTokens = "gpt1",
     keep_second: bool = False,
-) -> tuple[list[list[int]], list[int], bool]:
-    """Return the sequences of one example, each of at most `length`, from ids.
+) -> Arranged:
+    """Return the sequences of one example, where their second segments begin, and whether any was truncated.
 
-    Args:
-      specials: role -> id, of cls and sep. keep_second: whether to truncate the second segment only when nothing is
-        left of the first.
-
-    Returns:
-      (sequences, index at which the second segment of each begins, or its length if there is none, whether any sequence
-      was truncated).
+    See `InputFormat`. specials: those of cls and sep. special_tokens is not used: they are those of pretraining.
     """
     cls, sep = special_ids(specials, length)
     pairs: list[tuple[Ids, Ids | None]]
@@ -91,3 +96,6 @@ def special_ids(specials: Mapping[str, int], length: int) -> tuple[int, int]:
             f"length must be at least {MINIMUM_LENGTH} to hold a pair and its special tokens, got {length}"
         )
     return specials["cls"], specials["sep"]
+
+
+BERT = InputFormat(arrange=arrange_segments, read=read, needs=ENCODER_ROLES, every_token=True)

@@ -19,25 +19,23 @@ texts the first is truncated, and the second only when nothing of the first is l
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.task import Form, SpecialTokens
-
-if TYPE_CHECKING:
-    from jaxlm.text import Tokenizer
-
-Ids = Sequence[int]
-MINIMUM_LENGTH = 5  # three special tokens and one token of each text
+from jaxlm.tasks.batching.input_format import MINIMUM_LENGTH, Arranged, Ids, InputFormat, Texts
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.task import Form, SpecialTokens, Task
 
 ROLES = ("start", "delimiter", "extract")
 """Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
-_ROLES_OF: Mapping[SpecialTokens, Sequence[str]] = {"gpt1": ROLES, "end": ("end", "end")}
+_ROLES_OF: Mapping[str, Sequence[str]] = {"gpt1": ROLES, "end": ("end", "end")}
 
 
-def with_special_tokens(tokenizer: "Tokenizer", special_tokens: SpecialTokens) -> "Tokenizer":
-    """Return the tokenizer with the special tokens of the format; only those of GPT-1 can be added."""
-    return tokenizer.with_specials(ROLES) if special_tokens == "gpt1" else tokenizer
+def read(example: Example, task: Task) -> tuple[Texts, Texts]:
+    """Return texts and choices. A question stays with its article; a beginning is prepended to each choice."""
+    if task.form == "choice" and len(example.texts) > 1 and task.second == "beginning":
+        context, second = example.texts
+        return (context,), tuple(f"{second} {choice}" for choice in example.choices)
+    return example.texts, example.choices
 
 
 def arrange(
@@ -46,12 +44,14 @@ def arrange(
     form: Form,
     specials: Mapping[str, int],
     length: int,
+    *,
     special_tokens: SpecialTokens = "gpt1",
-) -> tuple[list[list[int]], bool]:
-    """Return the token sequences of one example, each of at most `length`, and whether any was truncated.
+    keep_second: bool = False,
+) -> Arranged:
+    """Return the sequences of one example, their lengths, and whether any was truncated; see `InputFormat`.
 
     One sequence for `single` and `entailment`, two for `similarity` (both orders), one per choice for `choice`.
-    texts, choices: their ids. specials: role -> id, of start, delimiter and extract, or of end.
+    specials: those of start, delimiter and extract, or of end. keep_second is not used: there is one segment.
     """
     if length < MINIMUM_LENGTH:
         raise InputError(
@@ -74,12 +74,10 @@ def arrange(
         return [start, *first, delimiter, *second, *extract]
 
     room = length - 1 - len(extract)
-    if form == "single":
-        (text,) = texts
-        return [[start, *text[:room], *extract]], len(text) > room
-    if form == "choice" and not texts:
-        cut = max(len(choice) for choice in choices) > room
-        return [[start, *choice[:room], *extract] for choice in choices], cut
+    if form == "single" or not texts:
+        alone = texts or choices
+        sequences = [[start, *text[:room], *extract] for text in alone]
+        return sequences, [len(sequence) for sequence in sequences], max(map(len, alone)) > room
     room -= 1
     if form == "choice":
         longest = max(len(choice) for choice in choices)
@@ -88,13 +86,13 @@ def arrange(
         kept_before = max(0, keep_context - len(question))
         context = [*before[:kept_before], *question[:keep_context]]
         cut = keep_context < len(before) + len(question) or keep_choice < longest
-        return [pair(context, choice[:keep_choice]) for choice in choices], cut
-    first, second = texts
-    keep_first, keep_second = split_room(len(first), len(second), room)
-    first, second, cut = first[:keep_first], second[:keep_second], keep_first + keep_second < len(first) + len(second)
-    if form == "similarity":
-        return [pair(first, second), pair(second, first)], cut
-    return [pair(first, second)], cut
+        sequences = [pair(context, choice[:keep_choice]) for choice in choices]
+    else:
+        first, second = texts
+        kept, rest = split_room(len(first), len(second), room)
+        first, second, cut = first[:kept], second[:rest], kept + rest < len(first) + len(second)
+        sequences = [pair(first, second), pair(second, first)] if form == "similarity" else [pair(first, second)]
+    return sequences, [len(sequence) for sequence in sequences], cut
 
 
 def split_room(first: int, second: int, room: int) -> tuple[int, int]:
@@ -108,3 +106,6 @@ def split_room(first: int, second: int, room: int) -> tuple[int, int]:
     if first <= half_first:
         return first, room - first
     return half_first, half_second
+
+
+GPT1 = InputFormat(arrange=arrange, read=read, roles=ROLES, orders=2, reads_last=True, whole_batches=True)

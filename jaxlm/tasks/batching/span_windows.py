@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.tasks.batching.bert_inputs import special_ids
-from jaxlm.tasks.batching.encoded_split import filled_rows
+from jaxlm.tasks.batching.encoded_split import Encoded
 from jaxlm.tasks.examples import SpanExample
 from jaxlm.tasks.task import Task
 
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
 
 
-@dataclass(frozen=True)
-class SpanSplit:
+@dataclass(frozen=True, kw_only=True)
+class SpanSplit(Encoded):
     """The windows of all questions, in order; a window is a row.
 
     examples: the questions. question_ids: the tokens of each, truncated. contexts, offsets: for each distinct text its
     tokens, int32 (tokens,), and their offsets, int64 (tokens, 2): [start, end) in code points. context_of: the text of
     each question. question_of, first, count: int64 (rows,): a row's question, and the first token and the number of
     tokens of its window. labels: int32 (rows, 2), first and last token of the answer in the row, (0, 0) without one.
-    truncated: number of truncated questions. longest, length, pad: as in `EncodedSplit`.
+    truncated: number of truncated questions.
     """
 
     examples: tuple[SpanExample, ...]
@@ -41,24 +40,16 @@ class SpanSplit:
     question_of: np.ndarray
     first: np.ndarray
     count: np.ndarray
-    labels: np.ndarray
-    labelled: bool
-    truncated: int
-    longest: np.ndarray
-    length: int
-    pad: int
     cls: int
     sep: int
-    part: str = ""
-    num_sequences: int = 1
-
-    def __len__(self) -> int:
-        return len(self.question_of)
 
     @property
     def num_examples(self) -> int:
         """The number of questions."""
         return len(self.examples)
+
+    def example_of(self, row: int) -> int:
+        return int(self.question_of[row])
 
     def rows_of(self, question: int) -> range:
         """Return the rows that are a question's windows."""
@@ -69,38 +60,23 @@ class SpanSplit:
         """Return the index at which the window, and with it the second segment, begins in its row."""
         return len(self.question_ids[self.question_of[row]]) + 2
 
-    def sequence(self, row: int) -> np.ndarray:
-        """Return the tokens of a row."""
+    def sequences(self, row: int) -> list[np.ndarray]:
         question = self.question_of[row]
         context = self.contexts[self.context_of[question]]
         window = context[self.first[row] : self.first[row] + self.count[row]]
-        return np.concatenate([[self.cls], self.question_ids[question], [self.sep], window, [self.sep]])
+        return [np.concatenate([[self.cls], self.question_ids[question], [self.sep], window, [self.sep]])]
 
-    def sequences(self, row: int) -> list[np.ndarray]:
-        """Return the one sequence of a row."""
-        return [self.sequence(row)]
-
-    def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""
-        ids = np.full((batch_size, 1, length), self.pad, np.int32)
-        lengths, second = np.zeros((batch_size, 1), np.int32), np.zeros((batch_size, 1), np.int32)
-        labels = np.zeros((batch_size, 2), np.int32)
-        for position, row in enumerate(examples):
-            sequence = self.sequence(int(row))
-            ids[position, 0, : len(sequence)] = sequence
-            lengths[position, 0], second[position, 0] = len(sequence), self.begin(int(row))
-        labels[: len(examples)] = self.labels[examples]
-        weights, index = filled_rows(examples, batch_size)
-        extract = np.zeros_like(lengths)
-        return ExampleBatch(
-            ids=ids, lengths=lengths, extract=extract, second=second, labels=labels, weights=weights, index=index
-        )
+    def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        second, labels = np.zeros_like(lengths), np.zeros((len(lengths), 2), np.int32)
+        second[: len(rows), 0] = [self.begin(int(row)) for row in rows]
+        labels[: len(rows)] = self.labels[rows]
+        return {"extract": np.zeros_like(lengths), "second": second, "labels": labels}
 
 
 def encode_questions(
-    task: Task, examples: tuple[SpanExample, ...], tokenizer: "Tokenizer", length: int, *, part: str = ""
+    task: Task, examples: tuple[SpanExample, ...], tokenizer: "Tokenizer", length: int, input_format: str, part: str
 ) -> SpanSplit:
-    """Return the windows of these questions, each of at most `length` tokens.
+    """Return the windows of these questions, each of at most `length` tokens, for any format with a head for spans.
 
     Raises:
       InputError: a vocabulary without CLS or SEP; a question that leaves no room for its text.

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxlm.data.batch import ExampleBatch
 from jaxlm.tasks.batching.bert_inputs import special_ids
-from jaxlm.tasks.batching.encoded_split import filled_rows
+from jaxlm.tasks.batching.encoded_split import Encoded
 from jaxlm.tasks.entities import entities, spell
 from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.task import Task
@@ -23,70 +22,39 @@ if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
 
 
-@dataclass(frozen=True)
-class TaggedSplit:
+@dataclass(frozen=True, kw_only=True)
+class TaggedSplit(Encoded):
     """n sentences and their context; a sentence is a row.
 
     ids: int32 (tokens,), those of all sentences, concatenated. words: int32 (tokens,), the word of its sentence that
     begins with the token, else -1. labels: int32 (tokens,), the tag of that word, -1 where there is none.
     own: int64 (n, 2), a sentence's tokens without those beyond the limit; read: int64 (n, 2), the tokens of its row.
-    truncated: number of truncated sentences. longest, length, pad: as in `EncodedSplit`.
+    truncated: number of truncated sentences.
     """
 
     examples: tuple[TaggedSentence, ...]
     ids: np.ndarray
     words: np.ndarray
-    labels: np.ndarray
     own: np.ndarray
     read: np.ndarray
-    labelled: bool
-    truncated: int
-    longest: np.ndarray
-    length: int
-    pad: int
     cls: int
     sep: int
-    part: str = ""
-    num_sequences: int = 1
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.examples)
 
     def sequences(self, row: int) -> list[np.ndarray]:
-        """Return the one sequence of a row."""
         low, high = self.read[row]
         return [np.concatenate([[self.cls], self.ids[low:high], [self.sep]])]
 
-    def batch(self, examples: np.ndarray, length: int, batch_size: int) -> ExampleBatch:
-        """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""
-        ids = np.full((batch_size, 1, length), self.pad, np.int32)
-        lengths = np.zeros((batch_size, 1), np.int32)
-        labels = np.full((batch_size, length), -1, np.int32)
-        for position, row in enumerate(examples):
-            (sequence,) = self.sequences(int(row))
-            ids[position, 0, : len(sequence)] = sequence
-            lengths[position, 0] = len(sequence)
-            own_low, own_high = self.own[row]
-            begin = 1 + own_low - self.read[row, 0]
-            labels[position, begin : begin + own_high - own_low] = self.labels[own_low:own_high]
-        weights, index = filled_rows(examples, batch_size)
-        return ExampleBatch(
-            ids=ids,
-            lengths=lengths,
-            extract=np.zeros_like(lengths),
-            second=lengths,
-            labels=labels,
-            weights=weights,
-            index=index,
-        )
+    def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        labels = np.full((len(lengths), length), -1, np.int32)
+        for position, row in enumerate(rows):
+            low, high = self.own[row]
+            begin = 1 + low - self.read[row, 0]
+            labels[position, begin : begin + high - low] = self.labels[low:high]
+        return {"extract": np.zeros_like(lengths), "second": lengths, "labels": labels}
 
 
 def encode_sentences(
-    task: Task, examples: tuple[TaggedSentence, ...], tokenizer: "Tokenizer", length: int, *, part: str = ""
+    task: Task, examples: tuple[TaggedSentence, ...], tokenizer: "Tokenizer", length: int, input_format: str, part: str
 ) -> TaggedSplit:
     """Return rows of at most `length` tokens for these sentences; `task.options.context` selects their context."""
     cls, sep = special_ids(tokenizer.specials, length)

@@ -6,199 +6,126 @@ was replaced in January 2019: results on its first version (108,000 training row
 comparable with results on the second (104,743).
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
-from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
-from jaxlm.tasks.task import Columns, Task
+from jaxlm.tasks.builtin import PAPERS, TABLES, BuiltIn, Catalogue, read_table
+from jaxlm.tasks.examples import Split
+from jaxlm.tasks.kinds.scores import Regression
+from jaxlm.tasks.kinds.texts import Classification
+from jaxlm.tasks.task import Columns, Form, Task
 
-_FILES = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
-_ZERO_ONE = ("0", "1")
-_PAIR = (("sentence1",), ("sentence2",))
+_SENTENCE = (("sentence",),)
+_PAIR = (("sentence1", "premise"), ("sentence2", "hypothesis"))
+_WORDS = ("entailment", "not_entailment")
+_MNLI = ("dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
 
-# Warstadt et al. 2018. Train and dev have no header: reading the first row as one leaves 8,550 of 8,551 rows.
-COLA = BuiltIn(
-    Task(
-        name="cola",
-        kind="classification",
-        form="single",
-        metric="matthews",
+
+def _glue(
+    name: str,
+    form: Form,
+    texts: tuple[tuple[str, ...], ...],
+    names: tuple[str, ...] = (),
+    *,
+    kind: type[Task] = Classification,
+    label: tuple[str, ...] = ("label",),
+    labels: tuple[str, ...] = ("0", "1"),
+    metrics: tuple[str, ...] = ("accuracy",),
+    tfds: tuple[str, ...] = (),
+    files: Mapping[str, tuple[str, ...]] = TABLES,
+    read: Callable[..., Split] = read_table,
+    copy: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> BuiltIn:
+    """Return a task of GLUE.
+
+    names: of the labels in TFDS's order; another spelling of `labels` where these are numbers. tfds: the text features
+    there, by default the first names of the columns. copy: further fields of the `Catalogue`; fields: of the task.
+    """
+    task = kind(
+        name=name,
+        form=form,
+        metric=metrics[0],
+        metrics=metrics,
+        labels=labels,
+        spellings=(names,) if names and labels[0] == "0" else (),
+        columns=Columns(texts=texts, label=label),
+        papers=PAPERS,
+        **fields,
+    )
+    features = tfds or tuple(column[0] for column in texts)
+    return BuiltIn(task, files, Catalogue(f"glue/{name}", features, label_names=names, **copy or {}), read)
+
+
+GLUE = (
+    # Warstadt et al. 2018. Train and dev have no header: reading the first row as one leaves 8,550 of 8,551 rows.
+    _glue(
+        "cola",
+        "single",
+        _SENTENCE,
+        ("unacceptable", "acceptable"),
         metrics=("matthews", "accuracy"),
-        labels=_ZERO_ONE,
-        spellings=(("unacceptable", "acceptable"),),
-        columns=Columns(texts=(("sentence",),), label=("label",)),
         headerless=("source", "label", "mark", "sentence"),
-        papers=PAPERS,
     ),
-    _FILES,
-    Catalogue("glue/cola", ("sentence",), label_names=("unacceptable", "acceptable")),
-)
-
-# Socher et al. 2013. Train contains phrases, dev whole sentences.
-SST2 = BuiltIn(
-    Task(
-        name="sst2",
-        kind="classification",
-        form="single",
-        metric="accuracy",
-        metrics=("accuracy",),
-        labels=_ZERO_ONE,
-        spellings=(("negative", "positive"),),
-        columns=Columns(texts=(("sentence",),), label=("label",)),
-        papers=PAPERS,
-    ),
-    _FILES,
-    Catalogue("glue/sst2", ("sentence",), label_names=("negative", "positive")),
-)
-
-# Dolan and Brockett 2005. F1 is that of class 1, the paraphrases.
-MRPC = BuiltIn(
-    Task(
-        name="mrpc",
-        kind="classification",
-        form="similarity",
-        metric="f1",
+    # Socher et al. 2013. Train contains phrases, dev whole sentences.
+    _glue("sst2", "single", _SENTENCE, ("negative", "positive")),
+    # Dolan and Brockett 2005. F1 is that of class 1, the paraphrases.
+    _glue(
+        "mrpc",
+        "similarity",
+        (("#1 String", "sentence1"), ("#2 String", "sentence2")),
+        ("not_equivalent", "equivalent"),
+        label=("Quality", "label"),
         metrics=("f1", "accuracy"),
-        labels=_ZERO_ONE,
-        spellings=(("not_equivalent", "equivalent"),),
-        columns=Columns(
-            texts=(("#1 String", "sentence1"), ("#2 String", "sentence2")),
-            label=("Quality", "label"),
-        ),
-        papers=PAPERS,
+        tfds=("sentence1", "sentence2"),
     ),
-    _FILES,
-    Catalogue("glue/mrpc", ("sentence1", "sentence2"), label_names=("not_equivalent", "equivalent")),
-)
-
-# Cer et al. 2017. Scores from 0 to 5; GPT-1 reports Pearson's correlation, BERT Spearman's.
-STSB = BuiltIn(
-    Task(
-        name="stsb",
-        kind="regression",
-        form="similarity",
-        metric="pearson",
+    # Cer et al. 2017. Scores from 0 to 5; GPT-1 reports Pearson's correlation, BERT Spearman's.
+    _glue(
+        "stsb",
+        "similarity",
+        (("sentence1",), ("sentence2",)),
+        kind=Regression,
+        label=("score", "label"),
+        labels=(),
         metrics=("pearson", "spearman"),
-        columns=Columns(texts=_PAIR, label=("score", "label")),
-        papers=PAPERS,
     ),
-    _FILES,
-    Catalogue("glue/stsb", ("sentence1", "sentence2")),
-)
-
-# Dagan et al. 2006 and the later rounds. The files spell the labels as words.
-RTE = BuiltIn(
-    Task(
-        name="rte",
-        kind="classification",
-        form="entailment",
-        metric="accuracy",
-        metrics=("accuracy",),
-        labels=("entailment", "not_entailment"),
-        columns=Columns(
-            texts=(("sentence1", "premise"), ("sentence2", "hypothesis")),
-            label=("label",),
-        ),
-        papers=PAPERS,
-    ),
-    _FILES,
-    Catalogue("glue/rte", ("sentence1", "sentence2"), label_names=("entailment", "not_entailment")),
-)
-
-# Iyer et al. 2017. Some training rows are truncated, with too few columns: they are dropped and counted.
-QQP = BuiltIn(
-    Task(
-        name="qqp",
-        kind="classification",
-        form="similarity",
-        metric="f1",
+    # Iyer et al. 2017. Some training rows are truncated, with too few columns: they are dropped and counted.
+    _glue(
+        "qqp",
+        "similarity",
+        (("question1", "sentence1"), ("question2", "sentence2")),
+        ("not_duplicate", "duplicate"),
+        label=("is_duplicate", "label"),
         metrics=("f1", "accuracy"),
-        labels=_ZERO_ONE,
-        spellings=(("not_duplicate", "duplicate"),),
-        columns=Columns(
-            texts=(("question1", "sentence1"), ("question2", "sentence2")),
-            label=("is_duplicate", "label"),
-        ),
-        papers=PAPERS,
+        read=partial(read_table, drop_short=True),
     ),
-    _FILES,
-    Catalogue("glue/qqp", ("question1", "question2"), label_names=("not_duplicate", "duplicate")),
-    read=partial(read_table, drop_short=True),
-)
-
-# Williams et al. 2018. The label is found by column name: column 11 is gold in train and one annotator's in dev.
-MNLI = BuiltIn(
-    Task(
-        name="mnli",
-        kind="classification",
-        form="entailment",
-        metric="accuracy",
-        metrics=("accuracy", "matthews"),
+    # Williams et al. 2018. The label is found by column name: column 11 is gold in train and one annotator's in dev.
+    _glue(
+        "mnli",
+        "entailment",
+        _PAIR,
+        ("entailment", "neutral", "contradiction"),
+        label=("gold_label", "label"),
         labels=("contradiction", "entailment", "neutral"),
-        columns=Columns(
-            texts=(("sentence1", "premise"), ("sentence2", "hypothesis")),
-            label=("gold_label", "label"),
-        ),
-        papers=PAPERS,
+        metrics=("accuracy", "matthews"),
+        tfds=("premise", "hypothesis"),
+        files={part: (f"{part}.tsv",) for part in ("train", *_MNLI)}
+        | {"ax": tuple(f"{place}diagnostic.tsv" for place in ("", "diagnostic/", "../diagnostic/", "../AX/"))},
         selects="dev_matched",
-    ),
-    {
-        "train": ("train.tsv",),
-        "dev_matched": ("dev_matched.tsv",),
-        "dev_mismatched": ("dev_mismatched.tsv",),
-        "test_matched": ("test_matched.tsv",),
-        "test_mismatched": ("test_mismatched.tsv",),
-        "ax": ("diagnostic.tsv", "diagnostic/diagnostic.tsv", "../diagnostic/diagnostic.tsv", "../AX/diagnostic.tsv"),
-    },
-    Catalogue(
-        "glue/mnli",
-        ("premise", "hypothesis"),
-        label_names=("entailment", "neutral", "contradiction"),
-        splits={
-            "train": "train",
-            "dev_matched": "validation_matched",
-            "dev_mismatched": "validation_mismatched",
-            "test_matched": "test_matched",
-            "test_mismatched": "test_mismatched",
-            "ax": "glue/ax@test",
+        copy={
+            "splits": {"train": "train"}
+            | {part: part.replace("dev", "validation") for part in _MNLI}
+            | {"ax": "glue/ax@test"},
+            "optional": ("ax",),
         },
-        optional=("ax",),
     ),
-)
-
-# Rajpurkar et al. 2016, as pairs of a question and a sentence of its paragraph.
-QNLI = BuiltIn(
-    Task(
-        name="qnli",
-        kind="classification",
-        form="entailment",
-        metric="accuracy",
-        metrics=("accuracy",),
-        labels=("entailment", "not_entailment"),
-        columns=Columns(texts=(("question",), ("sentence",)), label=("label",)),
-        papers=PAPERS,
-    ),
-    _FILES,
-    Catalogue("glue/qnli", ("question", "sentence"), label_names=("entailment", "not_entailment")),
-)
-
-# Levesque et al. 2011, recast. Dev repeats sentences of train with opposite labels: a model that fits train scores
-# below one half there, and always predicting 0 is the better submission (65.1 on the server; BERT's authors submitted
-# that).
-WNLI = BuiltIn(
-    Task(
-        name="wnli",
-        kind="classification",
-        form="entailment",
-        metric="accuracy",
-        metrics=("accuracy",),
-        labels=_ZERO_ONE,
-        spellings=(("not_entailment", "entailment"),),
-        columns=Columns(
-            texts=(("sentence1", "premise"), ("sentence2", "hypothesis")),
-            label=("label",),
-        ),
-        papers=PAPERS,
-    ),
-    _FILES,
-    Catalogue("glue/wnli", ("sentence1", "sentence2"), label_names=("not_entailment", "entailment")),
+    # Rajpurkar et al. 2016, as pairs of a question and a sentence of its paragraph.
+    _glue("qnli", "entailment", (("question",), ("sentence",)), _WORDS, labels=_WORDS),
+    # Dagan et al. 2006 and the later rounds. The files spell the labels as words.
+    _glue("rte", "entailment", _PAIR, _WORDS, labels=_WORDS),
+    # Levesque et al. 2011, recast. Dev repeats sentences of train with opposite labels: a model that fits train scores
+    # below one half there, and always predicting 0 is the better submission (65.1 on the server; BERT's authors
+    # submitted that).
+    _glue("wnli", "entailment", _PAIR, ("not_entailment", "entailment")),
 )

@@ -14,6 +14,7 @@ from jaxlm.reading.rows import json_document
 from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, read_table
 from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import Example, Split
+from jaxlm.tasks.kinds.texts import Choice
 from jaxlm.tasks.task import Columns, Task
 
 SCHOOLS = ("middle", "high")
@@ -74,12 +75,8 @@ def _passage(values: Mapping[str, Any], name: str) -> list[Example]:
 
 
 RACE = BuiltIn(
-    Task(
+    Choice(
         name="race",
-        kind="choice",
-        form="choice",
-        metric="accuracy",
-        metrics=("accuracy",),
         labels=_NAMES,
         columns=Columns(
             texts=(("article", "context"), ("question",)),

@@ -12,6 +12,7 @@ from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.tasks.builtin import PAPERS, BuiltIn, Catalogue, read_table
 from jaxlm.tasks.examples import Example, Split
+from jaxlm.tasks.kinds.texts import Classification
 from jaxlm.tasks.row_reader import parse
 from jaxlm.tasks.task import Columns, Task
 
@@ -48,12 +49,8 @@ def _spell(task: Task, train_file: Path) -> Task:
 
 
 TREC = BuiltIn(
-    Task(
+    Classification(
         name="trec",
-        kind="classification",
-        form="single",
-        metric="accuracy",
-        metrics=("accuracy",),
         labels=("0", "1", "2", "3", "4", "5"),
         spellings=(("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"),),
         columns=Columns(texts=(("text", "question", "sentence"),), label=("label",)),

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from jaxlm.tasks.batching.span_windows import SpanSplit, most_context
-from jaxlm.tasks.metrics.intervals import intervals
 from jaxlm.tasks.metrics.predicted import Predicted
+from jaxlm.tasks.metrics.report import intervals
 from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold
 from jaxlm.tasks.task import Task
 
@@ -96,7 +96,7 @@ def best_answers(
     spans = [(int(encoded.first[row]), int(encoded.count[row])) for row in rows]
     options = task.options
     scores = [np.asarray(outputs[row], np.float64) for row in rows]
-    at_cls = min((Answer("", float(s[0, 0]), float(s[0, 1])) for s in scores), key=_score_of)
+    at_cls = min((Answer("", float(s[0, 0]), float(s[0, 1])) for s in scores), key=lambda answer: answer.score)
     # For each window the scores of its text's positions.
     parts = [
         s[begin : begin + count] for s, begin, (_, count) in zip(scores, map(encoded.begin, rows), spans, strict=True)
@@ -194,7 +194,3 @@ def _metrics(task: Task, encoded: SpanSplit, texts: Sequence[str]) -> dict[str, 
             if rows.any():
                 metrics[f"f1_{name}"] = float(table[rows, 1].mean())
     return metrics
-
-
-def _score_of(answer: Answer) -> float:
-    return answer.score

@@ -6,7 +6,6 @@ docs/metrics.md is `markdown()`.
 from dataclasses import dataclass
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.task import Kind
 from jaxlm.wording import did_you_mean
 
 LOSS = "loss"
@@ -18,14 +17,14 @@ class Metric:
     """A metric. kinds: the kinds of task that report it. lower: True if lower values are better."""
 
     name: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[str, ...]
     definition: str
     source: str
     lower: bool = False
 
 
 _SKLEARN = "scikit-learn, `{}`"
-_CLASSES: tuple[Kind, ...] = ("classification",)
+_CLASSES: tuple[str, ...] = ("classification",)
 METRICS: tuple[Metric, ...] = (
     Metric(
         "accuracy",

@@ -6,7 +6,9 @@ because all predictions (or all labels) are the same, it is 0 and a warning says
 run with NaN.
 """
 
+import functools
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,7 +28,7 @@ def compute_metrics(task: Task, predictions: np.ndarray, labels: np.ndarray) -> 
         raise ValueError(
             f"predictions and labels must be equal (n,) with n > 0, got {predictions.shape}, {labels.shape}"
         )
-    if task.kind == "regression":
+    if task.has_scores:
         predictions, labels = predictions.astype(np.float64), labels.astype(np.float64)
     return {name: _METRICS[name](task, predictions, labels) for name in task.metrics}
 
@@ -41,23 +43,17 @@ def _f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     from sklearn.metrics import f1_score
 
     if task.positive is None:
-        return _macro_f1(task, predictions, labels)
+        return _mean_f1("macro", task, predictions, labels)
     number = task.labels.index(task.positive)
     if not (predictions == number).any() and not (labels == number).any():
         _warn("f1", f"neither predictions nor labels contain the class {task.positive!r}")
     return float(f1_score(labels == number, predictions == number, average="binary", zero_division=0))
 
 
-def _macro_f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
+def _mean_f1(average: str, task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="macro", zero_division=0))
-
-
-def _micro_f1(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average="micro", zero_division=0))
+    return float(f1_score(labels, predictions, labels=range(len(task.labels)), average=average, zero_division=0))
 
 
 def _matthews(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -67,16 +63,12 @@ def _matthews(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
     return 0.0 if constant else float(matthews_corrcoef(labels, predictions))
 
 
-def _pearson(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
-    from scipy.stats import pearsonr
+def _correlation(name: str, task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
+    from scipy import stats
 
-    return 0.0 if _constant("pearson", predictions, labels) else float(pearsonr(predictions, labels).statistic)
-
-
-def _spearman(task: Task, predictions: np.ndarray, labels: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return 0.0 if _constant("spearman", predictions, labels) else float(spearmanr(predictions, labels).statistic)
+    if _constant(name, predictions, labels):
+        return 0.0
+    return float(getattr(stats, f"{name}r")(predictions, labels).statistic)
 
 
 def _constant(name: str, predictions: np.ndarray, labels: np.ndarray) -> bool:
@@ -96,14 +88,14 @@ def _warn(name: str, why: str) -> None:
     warnings.warn(f"{name}: {why}, so it is undefined; reported as 0", stacklevel=2)
 
 
-_METRICS = {
+_METRICS: dict[str, Callable[..., float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
-    "macro_f1": _macro_f1,
-    "micro_f1": _micro_f1,
+    "macro_f1": functools.partial(_mean_f1, "macro"),
+    "micro_f1": functools.partial(_mean_f1, "micro"),
     "matthews": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
+    "pearson": functools.partial(_correlation, "pearson"),
+    "spearman": functools.partial(_correlation, "spearman"),
 }
 
 
@@ -114,9 +106,8 @@ def class_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[st
       logits: float (n, classes). labels: int (n,), the classes.
     """
     predictions = logits.argmax(axis=1)
-    others = ("accuracy", "macro_f1", "micro_f1") if task.kind == "classification" else ()
     found = compute_metrics(task, predictions, labels)
-    found |= {name: _METRICS[name](task, predictions, labels) for name in others if name not in found}
+    found |= {name: _METRICS[name](task, predictions, labels) for name in task.further_metrics if name not in found}
     calibration = calibration_table(logits, labels)
     return found | {
         "log_loss": float(-log_probabilities(logits, labels).mean()),

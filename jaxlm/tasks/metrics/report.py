@@ -5,12 +5,16 @@ A report has, where its kind of task has them:
     classes            label -> precision, recall, f1, support (examples with that label)
     confusion_matrix   a list per given label, of the number of examples with each predicted label, in their order
     calibration        a list of bins from low to high: examples, accuracy, and mean probability of the predicted label
-    intervals          level, resamples, seed, and [low, high] per metric, see `intervals.py`
+    intervals          level, resamples, seed, and [low, high] per metric
 Types of entities, and questions with and without an answer, are listed as `types` with the metrics of the official
 scorers.
+
+Intervals are those of the bootstrap (Efron 1979), with the percentile method: RESAMPLES times, as many examples as the
+split has are sampled from it with replacement, from a fixed seed. The interval of a metric spans the middle LEVEL of
+its values. It describes the choice of examples, not the seeds of training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +25,11 @@ from jaxlm.tasks.metrics.classification import (
     calibration_table,
     log_probabilities,
 )
-from jaxlm.tasks.metrics.intervals import LEVEL, confusion_metrics, intervals
 from jaxlm.tasks.task import Task
 
+RESAMPLES = 1000
+LEVEL = 0.95
+SEED = 0
 SHOWN_CLASSES = 40  # classes of a table on screen
 SHOWN_CONFUSIONS = 12  # classes of a confusion matrix on screen
 
@@ -44,8 +50,7 @@ def class_report(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
     def metrics_of(rows: np.ndarray) -> dict[str, float]:
         confusion = np.bincount(cells[rows], minlength=classes**2).reshape(classes, classes)
         found = confusion_metrics(confusion, positive)
-        kept = ("accuracy", "macro_f1", "micro_f1", *task.metrics) if task.kind == "classification" else task.metrics
-        found = {name: value for name, value in found.items() if name in kept}
+        found = {name: value for name, value in found.items() if name in (*task.further_metrics, *task.metrics)}
         gaps = np.bincount(bins[rows], weights=gap[rows], minlength=BINS)
         of_probabilities = {
             "log_loss": float(likelihood[rows].mean()),
@@ -54,7 +59,7 @@ def class_report(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
         return found | of_probabilities
 
     report: dict[str, Any] = {"examples": count}
-    if task.kind == "classification":
+    if not task.has_choices:
         confusion = np.bincount(cells, minlength=classes**2).reshape(classes, classes)
         report["classes"] = per_class(task.labels, labels, predicted)
         report["confusion_matrix"] = confusion.tolist()
@@ -89,26 +94,50 @@ def calibration_json(table: np.ndarray) -> list[dict[str, Any]]:
     ]
 
 
-def regression_report(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Return the report of a regression: intervals only. predicted, labels: float (n,)."""
-    from scipy.stats import rankdata
+def intervals(count: int, metrics_of: Callable[[np.ndarray], Mapping[str, float]]) -> dict[str, Any]:
+    """Return `level`, `resamples`, `seed`, and [low, high] for each metric; no metrics for fewer than two examples.
 
-    def correlation(x: np.ndarray, y: np.ndarray) -> float:
-        x, y = x - x.mean(), y - y.mean()
-        spread = np.sqrt((x @ x) * (y @ y))
-        return float(x @ y / spread) if spread > 0 else 0.0
-
-    def metrics_of(rows: np.ndarray) -> dict[str, float]:
-        x, y = predicted[rows].astype(np.float64), labels[rows].astype(np.float64)
-        found = {}
-        if "pearson" in task.metrics:
-            found["pearson"] = correlation(x, y)
-        if "spearman" in task.metrics:
-            found["spearman"] = correlation(rankdata(x), rankdata(y))
+    Args:
+      count: number of examples. metrics_of: returns the metrics of the examples of these indices, int (count,).
+    """
+    found: dict[str, Any] = {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED}
+    if count < 2:
         return found
+    random = np.random.Generator(np.random.Philox(SEED))
+    sampled = [metrics_of(random.integers(0, count, count)) for _ in range(RESAMPLES)]
+    bounds = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+    for name in sampled[0]:
+        low, high = np.quantile([metrics[name] for metrics in sampled], bounds)
+        found[name] = [float(low), float(high)]
+    return found
 
-    finite = bool(np.isfinite(predicted).all())
-    return {"examples": len(labels)} | ({"intervals": intervals(len(labels), metrics_of)} if finite else {})
+
+def confusion_metrics(confusion: np.ndarray, positive: int | None) -> dict[str, float]:
+    """Return accuracy, f1, macro_f1, micro_f1 and matthews from a confusion matrix, for the resamples.
+
+    scikit-learn computes the metrics themselves. Its calls would take seconds for all resamples.
+
+    Args:
+      confusion: (classes, classes), the given class by rows. positive: the class of `f1`, None for the macro mean.
+    """
+    confusion = confusion.astype(np.float64)
+    total, correct = confusion.sum(), np.trace(confusion)
+    given, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    f1 = ratio(2 * np.diag(confusion), given + predicted)
+    covariance = correct * total - given @ predicted
+    spread = (total**2 - predicted @ predicted) * (total**2 - given @ given)
+    return {
+        "accuracy": float(correct / total),
+        "f1": float(f1.mean() if positive is None else f1[positive]),
+        "macro_f1": float(f1.mean()),
+        "micro_f1": float(correct / total),
+        "matthews": float(covariance / np.sqrt(spread)) if spread > 0 else 0.0,
+    }
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return numerator / denominator, 0 where the denominator is 0."""
+    return np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1.0), 0.0)
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:

@@ -12,17 +12,19 @@ from jaxlm.tasks.entities import (
     entity_counts,
     entity_metrics,
     entity_scores,
+    metrics_of_counts,
     spell,
     token_accuracy,
 )
-from jaxlm.tasks.metrics.intervals import intervals
 from jaxlm.tasks.metrics.predicted import Predicted
-from jaxlm.tasks.metrics.report import per_class
+from jaxlm.tasks.metrics.report import intervals, per_class
 from jaxlm.tasks.task import Task
 
 
-def predict_tags(task: Task, encoded: TaggedSplit, outputs: Sequence[np.ndarray] | np.ndarray) -> Predicted:
-    """Return a tag for each word, and the metrics. See `predictions`.
+def predict_tags(
+    task: Task, encoded: TaggedSplit, outputs: Sequence[np.ndarray] | np.ndarray, threshold: float | None
+) -> Predicted:
+    """Return a tag for each word, and the metrics. See `predictions`; tags have no threshold.
 
     Scores are `probabilities`, that of each word's tag; None for words that the model did not see.
     """
@@ -70,10 +72,7 @@ def entity_report(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     counts = np.array([entity_counts(*pair) for pair in zip(truth, predicted, strict=True)]).reshape(-1, COUNTS)
 
     def metrics_of(rows: np.ndarray) -> dict[str, float]:
-        correct, of_truth, of_predicted, same, tokens = counts[rows].sum(axis=0).tolist()
-        precision, recall, f1 = entity_scores(correct, of_truth, of_predicted)
-        accuracy = same / tokens if tokens else 0.0
-        return {"entity_f1": f1, "entity_precision": precision, "entity_recall": recall, "accuracy": accuracy}
+        return metrics_of_counts(counts[rows].sum(axis=0).tolist())
 
     return {"examples": len(truth), "types": types, "intervals": intervals(len(truth), metrics_of)}
 

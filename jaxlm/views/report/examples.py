@@ -1,11 +1,11 @@
 """Examples of a run's predictions: the wrong ones first where the gold labels are known."""
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxlm.tasks import Task
-from jaxlm.tasks.metrics.span_scores import exact_match, normalized
 
 TRIAL = ("seed", "learning_rate")
 NOT_INPUTS = {"split", "index", *TRIAL, "prediction", "scores", "label"}
@@ -60,17 +60,6 @@ def read_examples(
     if all(isinstance(line["prediction"], int | float) for line in given):
         ordered = sorted(given, key=lambda line: -abs(float(line["prediction"]) - float(line["label"])))
         return Examples(str(split), trial, ordered[:count], len(kept), None)
-    wrong = [line for line in given if not is_right(task, line["prediction"], line["label"])]
+    is_right = operator.eq if task is None else task.is_right
+    wrong = [line for line in given if not is_right(line["prediction"], line["label"])]
     return Examples(str(split), trial, wrong[:count], len(kept), len(wrong))
-
-
-def is_right(task: Task | None, prediction: Any, label: Any) -> bool:
-    """Return True if a prediction is its label: one of the answers of a question, the set of labels, or the same."""
-    kind = None if task is None else task.kind
-    if kind == "span":
-        answers = label if isinstance(label, list) else [label]
-        answers = [str(answer) for answer in answers if normalized(str(answer))] or [""]
-        return any(exact_match(str(prediction), answer) for answer in answers)
-    if kind == "multilabel" and isinstance(prediction, list) and isinstance(label, list):
-        return set(map(str, prediction)) == set(map(str, label))
-    return bool(prediction == label)

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and a user's own questions on texts.
+"""Questions on texts, whose label is a span: SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and a user's own.
 
 The official JSON holds articles, their paragraphs and the questions on them. Offsets count code points. Where training
 questions have several answers the first is the target; scores take all of them. `plausible_answers` of questions
@@ -8,21 +8,25 @@ objects with `text` and `answer_start`, or one object of two lists; empty: the t
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors
 from jaxlm.reading.rows import Format, format_of, json_document, records, unit_of
-from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
+from jaxlm.tasks.batching.span_windows import encode_questions
 from jaxlm.tasks.catalogue import tfds_text
 from jaxlm.tasks.examples import SpanExample, Split
+from jaxlm.tasks.metrics.answers import predict_answers
+from jaxlm.tasks.metrics.span_scores import exact_match, normalized
 from jaxlm.tasks.row_reader import LabelRule, RowReader
-from jaxlm.tasks.task import Columns, Task
+from jaxlm.tasks.task import Columns, Form, Kind, Rows, Task
 
-COLUMNS = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))
+_OF_ANSWERS = {"f1_answerable": True, "f1_unanswerable": False}  # metrics that need such questions
 LISTED = 20  # maximum number of names in a message
 
 
@@ -103,7 +107,7 @@ def questions_of_records(
             given = next((row[name] for name in task.columns.label if name in row), None)
         if label == "required" and given is None:
             raise InputError(f"{where} has no field {task.columns.label[0]!r}; write a list, empty for no answer")
-        answers = None if given is None else _answers(given, bool(row.get("is_impossible")), where)
+        answers = None if given is None else answers_of(given, bool(row.get("is_impossible")), where)
         _refuse_none(answers, task, where)
         kept = row if keep else None
         yield SpanExample(str(row.get("id", index)), fields[1].strip(), fields[0], answers, row=kept)
@@ -158,7 +162,7 @@ def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterato
                 given = qa.get("answers")
                 if given is None and labelled and not impossible:
                     raise InputError(f"{where} has no answers; a labelled split needs them")
-                answers = _answers(given or [], impossible, where) if given is not None or impossible else None
+                answers = answers_of(given or [], impossible, where) if given is not None or impossible else None
                 _refuse_none(answers, task, where)
                 yield SpanExample(str(qa["id"]), qa["question"].strip(), context, answers)
     except (KeyError, TypeError, AttributeError) as error:
@@ -167,7 +171,8 @@ def _official(path: Path, task: Task, labelled: bool, errors: Errors) -> Iterato
         ) from None
 
 
-def _answers(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int], ...]:
+def answers_of(given: Any, impossible: bool, where: str) -> tuple[tuple[str, int], ...]:
+    """Return answers, each with its offset, from a list of objects or an object of two lists; none if impossible."""
     if impossible:
         return ()
     try:
@@ -194,32 +199,44 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
     raise InputError(f"{where} has no field {' or '.join(map(repr, names))}; its fields are {', '.join(row)[:300]}")
 
 
-def _record(values: Mapping[str, Any], name: str) -> list[SpanExample]:
-    """Convert a TFDS record."""
-    question = tfds_text(values["id"])
-    answers = _answers(values["answers"], bool(values.get("is_impossible")), f"tfds {name} {question}")
-    return [SpanExample(question, tfds_text(values["question"]).strip(), tfds_text(values["context"]), answers)]
+@dataclass(frozen=True, kw_only=True)
+class Spans(Task):
+    """Questions on texts. A long text is read in windows; a question may have no answer."""
 
+    kind: Kind = "span"
+    form: Form = "span"
+    metric: str = "f1"
+    metrics: tuple[str, ...] = ("f1", "exact_match")
+    columns: Columns = Columns(texts=(("context", "paragraph", "text"), ("question",)), label=("answers",))
+    rows = Rows(read_questions, stream_questions, questions_of_records)
+    encode = encode_questions
+    predicted = predict_answers
+    fixed_outputs = 2  # a start and an end
+    of_tokens = of_windows = is_ranked = True
 
-def _rows(version: str, no_answer: bool, **bert: float) -> BuiltIn:
-    task = Task(
-        name="squad2" if no_answer else "squad",
-        kind="span",
-        form="span",
-        metric="f1",
-        metrics=("f1", "exact_match"),
-        columns=COLUMNS,
-        papers={"bert": papers(**bert)["bert"]},
-        no_answer=no_answer,
-    )
-    files = {
-        part: tuple(itertools.chain.from_iterable((f"{part}{v}.json", f"{part}{v}.jsonl") for v in ("", f"-{version}")))
-        for part in ("train", "dev", "test")
-    }
-    copy = Catalogue(f"squad/{version}", splits={"train": "train", "dev": "validation"}, read=_record)
-    return BuiltIn(task, files, copy, read=read_questions)
+    def checked(self, splits: Mapping[str, Split], *, strict: bool = False) -> dict[str, Split]:
+        """Return the splits without training questions whose answer is not at its offset, and with notes."""
+        return check_answers(splits, strict=strict)
 
+    def selectable(self, examples: Sequence[SpanExample]) -> tuple[str, ...]:
+        answered = {bool(example.answers) for example in examples} if self.no_answer else set()
+        return tuple(name for name in super().selectable(examples) if _OF_ANSWERS.get(name) in (None, *answered))
 
-# Devlin et al. 2019, sections 4.2 and 4.3; the lengths are those of the original's code (run_squad.py:66-154).
-SQUAD = _rows("v1.1", False, length=384, batch_size=32, peak_lr=5e-5, num_epochs=3)
-SQUAD2 = _rows("v2.0", True, length=384, batch_size=48, peak_lr=5e-5, num_epochs=2)
+    def given_label(self, value: Any) -> Any:
+        """Return the texts of answers in the layouts that are read, other values unchanged."""
+        if isinstance(value, Mapping):
+            return value.get("text", value)
+        if isinstance(value, list) and all(isinstance(answer, Mapping) and "text" in answer for answer in value):
+            return [answer["text"] for answer in value]
+        return value
+
+    def averaged(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the mean of the logits, by which windows are compared."""
+        mean: np.ndarray = outputs.mean(axis=0)
+        return mean
+
+    def is_right(self, prediction: Any, label: Any) -> bool:
+        """Return True if the answer is one of those given, by SQuAD's comparison."""
+        answers = label if isinstance(label, list) else [label]
+        answers = [str(answer) for answer in answers if normalized(str(answer))] or [""]
+        return any(exact_match(str(prediction), answer) for answer in answers)

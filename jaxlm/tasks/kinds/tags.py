@@ -1,4 +1,4 @@
-"""Named entities in columns: CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), WNUT-17 (Derczynski et al. 2017).
+"""Tagged sentences: CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), WNUT-17 (Derczynski et al. 2017), a user's own.
 
 Each line is a token: the token is the first column and its tag the last, separated by a TAB or, in a line without one,
 by blanks. A line of white space ends a sentence, and `-DOCSTART-` starts a document. Tags are IOB1 or BIO, which are
@@ -10,21 +10,22 @@ may have `text` instead, which is split at blanks and at punctuation.
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors, Lines, input_name
 from jaxlm.reading.rows import Format, format_of, records, unit_of
-from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
-from jaxlm.tasks.catalogue import tfds_text
-from jaxlm.tasks.entities import METRICS, Scheme, parse_tag, scheme_of
+from jaxlm.tasks.batching.tagged_rows import encode_sentences
+from jaxlm.tasks.entities import METRICS, Scheme, entities, parse_tag, scheme_of, spell
 from jaxlm.tasks.examples import Split, TaggedSentence
+from jaxlm.tasks.metrics.catalogue import LOSS
+from jaxlm.tasks.metrics.tags import predict_tags
 from jaxlm.tasks.row_reader import LabelRule, RowReader
-from jaxlm.tasks.task import Columns, Task
+from jaxlm.tasks.task import Columns, Form, Kind, Rows, Task
 
-COLUMNS = Columns(texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label"))
 BOUNDARY = "-DOCSTART-"
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -73,38 +74,6 @@ def stream_sentences(
     last = task.columns.label[0] if keep else ""
     lines = iter(Lines(path, errors))
     yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped, last)
-
-
-def with_tags(task: Task, splits: Mapping[str, Split]) -> Task:
-    """Return the task with the tags of its training split: O first, then B- and I- of each type in sorted order.
-
-    Raises:
-      InputError: a type that the training split lacks; a training split without entities.
-    """
-    labels = task.labels
-    if "train" in splits:
-        tags = [example.tags for example in splits["train"].examples]
-        types = sorted({parse_tag(tag)[1] for sentence in tags for tag in sentence} - {""})
-        if not types:
-            raise InputError(
-                f"task {task.name}: the training split has no entities, every tag is O; tag them B- and I-"
-            )
-        labels = ("O", *(f"{mark}-{kind}" for kind in types for mark in "BI"))
-        task = dataclasses.replace(task, labels=labels, scheme=scheme_of(tags))
-    known = {_type_of(label, task.scheme) for label in labels}
-    for split in splits.values():
-        for sentence in split.examples:
-            for tag in sentence.tags or ():
-                if _type_of(tag, task.scheme) not in known:
-                    raise InputError(
-                        f"{sentence.where}: the type of {tag!r} does not occur in the training split; "
-                        f"its types are {', '.join(sorted(known - {''}))}"
-                    )
-    return task
-
-
-def _type_of(tag: str, scheme: Scheme) -> str:
-    return tag if scheme == "none" else parse_tag(tag)[1]
 
 
 def _from_columns(
@@ -212,33 +181,58 @@ def _checked(tag: str, scheme: Scheme, where: str) -> str:
     return tag
 
 
-# TFDS's order of the tags (tensorflow_datasets, conll_dataset_builder_utils.py).
-_TFDS_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
+@dataclass(frozen=True, kw_only=True)
+class Tagging(Task):
+    """Sentences whose tokens have tags, which name entities or are classes of tokens."""
+
+    kind: Kind = "tagging"
+    form: Form = "tagging"
+    metric: str = "entity_f1"
+    metrics: tuple[str, ...] = METRICS
+    columns: Columns = Columns(
+        texts=(("tokens", "words"),), whole=("text", "sentence"), label=("tags", "ner_tags", "ner", "label")
+    )
+    rows = Rows(read_sentences, stream_sentences, sentences_of_records)
+    encode = encode_sentences
+    predicted = predict_tags
+    of_tokens = has_weights = True
+
+    def with_labels(self, splits: Mapping[str, Split]) -> Self:
+        """Return the task with the tags of its training split: O first, then B- and I- of each type in sorted order.
+
+        Raises:
+          InputError: a type that the training split lacks; a training split without entities.
+        """
+        task = self
+        if "train" in splits:
+            tags = [example.tags for example in splits["train"].examples]
+            types = sorted({parse_tag(tag)[1] for sentence in tags for tag in sentence} - {""})
+            if not types:
+                raise InputError(
+                    f"task {self.name}: the training split has no entities, every tag is O; tag them B- and I-"
+                )
+            labels = ("O", *(f"{mark}-{kind}" for kind in types for mark in "BI"))
+            task = dataclasses.replace(self, labels=labels, scheme=scheme_of(tags))
+        known = {_type_of(label, task.scheme) for label in task.labels}
+        for split in splits.values():
+            for sentence in split.examples:
+                for tag in sentence.tags or ():
+                    if _type_of(tag, task.scheme) not in known:
+                        raise InputError(
+                            f"{sentence.where}: the type of {tag!r} does not occur in the training split; "
+                            f"its types are {', '.join(sorted(known - {''}))}"
+                        )
+        return task
+
+    def selectable(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        own = (*self.metrics, LOSS)
+        return tuple(name for name in super().selectable(examples) if self.scheme != "none" or name in own)
+
+    def label_names(self, example: TaggedSentence) -> Iterable[str]:
+        """Return the tags of a sentence, those of entities as BIO."""
+        tags = example.tags or ()
+        return tags if self.scheme == "none" else spell(entities(tags), len(tags))
 
 
-def _record(values: Mapping[str, Any], name: str) -> list[TaggedSentence]:
-    """Convert a TFDS record; each split ends in an empty one."""
-    tokens = tuple(tfds_text(token) for token in values["tokens"])
-    tags = tuple(_TFDS_TAGS[int(tag)] for tag in values["ner"])
-    return [TaggedSentence(tokens, tags, where=f"tfds {name}")] if tokens else []
-
-
-NER = BuiltIn(
-    Task(
-        name="ner",
-        kind="tagging",
-        form="tagging",
-        metric="entity_f1",
-        metrics=METRICS,
-        columns=COLUMNS,
-        # "The maximal document context provided by the data" (Devlin et al. 2019, section 5.3): all that fits.
-        papers={"bert": papers(length=512, peak_lr=5e-5)["bert"]},
-    ),
-    {
-        "train": ("train.conll", "eng.train", "train.txt", "train.jsonl"),
-        "dev": ("dev.conll", "eng.testa", "dev.txt", "valid.txt", "dev.jsonl"),
-        "test": ("test.conll", "eng.testb", "test.txt", "test.jsonl"),
-    },
-    Catalogue("conll2003", splits={"train": "train", "dev": "dev", "test": "test"}, read=_record),
-    read=read_sentences,
-)
+def _type_of(tag: str, scheme: Scheme) -> str:
+    return tag if scheme == "none" else parse_tag(tag)[1]

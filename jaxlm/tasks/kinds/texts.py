@@ -1,0 +1,231 @@
+"""Tasks whose rows are texts in columns: classifications, and choices among the answers of a row.
+
+Scores and sets of labels are in files of their own.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.batching.encoded_split import EncodedSplit
+from jaxlm.tasks.batching.encoding import encode_texts
+from jaxlm.tasks.examples import Example, Split
+from jaxlm.tasks.metrics.classification import class_metrics, compute_metrics
+from jaxlm.tasks.metrics.predicted import Predicted, submission
+from jaxlm.tasks.metrics.report import class_report
+from jaxlm.tasks.row_reader import LabelRule, RowReader, check_choices, collect
+from jaxlm.tasks.task import Form, Kind, Rows, Task
+
+if TYPE_CHECKING:
+    from jaxlm.tasks.custom import CustomConfig
+
+MOST_LABELS = 5_000  # of a classification; the table of its confusions has the square of that
+
+
+def read_texts(path: Path, task: Task, *, labelled: bool, **reading: Any) -> Split:
+    """Read a file with named columns."""
+    _check_rows_known(task)
+    label: LabelRule = "required" if labelled else "optional"
+    warns = task.quoting == "none"
+    reader = RowReader(path, task.columns, label=label, quoting=task.quoting, warn_quotes=warns, **reading)
+    return collect(list(reader), reader, task)
+
+
+def stream_texts(path: Path | str, task: Task, **reading: Any) -> Iterator[Example]:
+    """Yield the unlabelled examples of a file, a folder of texts or standard input, one at a time."""
+    _check_rows_known(task)
+    rules: Any = {"label": "ignored", "blank_lines": "refuse", "warn_quotes": task.quoting == "none"}
+    reader = RowReader(path, task.columns, quoting=task.quoting, **rules, **reading)
+    for number, example in reader:
+        yield check_choices(example, task, reader.where(number))
+
+
+def texts_of_records(
+    rows: Iterator[tuple[int, dict[str, Any]]], unit: str, task: Task, keep: bool = False
+) -> Iterator[Example]:
+    """Yield the unlabelled examples of numbered rows. unit: their place in messages, before the number."""
+    _check_rows_known(task)
+    name, word = unit.split()
+    reader = RowReader(name, task.columns, label="ignored", blank_lines="refuse", unit=word, keep=keep)
+    for number, example in reader.from_records(rows):
+        yield check_choices(example, task, reader.where(number))
+
+
+def _check_rows_known(task: Task) -> None:
+    """Raise InputError for an imported choice model without the columns of its choices."""
+    if task.has_choices and not task.num_choices:
+        raise InputError(
+            "the imported model does not define the choices of a row; import it again with --custom.choices and a "
+            "column for each"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+    """A task of texts, whose labels are matched by name and whose outputs are scores of them."""
+
+    form: Form = "single"
+    metric: str = "accuracy"
+    metrics: tuple[str, ...] = ("accuracy",)
+    rows = Rows(read_texts, stream_texts, texts_of_records)
+    encode = encode_texts
+    measured: ClassVar[Callable[..., dict[str, float]]] = class_metrics
+    """(outputs, targets) -> the metrics of outputs (n, outputs)."""
+    report: ClassVar[Callable[..., dict[str, Any]]] = class_report
+    """(outputs, targets) -> the details of the metrics; see `jaxlm.tasks.metrics.report`."""
+
+    @functools.cached_property
+    def _numbers(self) -> tuple[dict[str, int], ...]:
+        """The number of each name in `labels` and in each of `spellings`, of equal names the first.
+
+        A search in the tuples would take minutes where each of 10^5 rows has a label of its own.
+        """
+        return tuple({name: k for k, name in reversed(list(enumerate(n)))} for n in (self.labels, *self.spellings))
+
+    def parse_label(self, text: Any) -> Any:
+        """Return the label that a file spells `text`: its name in `labels`. Raise ValueError if unknown."""
+        for numbers in self._numbers:
+            if text in numbers:
+                return self.labels[numbers[text]]
+        shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
+        raise ValueError(f"a label must be one of {shown}, got {text!r}")
+
+    def given_label(self, value: Any) -> Any:
+        separator = self.columns.label_separator
+        name: Any = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        if separator:
+            parts = value if isinstance(value, list) else name.split(separator)
+            name = tuple(str(part).strip() for part in parts if str(part).strip())
+        elif isinstance(value, list | dict):
+            return value
+        try:
+            label = self.parse_label(name)
+        except ValueError:
+            label = name
+        return list(label) if isinstance(label, tuple) else label
+
+    def label_number(self, label: Any) -> Any:
+        """Return the loss target: the number of the class or choice."""
+        return self._numbers[0][str(label)]
+
+    def no_targets(self, count: int) -> np.ndarray:
+        """Return the loss targets of unlabelled rows: zeros, int32 (count,)."""
+        return np.zeros(count, np.int32)
+
+    def named_by(self, rows: list[tuple[int, Example]], custom: "CustomConfig", name: str) -> Self:
+        """Return a user's own task with the labels of its training rows. name: of the file, for errors."""
+        return self
+
+    def prediction(self, outputs: np.ndarray) -> tuple[Any, dict[str, float]]:
+        """Return the prediction as the files spell it, and a probability for each label.
+
+        Args:
+          outputs: the model's outputs for one example: float (classes,), (choices,) or, for a score, (1,).
+
+        Returns:
+          (the name of the most likely class or choice, {name: probability}).
+        """
+        outputs = self.checked_outputs(outputs)
+        shifted = np.exp(outputs - outputs.max())
+        probabilities = shifted / shifted.sum()
+        return self.labels[int(outputs.argmax())], dict(zip(self.labels, probabilities.tolist(), strict=True))
+
+    def checked_outputs(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the outputs for one example as float64 (labels,). Raise ValueError for another number of them."""
+        outputs = np.asarray(outputs, np.float64).reshape(-1)
+        if len(outputs) != len(self.labels):
+            raise ValueError(f"outputs must have one value per label ({len(self.labels)}), got {len(outputs)}")
+        return outputs
+
+    def values(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the predictions as numbers (n,), for the metrics, from outputs (n, outputs)."""
+        return outputs.argmax(axis=1)
+
+    def predicted(self, encoded: EncodedSplit, outputs: Any, threshold: float | None) -> Predicted:
+        """Return the predictions and metrics of outputs, the metrics also for each group of examples."""
+        lines = [self.prediction(row) for row in outputs]
+        files = submission(self, encoded.part, [prediction for prediction, _ in lines])
+        if not encoded.labelled or not len(encoded):
+            return Predicted(lines, {}, files)
+        numbers, targets = np.asarray(outputs).reshape(len(encoded), -1), encoded.labels
+        metrics = self.measured(numbers, targets)
+        for group in dict.fromkeys(encoded.groups):
+            rows = np.array(encoded.groups) == group
+            of_group = compute_metrics(self, self.values(numbers[rows]), targets[rows])
+            metrics |= {f"{name}_{group}": value for name, value in of_group.items()}
+        return Predicted(lines, metrics, files, report=lambda: self.report(numbers, targets))
+
+    def selectable(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        groups = dict.fromkeys(example.group for example in examples)
+        of_groups = (f"{metric}_{group}" for metric in self.metrics for group in groups if group)
+        return (*super().selectable(examples), *of_groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(TextTask):
+    """A classification of a text or of a pair: the label is the name of a class."""
+
+    kind: Kind = "classification"
+    known_metrics = ("accuracy", "f1", "matthews")
+    further_metrics = ("accuracy", "macro_f1", "micro_f1")
+    has_weights = is_ranked = True
+
+    @property
+    def positive(self) -> str | None:
+        """The label whose F1 is reported as `f1`: the chosen one, or the second of two; None for the macro mean."""
+        if "f1" not in self.metrics:
+            return None
+        return self.positive_label or (self.labels[1] if len(self.labels) == 2 else None)
+
+    def named_by(self, rows: list[tuple[int, Example]], custom: "CustomConfig", name: str) -> Self:
+        found = sorted({str(example.label) for _, example in rows})
+        custom.check_positive(found)
+        if len(found) < 2:
+            raise InputError(f"{name}: a classification needs two or more labels, but every row has {found[0]!r}")
+        if len(found) > MOST_LABELS:
+            raise InputError(
+                f"custom.label must name a column with at most {MOST_LABELS:,} labels, got {custom.label} with "
+                f"{len(found):,} in {len(rows):,} rows of {name}; choose "
+                "another column, or --custom.kind regression for numbers"
+            )
+        return dataclasses.replace(self, labels=tuple(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(TextTask):
+    """A choice among the answers of a row: the label names the correct one. Each has a sequence of its own."""
+
+    kind: Kind = "choice"
+    form: Form = "choice"
+    fixed_outputs = 1
+    has_choices = is_ranked = True
+
+    def named_by(self, rows: list[tuple[int, Example]], custom: "CustomConfig", name: str) -> Self:
+        found, count = sorted({str(example.label) for _, example in rows}), len(rows[0][1].choices)
+        if count < 2:
+            raise InputError(f"{name} line {rows[0][0]}: a choice task needs two or more choices, got {count}")
+        return dataclasses.replace(self, labels=_choice_names(found, custom.choices, count, name), num_choices=count)
+
+
+def _choice_names(found: list[str], columns: tuple[str, ...], count: int, name: str) -> tuple[str, ...]:
+    """Return the names of the choices from the labels that were found; see `jaxlm.tasks.custom`."""
+    from_zero = tuple(str(number) for number in range(count))
+    from_one = tuple(str(number) for number in range(1, count + 1))
+    if len(columns) == count and set(found) <= set(columns):
+        return columns
+    if "0" in found and set(found) <= set(from_zero):
+        return from_zero
+    if str(count) in found and set(found) <= set(from_one):
+        return from_one
+    if len(found) == count and not all(label.lstrip("-").isdigit() for label in found):
+        return tuple(found)
+    raise InputError(
+        f"{name}: the labels {', '.join(found[:10])} do not identify one of {count} choices; use the names of "
+        f"the choices' columns, 0 to {count - 1}, 1 to {count}, or {count} distinct names"
+    )
