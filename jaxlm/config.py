@@ -18,7 +18,8 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, fields_of, name_of_flag, readable_help, reflowed, subcommands_of
+from jaxlm.flags import REGISTRY, fields_of, name_of_flag, readable_help, reflowed, subcommands_of, unmarked
+from jaxlm.ranges import checked
 from jaxlm.renamed import DEVICE, ELSEWHERE, MOVED, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
@@ -163,7 +164,7 @@ def command_line(
             description=description,
             registry=REGISTRY,
         )
-    return parsed, given_fields(argv)
+    return checked(parsed), given_fields(argv)
 
 
 def _config_of(argv: Sequence[str], kind: type, program: str) -> Any:
@@ -284,14 +285,14 @@ def with_fields(config: Any, fields: Mapping[str, Any], name: str = "changes") -
 def of_call(kind: type, values: Mapping[str, Any]) -> Any:
     """Return the dataclass `kind` with the arguments of a call in Python; the other fields have their defaults.
 
-    InputError for a value of another type, or one that is not among those of a Literal.
+    InputError for a value of another type or out of range, or one that is not among those of a Literal.
     """
     defaults = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         for field in dataclasses.fields(kind)
         if field.name not in values
     }
-    return from_json(kind, to_json(defaults | dict(values)), "")
+    return checked(from_json(kind, to_json(defaults | dict(values)), ""))
 
 
 def field_of_flag(name: str) -> str:
@@ -431,7 +432,7 @@ def _spelt(kind: Any) -> str:
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple:
-        return "a list of " + _PLURALS.get(args[0], "values")
+        return "a list of " + _PLURALS.get(unmarked(args[0]), "values")
     if dataclasses.is_dataclass(kind):
         return f"an object with the fields of {kind.__name__}"  # type: ignore[union-attr]
     if origin in (typing.Union, types.UnionType):

@@ -16,6 +16,7 @@ from jaxlm.evaluation.fine_tuned import evaluate_ensemble as ensemble_figures
 from jaxlm.evaluation.fine_tuned import evaluate_task as task_figures
 from jaxlm.evaluation.perplexity import evaluate_perplexity as perplexity_figures
 from jaxlm.evaluation.zero_shot import zero_shot_values
+from jaxlm.ranges import checked
 
 
 @names_arguments
@@ -146,4 +147,4 @@ def _figures(evaluate: Any, kind: type, given: Mapping[str, Any], changes: Mappi
 def _arguments(kind: type, given: Mapping[str, Any], changes: Mapping[str, Any] | None) -> Any:
     """Return the arguments of a command."""
     arguments = of_call(kind, given)
-    return with_fields(arguments, changes) if changes else arguments
+    return checked(with_fields(arguments, changes)) if changes else arguments
