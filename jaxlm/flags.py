@@ -5,12 +5,10 @@ their line breaks. An optional field shows the metavar of its type, and `(option
 """
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
 import shutil
-import sys
 import textwrap
 import types
 import typing
@@ -81,22 +79,12 @@ def reflowed(text: str) -> str:
     return "\n".join(lines)
 
 
-@contextlib.contextmanager
-def readable_help() -> Iterator[None]:
-    """Correct the help texts that tyro prints in the block.
+class HelpText:
+    """A text stream that corrects the help texts that tyro writes to another stream.
 
     The group of the flags `--options.*`, which tyro titles `options options`, is `task options`. The description, whose
     paragraphs tyro prints in one line each, is wrapped at the width of the terminal.
     """
-    stream, sys.stdout = sys.stdout, _HelpText(sys.stdout)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.stdout = stream
-
-
-class _HelpText:
-    """A text stream that corrects what is written, for `readable_help`."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

@@ -1,7 +1,5 @@
 """Configs: JSON and back, what the strict reader refuses, config files, the command line, rules between fields."""
 
-import importlib
-import importlib.util
 import json
 import typing
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +18,6 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.objectives.config import MaskedLM
-from jaxlm.renamed import MOVED
 from jaxlm.runs.earlier_versions import completed
 from jaxlm.training.config import (
     RUN_FIELDS,
@@ -182,21 +179,6 @@ def test_a_config_file_that_fails_is_named(write, text, said):
     with pytest.raises(InputError, match=said) as caught:
         load_config(write(text), PretrainConfig)
     assert "mine.py" in str(caught.value)
-
-
-def test_moved_modules(write):
-    """Fails when a config of an older version ends in a bare ModuleNotFoundError, or the table names no module."""
-    for text, old, new in (
-        ("from jaxlm.models.gpt_config import GPTConfig\n", "jaxlm.models.gpt_config", "jaxlm.models.gpt"),
-        ("import jaxlm.models.bert_config\n", "jaxlm.models.bert_config", "jaxlm.models.bert"),
-    ):
-        with pytest.raises(InputError, match=rf"mine.py line 1: the module {old} is now {new}; change the import$"):
-            load_config(write(text), PretrainConfig)
-    for old, new in MOVED.items():
-        assert importlib.util.find_spec(new) is not None, new
-        with pytest.raises(ModuleNotFoundError) as caught:
-            importlib.import_module(old)
-        assert caught.value.name in (old, old.rpartition(".")[0]), old
 
 
 def test_a_config_that_is_not_there_gets_the_nearest_name():

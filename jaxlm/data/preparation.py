@@ -154,24 +154,7 @@ def prepare_store(
       >>> store["documents"], store["vocabulary"]
       (2, 300)
     """
-    config = of_call(
-        PrepareConfig,
-        {
-            "source": source,
-            "tokenizer": tokenizer,
-            "output": output,
-            "weights": weights,
-            "sample": sample,
-            "workers": workers,
-            "errors": errors,
-            "sentencepiece_model": sentencepiece_model,
-            "minimum_count": minimum_count,
-            "wordpiece_case": wordpiece_case,
-            "sentences": sentences,
-            "language": language,
-            "unit_bytes": unit_bytes,
-        },
-    )
+    config = of_call(PrepareConfig, locals())
     try:
         store = prepare(config, messages)
     except OSError as error:

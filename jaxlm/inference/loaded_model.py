@@ -338,19 +338,10 @@ class LoadedModel:
         check_texts(prompts, "prompts")
         settings = of_call(
             GenerationSettings,
-            {
-                "length": length,
-                "min_length": min_length,
-                "stop": stop,
-                "num_samples": num_samples,
-                "sampling": {"temperature": temperature, "top_k": top_k, "top_p": top_p},
-                "repetition_penalty": repetition_penalty,
-                "beams": beams,
-                "length_penalty": length_penalty,
-                "seed": seed,
-                "beyond_length": self._beyond_length,
-                "batch_size": self._batch_size,
-            },
+            locals(),
+            sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+            beyond_length=self._beyond_length,
+            batch_size=self._batch_size,
         )
         return [sample.generated for samples in self._generator(settings)(prompts) for sample in samples]
 

@@ -114,7 +114,7 @@ class Execution:
         """Raise InputError for more layers per iteration than the model has, num_layers."""
         if self.unroll > num_layers:
             raise InputError(
-                f"execution.unroll must be from 0 to {num_layers}, the model's layers, got {self.unroll}; give 0 for "
+                f"execution.unroll must be at most {num_layers}, the model's layers, got {self.unroll}; give 0 for "
                 "automatic"
             )
 

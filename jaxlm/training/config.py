@@ -66,12 +66,11 @@ class RunConfig:
     num_steps: Count | None = None
     """Number of updates. Give either this or num_epochs."""
     num_epochs: Positive | None = None
-    """Number of passes over the stores, or over the training split of a task. Default in fine-tuning: the task's."""
+    """Number of passes over the stores."""
     batch_size: Count | None = None
-    """Sequences, or examples of a task, per global batch. Default in fine-tuning: the task's."""
+    """Sequences per global batch."""
     length: Count | None = None
-    """Tokens in the longest sequence. Longer examples are truncated by their task's rule. Default in fine-tuning: the
-    task's."""
+    """Tokens per sequence."""
     ema: Annotated[float, Range(0, below=1, fix="give 0 for no average")] = 0.0
     """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, selected
     and kept, and is what other commands use. 0: no average."""
@@ -87,7 +86,7 @@ class RunConfig:
     """Evaluations in a row without a lower validation loss, or a better metric on dev, after which a run ends. Default:
     train to the end."""
     seed: Seed = 0
-    """Seed of all random numbers of the run; with --seeds, of the first one."""
+    """Seed of all random numbers of the run, or of the first one of several."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     execution: Execution = field(default_factory=Execution)
     micro_batches: Count | Literal["auto"] = 1
@@ -98,7 +97,7 @@ class RunConfig:
     eval_every: Natural = 0
     """Steps between evaluations on data.validation, or on dev. 0: at the end, in fine-tuning of each epoch."""
     eval_batch_size: Count | None = None
-    """Sequences, or examples of a task, per evaluation batch. Default: batch_size."""
+    """Sequences per evaluation batch. Default: batch_size."""
     checkpoint_every: Count = 1000
     """Steps between checkpoints."""
     keep_newest: Count = 1
@@ -171,6 +170,12 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """A fine-tuning run: a model, a head and a labelled task. Fields that are None take the task's published values."""
 
+    num_epochs: Positive | None = None
+    """Number of passes over the training split. Default: the task's."""
+    batch_size: Count | None = None
+    """Examples per global batch. Default: the task's."""
+    length: Count | None = None
+    """Tokens in the longest sequence. Longer inputs are truncated by the task's rule. Default: the task's."""
     select: Literal["best", "last"] = "best"
     micro_batches: Count = 1
     """Micro-batches per step, run in sequence; the update is that of the whole batch."""
@@ -190,7 +195,7 @@ class FinetuneConfig(RunConfig):
     each from the state that the one before left (ULMFiT's BPT3C). 0: the gradient flows through the whole text."""
     frozen: bool = False
     """Train the head only and keep the pretrained model fixed."""
-    freeze_layers: int = 0
+    freeze_layers: Natural = 0
     """Layers to keep fixed, counted from the first. The embeddings below them train unless --freeze-embeddings is
     given."""
     freeze_embeddings: bool = False
@@ -200,10 +205,10 @@ class FinetuneConfig(RunConfig):
     from the top in each later epoch, the embeddings last. The optimizer's moments begin anew with each (ULMFiT)."""
     head_dropout_rate: Rate = 0.1
     """Dropout rate before the head."""
-    transfer_layers: int | None = None
+    transfer_layers: Natural | None = None
     """Number of pretrained layers to keep, counted from the first; the others are initialized (GPT-1's figure 2).
     Default: all."""
-    reinit_layers: int = 0
+    reinit_layers: Natural = 0
     """Pretrained layers to initialize, counted from the last, with an encoder's pooler (Zhang et al., 2021)."""
     select_by: str | None = None
     """Metric on dev that selects evaluations, learning rates and seeds, for example macro_f1 or loss. docs/metrics.md
@@ -241,15 +246,9 @@ class FinetuneConfig(RunConfig):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {family.title}, whose layers are not stacked"
             )
-        if self.transfer_layers is not None and not 0 <= self.transfer_layers <= layers:
-            raise InputError(
-                f"transfer_layers must be from 0 to {layers}, the model's layers, got {self.transfer_layers}; "
-                "give fewer"
-            )
-        if not 0 <= self.reinit_layers <= layers:
-            raise InputError(
-                f"reinit_layers must be from 0 to {layers}, the model's layers, got {self.reinit_layers}; give fewer"
-            )
+        for name in ("transfer_layers", "reinit_layers"):
+            if (value := getattr(self, name) or 0) > layers:
+                raise InputError(f"{name} must be at most {layers}, the model's layers, got {value}; give fewer")
         if self.reinit_layers and self.transfer_layers is not None:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
         self._check_window()
@@ -277,11 +276,9 @@ def check_freezing(config: FinetuneConfig) -> None:
     layers, kept = config.model.num_layers, config.model.num_layers - config.reinit_layers
     if config.transfer_layers is not None:
         kept = config.transfer_layers
-    if not 0 <= config.freeze_layers <= kept:
+    if config.freeze_layers > kept:
         kind = "the model's layers" if kept == layers else "the pretrained layers that are kept"
-        raise InputError(
-            f"freeze_layers must be from 0 to {kept}, {kind}, got {config.freeze_layers}; give another number"
-        )
+        raise InputError(f"freeze_layers must be at most {kept}, {kind}, got {config.freeze_layers}; give fewer")
     for name, value, default in (
         ("freeze_layers", config.freeze_layers, 0),
         ("freeze_embeddings", config.freeze_embeddings, False),
