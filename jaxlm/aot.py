@@ -22,6 +22,7 @@ import tyro
 from jaxlm.atomic_write import check_output, write_json
 from jaxlm.config import command_line, given_fields, program_name, with_chosen_members
 from jaxlm.errors import InputError, RunError, one_line, run_command
+from jaxlm.ranges import Count, checked
 from jaxlm.training.config import PretrainConfig, one_duration
 from jaxlm.versions import in_words
 
@@ -34,7 +35,7 @@ class Arguments:
     """A config file or its name, for example pretrain/gpt1."""
     topology: str = "v5e:4x4"
     """The chip (v4, v5e, v5p or v6e) and the sides of its torus."""
-    slices: int = 1
+    slices: Count = 1
     """Number of such topologies, connected by the data center network. mesh.data spans them."""
     compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'."""
@@ -90,7 +91,7 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
     fields = [f"--{word}" for word in words]
     default = replace(arguments, compare=(), settings=with_chosen_members(arguments.settings, fields))
     chosen = tyro.cli(Arguments, args=fields, default=default, prog=program_name("aot"))
-    return replace(chosen, settings=one_duration(chosen.settings, given_fields(fields)))
+    return replace(checked(chosen), settings=one_duration(chosen.settings, given_fields(fields)))
 
 
 def lines(figures: dict[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ from jaxlm.training.config import PretrainConfig
 def config_of_size(model: Any) -> PretrainConfig:
     """Return a pretraining of a published size, with the objective and the layout of its family."""
     if family_of(model).is_encoder:
-        return PretrainConfig(model, MaskedLM(), data=SentencePairs(), batch_size=8)
+        return PretrainConfig(model, objective=MaskedLM(), data=SentencePairs(), batch_size=8)
     return PretrainConfig(model, batch_size=8)
 
 

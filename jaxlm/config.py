@@ -4,6 +4,7 @@ A config file has one function `config()`. Every field of its result is a flag w
 union are distinguished by a literal field, `kind` or `layout`.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -18,8 +19,9 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, fields_of, name_of_flag, readable_help, reflowed, subcommands_of
-from jaxlm.renamed import DEVICE, ELSEWHERE, MOVED, with_new_flags
+from jaxlm.flags import REGISTRY, HelpText, fields_of, name_of_flag, reflowed, subcommands_of, unmarked
+from jaxlm.ranges import checked
+from jaxlm.renamed import DEVICE, ELSEWHERE, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
@@ -79,10 +81,6 @@ def load_config(name: str, kind: type) -> Any:
         raise
     except Exception as error:  # a config is the user's code: any error is reported with its line
         line = _line_in(path, error)
-        if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
-            raise InputError(
-                f"config {path}{line}: the module {error.name} is now {MOVED[error.name]}; change the import"
-            ) from None
         raise InputError(f"config {path}{line}: {type(error).__name__}: {error}") from error
     if not isinstance(config, kind):
         fitting = [known for known in known_configs() if verb_of(kind) in known]
@@ -143,18 +141,10 @@ def command_line(
                 "of that config. Without a config the defaults are those of the program."
             )
         settings = with_chosen_members(settings, argv)
-        names = {field.name for field in dataclasses.fields(arguments)}
-        values = {
-            field.name: field.default
-            if field.default is not dataclasses.MISSING
-            else field.default_factory()
-            if field.default_factory is not dataclasses.MISSING
-            else tyro.MISSING
-            for field in dataclasses.fields(arguments)
-        }
-        assert {"config", "settings"} <= names
-        default = arguments(**(values | {"settings": settings}))
-    with readable_help():
+        required = {field.name: tyro.MISSING for field in dataclasses.fields(arguments)}
+        assert {"config", "settings"} <= required.keys()
+        default = arguments(**(required | _defaults(arguments) | {"settings": settings}))
+    with contextlib.redirect_stdout(HelpText(sys.stdout)):  # type: ignore[type-var]
         parsed = tyro.cli(
             arguments,
             args=argv,
@@ -163,7 +153,7 @@ def command_line(
             description=description,
             registry=REGISTRY,
         )
-    return parsed, given_fields(argv)
+    return checked(parsed), given_fields(argv)
 
 
 def _config_of(argv: Sequence[str], kind: type, program: str) -> Any:
@@ -281,17 +271,25 @@ def with_fields(config: Any, fields: Mapping[str, Any], name: str = "changes") -
     return from_json(type(config), values, name)
 
 
-def of_call(kind: type, values: Mapping[str, Any]) -> Any:
+def of_call(kind: type, given: Mapping[str, Any], **more: Any) -> Any:
     """Return the dataclass `kind` with the arguments of a call in Python; the other fields have their defaults.
 
-    InputError for a value of another type, or one that is not among those of a Literal.
+    given: the arguments by name, `locals()` of the function that was called; those that are not fields are left out.
+    more: further fields. InputError for a value of another type or out of range, or one that is not among those of a
+    Literal.
     """
-    defaults = {
+    names = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in {**given, **more}.items() if name in names}
+    return checked(from_json(kind, to_json(_defaults(kind) | values), ""))
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """Return the defaults of the fields of a dataclass that have one."""
+    return {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         for field in dataclasses.fields(kind)
-        if field.name not in values
+        if not (field.default is field.default_factory is dataclasses.MISSING)
     }
-    return from_json(kind, to_json(defaults | dict(values)), "")
 
 
 def field_of_flag(name: str) -> str:
@@ -431,7 +429,7 @@ def _spelt(kind: Any) -> str:
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple:
-        return "a list of " + _PLURALS.get(args[0], "values")
+        return "a list of " + _PLURALS.get(unmarked(args[0]), "values")
     if dataclasses.is_dataclass(kind):
         return f"an object with the fields of {kind.__name__}"  # type: ignore[union-attr]
     if origin in (typing.Union, types.UnionType):

@@ -5,12 +5,10 @@ their line breaks. An optional field shows the metavar of its type, and `(option
 """
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
 import shutil
-import sys
 import textwrap
 import types
 import typing
@@ -42,7 +40,7 @@ def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             for part in inner:
                 yield from fields_of(part, f"{name}." if name else "")
             if not inner:
-                yield name, _bare(hints[field.name])
+                yield name, unmarked(hints[field.name])
 
 
 def name_of_flag(field: str, hint: Any) -> str:
@@ -55,7 +53,7 @@ def name_of_flag(field: str, hint: Any) -> str:
 
 def positional_fields(kind: Any) -> set[str]:
     """Return the names of the fields of a dataclass that are arguments without a flag."""
-    if not dataclasses.is_dataclass(bare := _bare(kind)):
+    if not dataclasses.is_dataclass(bare := unmarked(kind)):
         return set()
     hints = typing.get_type_hints(bare, include_extras=True)
     return {name for name, hint in hints.items() if any(mark is tyro.conf.Positional for mark in _marks(hint))}
@@ -81,22 +79,12 @@ def reflowed(text: str) -> str:
     return "\n".join(lines)
 
 
-@contextlib.contextmanager
-def readable_help() -> Iterator[None]:
-    """Correct the help texts that tyro prints in the block.
+class HelpText:
+    """A text stream that corrects the help texts that tyro writes to another stream.
 
     The group of the flags `--options.*`, which tyro titles `options options`, is `task options`. The description, whose
     paragraphs tyro prints in one line each, is wrapped at the width of the terminal.
     """
-    stream, sys.stdout = sys.stdout, _HelpText(sys.stdout)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.stdout = stream
-
-
-class _HelpText:
-    """A text stream that corrects what is written, for `readable_help`."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -146,7 +134,7 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
     for field in dataclasses.fields(info.type):
         default, hint = _default(info, field), hints[field.name]
         text = functools.partial(_help, info.type, field.name)
-        if not dataclasses.is_dataclass(_bare(hint)) and default in (None, (), ""):
+        if not dataclasses.is_dataclass(unmarked(hint)) and default in (None, (), ""):
             hint = Annotated[hint, tyro.conf.arg(help_behavior_hint=functools.partial(_unset, text))]
         if any(mark is tyro.conf.Positional for mark in _marks(hint)):
             hint = Annotated[hint, tyro.conf.arg(metavar=field.name.upper())]
@@ -194,12 +182,13 @@ def _unset(text: typing.Callable[[], str | None], _: str) -> str:
 
 def _options(kind: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself."""
-    bare = _bare(kind)
+    bare = unmarked(kind)
     is_union = typing.get_origin(bare) in (typing.Union, types.UnionType)
-    return tuple(_bare(option) for option in typing.get_args(bare)) if is_union else (bare,)
+    return tuple(unmarked(option) for option in typing.get_args(bare)) if is_union else (bare,)
 
 
-def _bare(kind: Any) -> Any:
+def unmarked(kind: Any) -> Any:
+    """Return a type without its marks."""
     return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 

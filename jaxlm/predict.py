@@ -10,7 +10,7 @@ import contextlib
 import sys
 
 from jaxlm.config import command_line
-from jaxlm.errors import InputError, run_command
+from jaxlm.errors import run_command
 from jaxlm.inference.arguments import PredictArguments
 
 ARGUMENTS = (PredictArguments,)
@@ -28,8 +28,6 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.tasks.prediction_lines import LineWriter, Summary, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows
 
-    if arguments.batch_size < 1:
-        raise InputError(f"--batch-size must be positive, got {arguments.batch_size}")
     form = format_of_output(arguments.output)
     mesh = make_mesh(arguments.mesh)
     run = load_model(arguments.run, mesh=mesh, custom=arguments.custom, weights=arguments.weights)

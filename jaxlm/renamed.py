@@ -1,20 +1,8 @@
-"""Modules and flags that have new names: the old ones are explained, or accepted with a notice.
-
-`load_config` names the new place to a config file that imports an old one. `command_line` accepts an old flag.
-"""
+"""Flags that have new names, which are accepted with a notice, and those of other programs, which are explained."""
 
 from collections.abc import Mapping, Sequence
 
 from jaxlm.errors import InputError
-
-MOVED = {
-    "jaxlm.models.awd_lstm_config": "jaxlm.models.awd_lstm",
-    "jaxlm.models.bert_config": "jaxlm.models.bert",
-    "jaxlm.models.character_transformer_config": "jaxlm.models.character_transformer",
-    "jaxlm.models.gpt_config": "jaxlm.models.gpt",
-    "jaxlm.models.lstm_config": "jaxlm.models.lstm",
-    "jaxlm.models.transformer_xl_config": "jaxlm.models.transformer_xl",
-}
 
 # Flags by their beginning: the rest of the flag stays.
 FLAGS = {

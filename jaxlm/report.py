@@ -8,6 +8,7 @@ wrote. Runs that are being trained are read as far as they are. The same files g
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -15,6 +16,7 @@ from jaxlm.atomic_write import atomic_output, check_output
 from jaxlm.bounded_read import read_regular
 from jaxlm.config import command_line
 from jaxlm.errors import InputError, run_command
+from jaxlm.ranges import Range
 from jaxlm.wording import byte_size, counted
 
 LONGEST_NOTE = 1 << 20  # bytes
@@ -30,7 +32,7 @@ class Arguments:
     """The page, a file ending in .html."""
     note: Path | None = None
     """A text in Markdown for the top of the page: headings, lists, code and emphasis."""
-    examples: int = 20
+    examples: Annotated[int, Range(0, fix="give 0 to show none")] = 20
     """Predictions and samples of each run."""
 
 
@@ -44,8 +46,6 @@ def main() -> None:
         raise InputError("at least one run must be given, got none; name run directories")
     if arguments.output.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--output must end in .html, got {arguments.output}; choose another name")
-    if arguments.examples < 0:
-        raise InputError(f"--examples must not be negative, got {arguments.examples}; give 0 to show none")
     check_output(arguments.output)
     write_report(arguments)
 

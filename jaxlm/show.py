@@ -35,14 +35,10 @@ def main() -> None:
     path = Path(target)
     if not target and any(word.split("=")[0] == "--task" for word in sys.argv[1:]):
         arguments, given = command_line(ShowRowsArguments, program="show", description=__doc__)
-        _check_counts(arguments, "count")
     elif target and "://" not in target and not path.is_dir() and ("@" not in target or path.is_file()):
         arguments, given = _of_config(target)
-        if not isinstance(arguments, ShowRecipeArguments):
-            _check_counts(arguments)
     else:
         arguments, given = command_line(ShowArguments, program="show", description=__doc__)
-        _check_counts(arguments)
     for line in show(arguments, given):
         print(line)
 
@@ -88,13 +84,6 @@ def _of_config(name: str) -> tuple[Any, set[str]]:
     if kind is ShowFinetuningArguments and not any(word.startswith(OF_A_BATCH) for word in sys.argv[2:]):
         kind = ShowRecipeArguments
     return command_line(kind, type(loaded), program="show", description=__doc__, loaded=loaded)
-
-
-def _check_counts(arguments: Any, *names: str) -> None:
-    for name in names or ("step", "count"):
-        value = getattr(arguments, name)
-        if value is not None and value < 0:
-            raise InputError(f"--{name} must not be negative, got {value}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ FLOORS = (
     "console script",
 )
 LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
-LEAVES |= {"completion", "versions"}
+LEAVES |= {"completion", "ranges", "versions"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}
 

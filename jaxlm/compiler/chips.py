@@ -139,6 +139,4 @@ def topology(name: str, slices: int = 1) -> Topology:
         raise InputError(
             f"--topology must have at most {chip.largest} chips per slice of {kind}, got {name}; add --slices"
         )
-    if slices < 1:
-        raise InputError(f"--slices must be positive, got {slices}")
     return Topology(chip, sides, slices)

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from jaxlm.atomic_write import rename_synced
 from jaxlm.config import of_call
-from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, shown, summary
+from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, summary
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
 from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit, sampled
@@ -25,6 +25,7 @@ from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, names_arguments
 from jaxlm.host import cpu_cores
 from jaxlm.progress import LOGGED, STANDARD, Output
+from jaxlm.ranges import Count, Positive, Range, checked
 from jaxlm.text import (
     Case,
     Tokenizer,
@@ -70,13 +71,13 @@ class PrepareConfig:
     output: Path
     """Directory of the store. It must not exist yet."""
 
-    weights: tuple[float, ...] = ()
+    weights: tuple[Positive, ...] = ()
     """Sampling weights of the sources in training, one per source. Default: proportional to their tokens."""
 
-    sample: int | None = None
+    sample: Count | None = None
     """Keep so many random documents of each source, to try things on a part. Default: all documents."""
 
-    workers: int = 0
+    workers: Annotated[int, Range(0, fix="give 0 for one per core")] = 0
     """Number of encoding processes. 0: one per core. The result does not depend on it."""
 
     errors: Literal["strict", "replace"] = "strict"
@@ -85,7 +86,7 @@ class PrepareConfig:
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
     """Model type of train-sentencepiece."""
 
-    minimum_count: int = 1
+    minimum_count: Annotated[int, Range(1, fix="1 keeps every word")] = 1
     """Occurrences below which words:SIZE and characters:SIZE give a word or character no id."""
 
     wordpiece_case: Case = "auto"
@@ -99,7 +100,7 @@ class PrepareConfig:
     language: str = "en"
     """Code of the language for sentence splitting."""
 
-    unit_bytes: int = UNIT_BYTES
+    unit_bytes: Count = UNIT_BYTES
     """Bytes of text per unit of work. A killed worker loses at most one unit."""
 
 
@@ -153,24 +154,7 @@ def prepare_store(
       >>> store["documents"], store["vocabulary"]
       (2, 300)
     """
-    config = of_call(
-        PrepareConfig,
-        {
-            "source": source,
-            "tokenizer": tokenizer,
-            "output": output,
-            "weights": weights,
-            "sample": sample,
-            "workers": workers,
-            "errors": errors,
-            "sentencepiece_model": sentencepiece_model,
-            "minimum_count": minimum_count,
-            "wordpiece_case": wordpiece_case,
-            "sentences": sentences,
-            "language": language,
-            "unit_bytes": unit_bytes,
-        },
-    )
+    config = of_call(PrepareConfig, locals())
     try:
         store = prepare(config, messages)
     except OSError as error:
@@ -183,7 +167,7 @@ def prepare_store(
 
 def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
     """Make the store, or continue making it, and open it. A complete store is only opened."""
-    _check(config)
+    _check(checked(config))
     output = Path(config.output)
     arguments: dict[str, Any] = {
         "source": list(config.source),
@@ -434,20 +418,10 @@ def _check(config: PrepareConfig) -> None:
         raise InputError(
             f"--weights must be one per source ({len(config.source)}), got {len(config.weights)}; give one each"
         )
-    if any(not 0 < weight < float("inf") for weight in config.weights):
-        raise InputError(f"--weights must be positive, got {shown(list(config.weights))}")
-    if config.sample is not None and config.sample < 1:
-        raise InputError(f"--sample must be positive, got {config.sample}; give at least 1")
-    if config.workers < 0:
-        raise InputError(f"--workers must be a number of processes, or 0 for one per core, got {config.workers}")
-    if config.unit_bytes < 1:
-        raise InputError(f"--unit-bytes must be positive, got {config.unit_bytes}")
     kind, _, size = config.tokenizer.partition(":")
     if kind in TRAINED and not (size.isascii() and size.isdigit() and int(size) > 0):
         raise InputError(f"tokenizer must have an integer SIZE, for example {kind}:16000, got {config.tokenizer!r}")
     check_form(config.tokenizer, trains=True)  # before a store that is there is compared with it
-    if config.minimum_count < 1:
-        raise InputError(f"--minimum-count must be positive, got {config.minimum_count}; 1 keeps every word")
     if config.minimum_count > 1 and kind not in COUNTED:
         raise InputError(
             f"--minimum-count must be 1 for tokenizer {config.tokenizer!r}, got {config.minimum_count}; leave it out, "

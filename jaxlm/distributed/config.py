@@ -43,12 +43,7 @@ class DistributedConfig:
 def check_batch(batch_size: int, micro_batches: int, mesh: "Mesh") -> None:
     """Raise InputError for a batch whose micro-batches cannot be divided evenly over data x fsdp devices."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
-    if micro_batches < 1:
-        raise InputError(f"micro_batches must be positive, got {micro_batches}; give 1 for the whole batch at once")
     unit = micro_batches * data * fsdp
-    if batch_size < 1:
-        remedy = "give at least 1" if unit == 1 else f"give a multiple of {unit}"
-        raise InputError(f"batch_size must be positive, got {batch_size}; {remedy}")
     if batch_size % unit:
         # Evaluations have no micro-batches, so the message names them only where there are several.
         factors = f"micro_batches {micro_batches} x " if micro_batches > 1 else ""

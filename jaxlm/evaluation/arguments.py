@@ -10,8 +10,10 @@ import tyro
 from jaxlm.config import program_name
 from jaxlm.data.config import DataConfig, check_carries
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, name_as_flags
+from jaxlm.flags import fields_of
 from jaxlm.inference.arguments import Pooling, Weights
+from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Range, Seed, checked
 from jaxlm.reading.lines import Errors
 from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.task import Quoting
@@ -24,7 +26,7 @@ class Evaluation:
 
     run: str
     """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Sequences in a batch. The results do not depend on it, except of text read in streams: it is their number."""
     output: Path | None = None
     """A file for the results: a JSON object, or JSONL with one line per row."""
@@ -52,22 +54,16 @@ class Stores:
 class PointerCache:
     """A cache of the words that followed the last tokens of a text, for --layout streams (Grave et al., 2017)."""
 
-    window: int = 0
+    window: Annotated[int, Range(0, fix="give 0 for no cache")] = 0
     """Tokens in the cache. Tokens are mixed with it once their stream, one of --batch-size, has filled it. 0: no
     cache."""
-    theta: float = 1.0
+    theta: NotNegative = 1.0
     """Factor of the products of the states, whose softmax weighs the words of the cache."""
-    weight: float = 0.1
+    weight: BelowOne = 0.1
     """Probability of the cache in the mixture with the model's predictions (lambda)."""
 
     def check(self, data: DataConfig) -> None:
-        """Raise InputError for values out of range, and for rows that do not continue each other."""
-        if self.window < 0:
-            raise InputError(f"cache.window must be at least 0, got {self.window}; give 0 for no cache")
-        if not 0 <= self.weight < 1:
-            raise InputError(f"cache.weight must be at least 0 and below 1, got {self.weight:g}; the default is 0.1")
-        if not self.theta >= 0:
-            raise InputError(f"cache.theta must be at least 0, got {self.theta:g}; the default is 1")
+        """Raise InputError for rows that do not continue each other, and for a field that no cache uses."""
         if self.window:
             check_carries(data, "cache.window")
         for name, default in (("theta", 1.0), ("weight", 0.1)):
@@ -93,9 +89,9 @@ class PointerCache:
 class MemoryOptions:
     """The memory of a Transformer-XL in the evaluation, with --layout streams. Default: that of the training."""
 
-    length: int | None = None
+    length: Natural | None = None
     """Tokens before a row whose keys and values are kept for it."""
-    clamp_length: int | None = None
+    clamp_length: Natural | None = None
     """Largest distance with an encoding of its own. 0: no limit."""
     same_length: Literal["yes", "no"] | None = None
     """Let each token attend to itself and as many tokens before it as the memory has, wherever it is in its row."""
@@ -110,12 +106,12 @@ class Perplexity(OneCheckpoint):
     """A text file, .gz, .xz or .zst too, instead of --data.store. It is one document, and is tokenized each time."""
     errors: Errors = "strict"
     """Bytes of --input that are not UTF-8: fail and name them, or replace them by U+FFFD."""
-    length: int | None = None
+    length: Count | None = None
     """Tokens in a row. Default: the length of the run."""
     layout: Literal["windows", "packed", "streams"] | None = None
     """Layout of the text in rows. windows: each row is independent. packed: each document is independent. streams: a
     model with a state carries it from row to row. Default: the layout of the run."""
-    stride: int | None = None
+    stride: Count | None = None
     """Tokens between two windows that overlap, with --layout windows. Each token is predicted once, from at least
     length - stride tokens before it. Default: the length, for windows without overlap."""
     by_position: bool = False
@@ -174,7 +170,7 @@ class Scoring(OneCheckpoint, RowsToScore):
     An encoder gives pseudo-log-likelihoods, masking one token at a time, and predictions for [MASK] in a sentence.
     """
 
-    top: int = 5
+    top: Count = 5
     """Predictions for each [MASK]."""
     beyond_length: bool = False
     """Use untrained position embeddings for texts longer than the trained length."""
@@ -193,7 +189,7 @@ class FeaturesOf(OneCheckpoint):
     included. first: the first token, of an encoder. last: the last token."""
     layers: tuple[int, ...] = ()
     """Layers: -1 is the last, 0 are the embeddings. Default: -1 -2 -3 -4, with --pooling -1."""
-    length: int | None = None
+    length: Count | None = None
     """Longest sequence; longer ones are truncated and counted. Default: the trained length."""
     beyond_length: bool = False
     """Allow a --length with untrained position embeddings."""
@@ -209,7 +205,7 @@ class Ensemble:
     """Runs, RUN or RUN@STEP, or published weights with a head: hf:DIR."""
     input: Path | None = None
     """A labelled file of the task. Default: the splits that the runs were evaluated on."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Sequences in a batch; the results do not depend on it."""
     output: Path | None = None
     """A directory for predictions.jsonl and the other files of the task."""
@@ -235,19 +231,19 @@ class ZeroShotOptions:
     pseudo_likelihood: Literal["token", "word"] = "token"
     """Masks of an encoder's score. token: the scored token (Salazar et al., 2020). word: also the later tokens of its
     word (Kauf and Ivanova, 2023)."""
-    stride: int | None = None
+    stride: Count | None = None
     """Tokens of a running text scored per window. Default: the context length, for windows without overlap."""
-    context_length: int | None = None
+    context_length: Count | None = None
     """Maximum number of tokens before a scored token of a running text. Default: the trained length."""
     prompt: Path | None = None
     """Prompt file of a task with generated answers. Default: the task's own."""
-    prompt_examples: int | None = None
+    prompt_examples: Natural | None = None
     """Number of rows with their answers in the prompt. Default: 5 for nq_open and translation, 0 for others."""
     prompt_rows: Path | None = None
     """File of the rows in the prompt, as the task's. Default: the first rows of the task's file, not scored."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the sampling of summaries."""
-    sample: int | None = None
+    sample: Count | None = None
     """Number of random rows of each task, for a first look; of blimp, of each paradigm; of cola, of train and dev. They
     are the same for every model. Default: all rows."""
 
@@ -286,7 +282,7 @@ class Harness:
 
     run: str
     """A run, RUN or RUN@STEP, or published weights, hf:DIR, of a model that predicts the next token."""
-    batch_size: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=("-b",))] = "auto"
+    batch_size: Annotated[Count | Literal["auto"], tyro.conf.arg(aliases=("-b",))] = "auto"
     """Sequences in a batch; the results do not depend on it. auto: those of the run's evaluation."""
     beyond_length: bool = False
     """Use untrained position embeddings for texts longer than the trained length."""
@@ -301,8 +297,9 @@ class Harness:
 def harness_command_line(argv: Sequence[str]) -> Harness:
     """Return the arguments of a command line; flags that are not of `Harness` are kept for lm_eval."""
     program = f"{program_name('evaluate')} harness"
+    name_as_flags(dict(fields_of(Harness)))
     parsed, others = tyro.cli(Harness, args=list(argv), prog=program, return_unknown_args=True)
-    return replace(parsed, of_lm_eval=tuple(others))
+    return replace(checked(parsed), of_lm_eval=tuple(others))
 
 
 @dataclass(frozen=True)
@@ -311,9 +308,9 @@ class BenchArguments:
 
     config: tyro.conf.Positional[str]
     """A config file, or its name: pretrain/gpt1."""
-    steps: int = 10
+    steps: Count = 10
     """Timed steps. The median counts."""
-    warmup: int = 3
+    warmup: Natural = 3
     """Steps before the timed ones."""
     forward: bool = False
     """Measure the forward pass and its loss instead of a training step, and with a causal model also the scoring of the

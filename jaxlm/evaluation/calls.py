@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxlm.config import of_call, with_fields
+from jaxlm.config import listed, of_call, with_fields
 from jaxlm.errors import names_arguments
 from jaxlm.evaluation.arguments import Ensemble, OnTask, Perplexity, ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import as_call
@@ -16,6 +16,7 @@ from jaxlm.evaluation.fine_tuned import evaluate_ensemble as ensemble_figures
 from jaxlm.evaluation.fine_tuned import evaluate_task as task_figures
 from jaxlm.evaluation.perplexity import evaluate_perplexity as perplexity_figures
 from jaxlm.evaluation.zero_shot import zero_shot_values
+from jaxlm.ranges import checked
 
 
 @names_arguments
@@ -47,9 +48,7 @@ def evaluate_perplexity(
       >>> figures["tokens"] > 0, figures["perplexity"] > 1
       (True, True)
     """
-    stores = [store] if isinstance(store, str | Path) else list(store)
-    given = {"run": run, "data": {"store": stores}, "input": input, "length": length, "layout": layout}
-    return _figures(perplexity_figures, Perplexity, given, changes)
+    return _figures(perplexity_figures, Perplexity, locals(), data={"store": listed(store)})
 
 
 @names_arguments
@@ -72,7 +71,7 @@ def evaluate_task(
       >>> figures["examples"], 0 <= figures["accuracy"] <= 1
       (12, True)
     """
-    return _figures(task_figures, OnTask, {"run": run, "input": input, "output": output}, changes)
+    return _figures(task_figures, OnTask, locals())
 
 
 @names_arguments
@@ -101,11 +100,11 @@ def evaluate_zero_shot(
       >>> values[0]["task"], values[0]["examples"]
       ('blimp', 1)
     """
-    options = {field.name for field in dataclasses.fields(ZeroShotOptions)}  # whose flags have no prefix
+    own = {field.name for field in dataclasses.fields(ZeroShotOptions)}  # whose flags have no prefix
     named = {name.replace("-", "_"): value for name, value in (changes or {}).items()}
-    changes = {f"options.{name}" if name in options else name: value for name, value in named.items()}
+    changes = {f"options.{name}" if name in own else name: value for name, value in named.items()}
     with as_call():
-        return zero_shot_values(_arguments(ZeroShot, {"run": run, "task": task, "output": output}, changes))
+        return zero_shot_values(_arguments(ZeroShot, locals()))
 
 
 @names_arguments
@@ -132,18 +131,16 @@ def evaluate_ensemble(
       >>> figures["input"]["accuracy"] == figures["input"]["alone"][0]
       True
     """
-    names = [runs] if isinstance(runs, str | Path) else runs
-    given = {"runs": [str(name) for name in names], "input": input, "output": output}
-    return _figures(ensemble_figures, Ensemble, given, changes)
+    return _figures(ensemble_figures, Ensemble, locals(), runs=listed(runs))
 
 
-def _figures(evaluate: Any, kind: type, given: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
+def _figures(evaluate: Any, kind: type, given: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     with as_call():
-        found: dict[str, Any] = evaluate(_arguments(kind, given, changes))
+        found: dict[str, Any] = evaluate(_arguments(kind, given, **more))
     return found
 
 
-def _arguments(kind: type, given: Mapping[str, Any], changes: Mapping[str, Any] | None) -> Any:
-    """Return the arguments of a command."""
-    arguments = of_call(kind, given)
-    return with_fields(arguments, changes) if changes else arguments
+def _arguments(kind: type, given: Mapping[str, Any], **more: Any) -> Any:
+    """Return the arguments of a command from those of a call, which has other options as `changes`."""
+    arguments = of_call(kind, given, **more)
+    return checked(with_fields(arguments, given["changes"])) if given["changes"] else arguments

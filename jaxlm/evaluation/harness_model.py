@@ -147,5 +147,5 @@ def _batch_size(given: int | str | None, run: LoadedRun) -> int:
     if given in (None, "auto"):
         return batch_size_for(None, run)
     if not str(given).isdecimal() or int(given) < 1:
-        raise InputError(f"--batch-size must be positive, got {given}; give at least 1, or auto")
+        raise InputError(f"--batch-size must be at least 1, or auto, got {given}; give auto")
     return batch_size_for(int(given), run)

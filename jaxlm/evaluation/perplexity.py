@@ -120,9 +120,6 @@ def with_memory(model: Model, memory: MemoryOptions, data: DataConfig, longest: 
 
     longest: the tokens of a stream. A longer memory, which would never be full, is that long, with the same results.
     """
-    for name in ("length", "clamp_length"):
-        if (value := getattr(memory, name)) is not None and value < 0:
-            raise InputError(f"memory.{name} must be at least 0, got {value}; give 0 for none")
     length = memory.length if memory.length is None or longest is None else min(memory.length, longest)
     asked = {"memory_length": length, "clamp_length": memory.clamp_length, "same_length": memory.same_length}
     given = {name: value for name, value in asked.items() if value is not None}
@@ -148,8 +145,8 @@ def check_rows(arguments: Perplexity, length: int, data: DataConfig) -> None:
         )
     if stride is None:
         return
-    if not 1 <= stride <= length:
-        raise InputError(f"stride must be from 1 to the length {length}, got {stride}; a larger one would skip tokens")
+    if stride > length:
+        raise InputError(f"stride must be at most the length {length}, got {stride}; a larger one would skip tokens")
     if not data.overlaps:
         names = either([name for name, member in MEMBERS.items() if member.overlaps])
         raise InputError(f"layout must be {names} with stride, got {data.layout}; give --layout {names}")

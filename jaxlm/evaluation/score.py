@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Scoring
 from jaxlm.evaluation.command import batch_size_for, figures_json, opened, output_file, progress_of, say
 from jaxlm.evaluation.scored_rows import ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
@@ -17,8 +16,6 @@ from jaxlm.inference.text_scorer import text_scorer
 def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     """Return the sum of log-probabilities and the accuracies, writing one line per row."""
     check_rows(arguments)
-    if arguments.top < 1:
-        raise InputError(f"--top must be positive, got {arguments.top}")
     run = opened(arguments)
     batch_size = batch_size_for(arguments.batch_size, run)
     positions = run.positions(beyond=arguments.beyond_length)

@@ -17,7 +17,6 @@ from jaxlm.data.store import open_store
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.devices import peak_memory_gib, peak_tflops
 from jaxlm.distributed.mesh import make_mesh, replicated, to_devices, use_mesh
-from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import BenchArguments
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.text import Tokenizer
@@ -154,10 +153,6 @@ def _timed(
 def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | None, list[Any]]:
     """Return the config with a constant learning rate and one length, its tokenizer, and the batches to run."""
     config = arguments.settings
-    if arguments.steps < 1 or arguments.warmup < 0:
-        raise InputError(
-            f"steps must be positive and warmup not negative, got {arguments.steps} and {arguments.warmup}"
-        )
     config = replace(
         config,
         data=config.data.with_one_length(),

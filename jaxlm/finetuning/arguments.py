@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.distributed.config import DistributedConfig
+from jaxlm.ranges import Count, NotNegative
 from jaxlm.runs.config import TrackerKind
 from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.options import TaskOptions
@@ -26,7 +27,7 @@ class DataArguments:
     """Fail if an answer's text does not match its answer_start, and list all of these. Default: count them."""
     held_out_seed: int = 0
     """Seed that chooses the rows of the dev split for a task without one, and those of --sample."""
-    sample: int | None = None
+    sample: Count | None = None
     """Train on so many random rows of the training split. Dev and test are kept whole. Default: all rows."""
 
 
@@ -49,9 +50,9 @@ class FinetuneArguments(TaskArguments):
 
     run: str
     """The run directory, or gs://BUCKET/RUN, to create or to resume."""
-    seeds: int = 1
+    seeds: Count = 1
     """Number of runs, each with a seed of its own: `seed`, `seed` + 1, ..."""
-    learning_rates: tuple[float, ...] = ()
+    learning_rates: tuple[NotNegative, ...] = ()
     """Learning rates to try instead of optimizer.peak_lr. The one with the best mean on dev is reported."""
     beyond_length: bool = False
     """Use positions of the start's table that were never trained. The limit is the task's length, or --length."""

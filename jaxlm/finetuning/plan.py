@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.models import build, family_of, with_vocabulary
+from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import saved_config
 from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, read_task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training.config import (
     FinetuneConfig,
-    check_finite,
-    check_positive,
-    check_seed,
     check_sizes,
     filled,
     kept_value,
@@ -60,9 +58,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         name = "transfer_layers" if config.transfer_layers is not None else "reinit_layers"
         value = getattr(config, name)
         raise InputError(f"{name} must be left out without --start, got {value}; give --start or leave it out")
-    check_positive(arguments, "seeds")
-    check_seed(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
-    arguments.options.check()
+    SEEDS.check(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
     task, data = read_task(
         arguments.task,
         arguments.task_dir,
@@ -88,9 +84,6 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     config, length, batch_size = filled(kept_value(config, saved, "length"), paper, longest)
     config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
-    for rate in rates:
-        check_finite(rate, "learning_rates")
-        replace(config.optimizer, peak_lr=rate).check()
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates must differ from each other, got {' '.join(map(str, rates))}; leave one out")
     check_sizes(length, 1, config.model)

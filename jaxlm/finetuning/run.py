@@ -116,32 +116,12 @@ def run_finetuning(
       (True, 1, True)
     """
     settings = load_config(str(config), FinetuneConfig) if isinstance(config, str | Path) else config
-    arguments = of_call(
-        FinetuneArguments,
-        {
-            "config": "",
-            "run": run,
-            "task": task,
-            "task_dir": task_dir,
-            "custom": custom
-            if isinstance(custom, CustomConfig)
-            else with_fields(CustomConfig(), custom or {}, "custom"),
-            "options": options
-            if isinstance(options, TaskOptions)
-            else with_fields(TaskOptions(), options or {}, "options"),
-            "strict": strict,
-            "start": start,
-            "tokenizer": tokenizer,
-            "held_out_seed": held_out_seed,
-            "sample": sample,
-            "with_inputs": with_inputs,
-            "seeds": seeds,
-            "learning_rates": learning_rates,
-            "beyond_length": beyond_length,
-            "keep": keep,
-            "settings": with_fields(settings, changes) if changes else settings,
-        },
-    )
+    settings = with_fields(settings, changes) if changes else settings
+    if not isinstance(custom, CustomConfig):
+        custom = with_fields(CustomConfig(), custom or {}, "custom")
+    if not isinstance(options, TaskOptions):
+        options = with_fields(TaskOptions(), options or {}, "options")
+    arguments = of_call(FinetuneArguments, locals(), config="")
     observer = observer or Observer(callbacks)
     try:
         return _finetune(arguments, {*given, *map(field_of_flag, changes or {})}, observer) | {"complete": True}

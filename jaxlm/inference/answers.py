@@ -84,8 +84,6 @@ def answer(arguments: GenerateArguments) -> None:
 
 def check(arguments: GenerateArguments) -> None:
     """Raise InputError for a value out of range, or two that exclude each other."""
-    if arguments.top < 1:
-        raise InputError(f"--top must be positive, got {arguments.top}; give at least 1")
     if arguments.prompt is not None and arguments.prompts is not None:
         raise InputError(f"--prompts must be given without --prompt, got {arguments.prompts} and both; leave out one")
     if arguments.stream and (arguments.prompts is not None or arguments.settings.num_samples > 1):

@@ -1,6 +1,5 @@
 """Arguments of prediction, generation and activations. This module does not import JAX."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,9 +8,9 @@ import tyro
 
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError
+from jaxlm.ranges import Count, Natural, Range, Seed, checked
 from jaxlm.reading.rows import TextFormat
 from jaxlm.tasks.custom import CustomConfig
-from jaxlm.training.config import check_seed
 
 Pooling = Literal["mean", "first", "last"]
 Weights = Literal["average", "raw"]
@@ -21,76 +20,52 @@ Weights = Literal["average", "raw"]
 class Sampling:
     """Sampling of a token: logits are divided by the temperature, then truncated to top_k, then to top_p."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0, fix="give 0 for the most likely token")] = 1.0
     """Temperature of sampling. 0 takes the most likely token."""
-    top_k: int = 0
+    top_k: Annotated[int, Range(0, fix="give 0 for all tokens")] = 0
     """Sample from this many most likely tokens only; 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(above=0, most=1, fix="give 1 for all tokens")] = 1.0
     """Sample from the fewest most likely tokens with this total probability; 1: from all."""
-
-    def check(self) -> None:
-        """Raise InputError for a value out of range."""
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(
-                f"--temperature must be finite and at least 0, got {self.temperature}; give 0 for the most likely token"
-            )
-        if self.top_k < 0:
-            raise InputError(f"--top-k must be at least 0, got {self.top_k}; give 0 for all tokens")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"--top-p must be above 0 and at most 1, got {self.top_p}; give 1 for all tokens")
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
     """Settings of generation."""
 
-    length: int | None = None
+    length: Count | None = None
     """Maximum number of new tokens. Default: 100, or less to stay within the trained length."""
-    min_length: int = 0
+    min_length: Natural = 0
     """Minimum number of new tokens before the end-of-text id. Stop strings end a text earlier."""
     stop: tuple[str, ...] = ()
     """Texts that end a sample. The output ends before them."""
-    num_samples: int = 1
+    num_samples: Count = 1
     """Number of samples per prompt; with --beams the best ones. Sample k is the same for any number."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, Range(above=0, fix="give 1 for none")] = 1.0
     """Divide positive scores of tokens in the prompt and the output by this, multiply negative ones; 1: off."""
-    beams: int = 1
+    beams: Count = 1
     """Number of beams of a beam search. 1: sampling."""
     length_penalty: float = 1.0
     """With --beams: rank finished texts of n tokens by log-probability / n^X. Above 0 favours long texts."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the sampling. The same seed, prompt and settings give the same text."""
     beyond_length: bool = False
     """Continue texts beyond the trained length: a decoder reads their last tokens, at least half of that length. An
     encoder uses positions that were never trained."""
     log_probabilities: bool = False
     """Write the log-probability of each new token to --output, in nats, as `evaluate score` computes it."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Prompts per batch. Memory is proportional to it, times --num-samples or --beams."""
 
     def check(self) -> None:
         """Raise InputError for a value out of range, or two that exclude each other."""
-        for name, value in (("length", self.length), ("num-samples", self.num_samples), ("beams", self.beams)):
-            if value is not None and value < 1:
-                raise InputError(f"--{name} must be positive, got {value}; give at least 1")
-        if self.batch_size < 1:
-            raise InputError(f"--batch-size must be positive, got {self.batch_size}; give at least 1")
-        self.sampling.check()
-        check_seed("--seed", self.seed)
-        if not 0 <= self.min_length <= (self.length or math.inf):
-            most = "the maximum length" if self.length is None else f"--length {self.length}"
-            raise InputError(f"--min-length must be from 0 to {most}, got {self.min_length}; give another")
+        checked(self)
+        if self.length is not None and self.min_length > self.length:
+            raise InputError(f"--min-length must be at most --length {self.length}, got {self.min_length}; lower it")
         if isinstance(self.stop, str):
             raise InputError(f"--stop must be a list of texts, got {self.stop!r}; give [{self.stop!r}]")
         if "" in self.stop:
             raise InputError('--stop must not be empty, got ""; leave it out, or give a text')
-        if not 0 < self.repetition_penalty < math.inf:
-            raise InputError(
-                f"--repetition-penalty must be finite and above 0, got {self.repetition_penalty}; give 1 for none"
-            )
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"--length-penalty must be finite, got {self.length_penalty}; give 1, or 0 for none")
         self._check_beams()
 
     def identity(self) -> dict[str, Any]:
@@ -140,11 +115,11 @@ class PredictArguments:
     """Output file: .csv, .tsv, or JSON lines under any other name. Default: JSON lines on standard output."""
     with_inputs: bool = False
     """Write every column of the input too, and the gold label as `label` where there is one."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Write the scores of the N most probable labels only, best first, or the N best answers. Default: all labels."""
     embeddings: bool = False
     """Write the vector that the task's head reads as `embedding`, a list of numbers; for choices a list per choice."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Examples per batch. Predictions do not depend on it."""
     errors: Literal["strict", "replace"] = "strict"
     """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
@@ -170,7 +145,7 @@ class GenerateArguments:
     settings: Annotated[GenerationSettings, tyro.conf.arg(name="")] = field(default_factory=GenerationSettings)
     stream: bool = False
     """Print a single sample while it is generated, also where standard output is not a terminal."""
-    top: int = 5
+    top: Count = 5
     """Number of candidates per blank, for an encoder."""
     output: Path | None = None
     """JSONL file for the samples. With --prompts nothing is printed, and the same command continues the file."""

@@ -133,7 +133,7 @@ def export_model(
       True
     """
     target = str(to) if str(to).startswith("hf:") else f"hf:{to}"
-    arguments = of_call(ExportArguments, {"run": run, "to": target, "verify": verify})
+    arguments = of_call(ExportArguments, locals(), to=target)
     return export_run(with_fields(arguments, changes) if changes else arguments, lambda line: log.info("%s", line))
 
 

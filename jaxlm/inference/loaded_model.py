@@ -33,6 +33,7 @@ from jaxlm.inference.token_outputs import (
     token_rows,
 )
 from jaxlm.models.model import Model
+from jaxlm.ranges import Range
 from jaxlm.tasks import CustomConfig, rows_of_records
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ def load(
       >>> model.name, model.kind
       ('runs/gpt@7', 'language model')
     """
-    if from_json(int, to_json(batch_size), "batch_size") < 1:
-        raise InputError(f"batch_size must be positive, got {batch_size}; give at least 1")
+    Range(1).check("batch_size", from_json(int, to_json(batch_size), "batch_size"))
     if weights not in ("average", "raw"):
         raise InputError(f"weights must be average or raw, got {weights!r}; choose one of them")
     devices = make_mesh(with_fields(MeshConfig(), mesh or {}, "mesh"))
@@ -290,8 +290,7 @@ class LoadedModel:
           >>> len(found), len(found[0]), sorted(found[0][0])
           (1, 3, ['piece', 'probability'])
         """
-        if from_json(int, to_json(top), "top") < 1:
-            raise InputError(f"top must be positive, got {top}; give at least 1")
+        Range(1).check("top", from_json(int, to_json(top), "top"))
         (masked,) = masked_texts(self.run, [text])
         return fill_masks(self.run, masked, top=top, positions=self.length)
 
@@ -339,19 +338,10 @@ class LoadedModel:
         check_texts(prompts, "prompts")
         settings = of_call(
             GenerationSettings,
-            {
-                "length": length,
-                "min_length": min_length,
-                "stop": stop,
-                "num_samples": num_samples,
-                "sampling": {"temperature": temperature, "top_k": top_k, "top_p": top_p},
-                "repetition_penalty": repetition_penalty,
-                "beams": beams,
-                "length_penalty": length_penalty,
-                "seed": seed,
-                "beyond_length": self._beyond_length,
-                "batch_size": self._batch_size,
-            },
+            locals(),
+            sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+            beyond_length=self._beyond_length,
+            batch_size=self._batch_size,
         )
         return [sample.generated for samples in self._generator(settings)(prompts) for sample in samples]
 

@@ -238,7 +238,7 @@ def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
         return FinetuneConfig(published.model, length=published.longest and published.trained_length)
     encoder = family_of(published.model).is_encoder
     data, objective = (SentencePairs(), MaskedLM()) if encoder else (Windows(), LanguageModel())
-    return PretrainConfig(published.model, objective, data=data, length=published.trained_length)
+    return PretrainConfig(published.model, objective=objective, data=data, length=published.trained_length)
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxlm.inference.arguments import Sampling
 from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.ranges import checked
 
 DEFAULT = Sampling()
 ENDED = -1  # fills the positions after the end of a sample
@@ -54,7 +55,7 @@ class Sampler:
     """
 
     def __init__(self, cached: CachedModel, sampling: Sampling = DEFAULT, *, seed: int = 0) -> None:
-        sampling.check()
+        checked(sampling)
         self.cached, self.sampling, self.seed = cached, sampling, seed
         self._first = jax.jit(self._first_ids, static_argnames=("room", "samples"))
         self._next = jax.jit(self._next_ids, donate_argnums=1)

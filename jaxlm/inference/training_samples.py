@@ -34,8 +34,6 @@ def during_pretraining(
     model: its config, where it is known before training begins.
     InputError for an interval that does not fit, and for an encoder that is known.
     """
-    if every < 0:
-        raise InputError(f"--sample-every must be at least 0, got {every}; give 0 for no samples")
     if prompts and not every:
         raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
     if every and model is not None and not build(model).is_causal:

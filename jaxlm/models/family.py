@@ -8,10 +8,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxlm.errors import InputError
+from jaxlm.ranges import checked
+
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
 DEFAULT_WINDOW = 2048  # its longest window of a text that is split, as in the harness's Hugging Face backend
 
 Sees = Literal["left", "both"]
+
+
+@dataclass(frozen=True)
+class FamilyConfig:
+    """The fields with which the config of every family begins, and its rules for fields that several families have."""
+
+    kind: str = ""
+    vocab_size: int = 0
+    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
+
+    def check(self) -> None:
+        """Raise InputError for sizes and rates that no model can have."""
+        config: Any = checked(self, "model")
+        if config.width % (heads := getattr(config, "num_heads", 1)):
+            raise InputError(
+                f"model.width must be divisible by model.num_heads {heads}, got {config.width}; change one"
+            )
+        if hasattr(config, "adaptive"):
+            config.adaptive.check(config.width)
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that models can be hashed

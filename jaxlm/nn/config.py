@@ -5,9 +5,10 @@ This module does not import JAX: a command line is parsed before JAX is imported
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.ranges import Natural, Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,19 +26,7 @@ Features = Literal[
     "weighted_all",
 ]
 STEPS = 1 << 16  # number of steps between rates of 0 and 1
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Raise InputError for a rate that is not a probability, or so high that every element would be dropped."""
-    if not 0.0 <= rate < 1.0 or round(rate * STEPS) == STEPS:
-        raise InputError(f"{name} must be a number from 0 to {1 - 1 / STEPS:.5f}, got {rate}; choose another rate")
-
-
-def check_above_zero(config: Any, *names: str) -> None:
-    """Raise InputError for fields of a model's config that are not above 0."""
-    for name in names:
-        if not getattr(config, name) > 0:
-            raise InputError(f"model.{name} must be above 0, got {getattr(config, name):g}; give a larger one")
+Rate = Annotated[float, Range(0, below=1 - 0.5 / STEPS)]  # of dropout; a higher one would drop every element
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Adaptive:
     cutoffs: tuple[int, ...] = ()
     """First id of each tail cluster. Those beyond the vocabulary have no effect. Default: one cluster, a full
     softmax."""
-    divisor: int = 1
+    divisor: Annotated[int, Range(1, fix="give 1 for equal widths")] = 1
     """Tail i, counted from 1, has embeddings of the model's width / divisor^i."""
     projections: Literal["tails_tied", "untied"] = "tails_tied"
     """Projections between the widths of the clusters and of the model. tails_tied: input and output share those of the
@@ -75,8 +64,6 @@ class Adaptive:
             cutoffs, remedy = " ".join(map(str, self.cutoffs)), "sort them, each once"
             remedy = "give the first id of each tail" if min(self.cutoffs) < 1 else remedy
             raise InputError(f"model.adaptive.cutoffs must be above 0 and ascending, got {cutoffs}; {remedy}")
-        if self.divisor < 1:
-            raise InputError(f"model.adaptive.divisor must be at least 1, got {self.divisor}; give 1 for equal widths")
         if width // self.divisor ** len(self.cutoffs) < 1:
             raise InputError(
                 f"model.adaptive.divisor must leave each tail a width above 0, got {self.divisor}; give a smaller one"
@@ -94,9 +81,9 @@ class Execution:
     support, for example attention dropout, fall back to xla, and the log says so."""
     remat: Literal["none", "dots", "full"] = "none"
     """Recomputation in the backward pass. none: nothing. dots: all but matrix products. full: each whole layer."""
-    unroll: int = 0
+    unroll: Natural = 0
     """Layers per iteration of the layer loop. 0: one on a GPU, all of them elsewhere. More layers compile longer."""
-    loss_chunks: int = 0
+    loss_chunks: Annotated[int, Range(0, fix="give 0 for automatic")] = 0
     """Chunks of the length in which the vocabulary projection and its loss are computed. More chunks need less memory.
     0: one chunk, and on the CPU as many as let the logits of one fit its cache."""
 
@@ -124,12 +111,10 @@ class Execution:
         return _dtype(self.dtype)
 
     def check(self, num_layers: int) -> None:
-        """Raise InputError for numbers out of range. num_layers: those of the model."""
-        if self.loss_chunks < 0:
-            raise InputError(f"execution.loss_chunks must be at least 0, got {self.loss_chunks}; give 0 for automatic")
-        if not 0 <= self.unroll <= num_layers:
+        """Raise InputError for more layers per iteration than the model has, num_layers."""
+        if self.unroll > num_layers:
             raise InputError(
-                f"execution.unroll must be from 0 to {num_layers}, the model's layers, got {self.unroll}; give 0 for "
+                f"execution.unroll must be at most {num_layers}, the model's layers, got {self.unroll}; give 0 for "
                 "automatic"
             )
 

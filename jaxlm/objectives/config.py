@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.errors import InputError
+from jaxlm.ranges import Fraction, NotNegative, Range
 
 Objectives = Literal["language_model", "masked_lm"]
 
@@ -23,27 +24,21 @@ class LanguageModel:
     """Next-token prediction, for models that depend on earlier tokens alone."""
 
     kind: Annotated[Literal["language_model"], _KIND] = "language_model"
-    activation_regularization: float = 0.0
+    activation_regularization: NotNegative = 0.0
     """Weight of the mean square of the last layer's states, after dropout, in the training loss (Merity et al., 2018,
     section 4.6: 2)."""
-    temporal_activation_regularization: float = 0.0
+    temporal_activation_regularization: NotNegative = 0.0
     """Weight of the mean square of the difference of the last layer's states at consecutive tokens, before dropout, in
     the training loss (section 4.6: 1)."""
     positions: Literal["all", "last"] = "all"
     """Predicted positions of a row in the training loss. last: the last one alone, an ablation of Al-Rfou et al. (2019,
     section 3.1). Validation predicts all positions."""
-    intermediate_coefficient: float = 0.0
+    intermediate_coefficient: NotNegative = 0.0
     """Weight of the loss of each intermediate layer in the training loss, with a classifier of its own. Layer l of N
     stops contributing after l / 2N of the run (Al-Rfou et al., 2019, section 3.1: 1)."""
-    second_target_coefficient: float = 0.0
+    second_target_coefficient: NotNegative = 0.0
     """Weight of the loss of a second target, the token after the next one, with a classifier of its own, in the last
     layer and in intermediate layers that have a loss (section 3.1: 0.5)."""
-
-    def check(self) -> None:
-        """Raise InputError for weights below 0."""
-        for name in WEIGHTS:
-            if not getattr(self, name) >= 0:
-                raise InputError(f"objective.{name} must be at least 0, got {getattr(self, name)}; give 0 for none")
 
     def depends_on_num_steps(self) -> bool:
         """Return True if the loss of a step depends on the length of the run."""
@@ -62,30 +57,24 @@ WEIGHTS = (
 class MaskingConfig:
     """Fractions of tokens to predict and to replace."""
 
-    rate: float = 0.15
+    rate: Annotated[
+        float, Range(above=0, most=1, fix="give a fraction, or --objective.kind language_model without masks")
+    ] = 0.15
     """Fraction of tokens to predict: max(1, round(rate n)) of n tokens. CLS and SEP count and are never chosen."""
-    share_mask: float = 0.8
+    share_mask: Fraction = 0.8
     """Fraction of the chosen tokens that are replaced by [MASK]."""
-    share_random: float = 0.1
+    share_random: Fraction = 0.1
     """Fraction of the chosen tokens that are replaced by a random token of the whole vocabulary, with special tokens,
     as in the original. The rest stays unchanged. Table 8 of the paper varies the three fractions."""
     whole_word: bool = False
     """Choose whole words: a token that continues a word is chosen with the token before it (the original's option)."""
 
     def check(self) -> None:
-        """Raise InputError for fractions outside [0, 1]."""
-        prefix = "objective.masking"
-        for name in ("rate", "share_mask", "share_random"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise InputError(f"{prefix}.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
-        if self.rate == 0.0:
-            raise InputError(
-                f"{prefix}.rate must be above 0, got 0.0; give --objective.kind language_model without masks"
-            )
+        """Raise InputError for fractions that are more than 1 together."""
         if self.share_mask + self.share_random > 1.0 + 1e-9:
             raise InputError(
-                f"{prefix}.share_mask and {prefix}.share_random must be at most 1 together, got {self.share_mask} and "
-                f"{self.share_random}; lower one"
+                "objective.masking.share_mask and objective.masking.share_random must be at most 1 together, got "
+                f"{self.share_mask} and {self.share_random}; lower one"
             )
 
 
@@ -95,17 +84,8 @@ class MaskedLM:
 
     kind: Annotated[Literal["masked_lm"], _KIND] = "masked_lm"
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    next_sentence_coefficient: float = 1.0
+    next_sentence_coefficient: NotNegative = 1.0
     """Weight of the next-sentence loss on rows of pairs. 0: no next-sentence head."""
-
-    def check(self) -> None:
-        """Raise InputError for fractions and weights outside their range."""
-        self.masking.check()
-        if not self.next_sentence_coefficient >= 0:
-            raise InputError(
-                "objective.next_sentence_coefficient must be at least 0, got "
-                f"{self.next_sentence_coefficient}; give 0 for no such loss"
-            )
 
     def depends_on_num_steps(self) -> bool:
         """Return False: the loss of a step does not depend on the length of the run."""

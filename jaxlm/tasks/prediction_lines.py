@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxlm.errors import InputError
+from jaxlm.ranges import Range
 from jaxlm.reading.rows import SPREADSHEETS, TextFormat
 from jaxlm.tasks.metrics.predicted import Predicted
 from jaxlm.tasks.task import Task
@@ -27,8 +28,7 @@ def check_top_k(task: Task, top_k: int | None) -> None:
     """Raise InputError for a number of predictions that the task does not have."""
     if top_k is None:
         return
-    if top_k < 1:
-        raise InputError(f"--top-k must be positive, got {top_k}; give at least 1")
+    Range(1).check("--top-k", top_k)
     if not task.is_ranked:
         raise InputError(
             f"--top-k must be left out for a {task.kind} task, got {top_k}; it ranks the labels, choices or answers of "

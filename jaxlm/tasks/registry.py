@@ -66,10 +66,6 @@ def read_task(
       InputError: an unknown task, a missing directory or file, or a bad row, named in one line.
     """
     fraction = HELD_OUT_FRACTION
-    if sample is not None and sample < 1:
-        raise InputError(f"--sample must be positive, got {sample}; give at least 1")
-    if options is not None:
-        options.check()
     if name == "custom":
         if task_dir and is_catalogue(task_dir):
             raise InputError("task custom: reads a user's own files, not TFDS; give --custom.train FILE")

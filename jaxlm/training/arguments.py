@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.distributed.config import DistributedConfig
+from jaxlm.ranges import Natural
 from jaxlm.runs.config import TrackerKind
 from jaxlm.training.config import PretrainConfig
 
@@ -32,9 +33,9 @@ class PretrainArguments:
     zero_shot: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """NAME:PATH, a zero-shot task to evaluate before the first step and during training, into zero_shot.jsonl. Can be
     repeated. See python -m jaxlm.evaluate zero-shot --help."""
-    zero_shot_every: int = 0
+    zero_shot_every: Natural = 0
     """Steps between zero-shot evaluations. 0: at the end only."""
-    sample_every: int = 0
+    sample_every: Natural = 0
     """Steps between samples of text, from before the first step on, in the log and in metrics.jsonl. They are those of
     jaxlm.generate with its defaults. 0: none."""
     sample_prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

@@ -3,8 +3,6 @@
 This module does not import JAX, nor do the configs that it is made of.
 """
 
-import math
-import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,9 +14,9 @@ from jaxlm.data.config import DataConfig, Windows
 from jaxlm.distributed.config import MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
-from jaxlm.models.family import UNLIMITED
-from jaxlm.nn.config import Execution, Features, check_rate
-from jaxlm.objectives.config import WEIGHTS, LanguageModel, ObjectiveConfig
+from jaxlm.nn.config import Execution, Features, Rate
+from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
+from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
 from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.wording import either
 
@@ -59,66 +57,93 @@ MAY_DIFFER = (
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
-    """A pretraining run: a model, its objective, and rows of text."""
+class RunConfig:
+    """The fields that pretraining and fine-tuning share."""
 
     model: ModelConfig = field(default_factory=DEFAULT_MODEL)
-    objective: Annotated[ObjectiveConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(
-        default_factory=LanguageModel
-    )
-    data: Annotated[DataConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(default_factory=Windows)
+    """Sizes of a run from scratch; --start brings its own."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    num_steps: int | None = None
+    num_steps: Count | None = None
     """Number of updates. Give either this or num_epochs."""
-    num_epochs: float | None = None
+    num_epochs: Positive | None = None
     """Number of passes over the stores."""
-    batch_size: int = 64
+    batch_size: Count | None = None
     """Sequences per global batch."""
-    length: int = 512
+    length: Count | None = None
     """Tokens per sequence."""
-    ema: float = 0.0
-    """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, and is
-    what other commands use. 0: no average."""
-    average_iterates: Literal["off", "non_monotone", "from_start"] = "off"
-    """Mean of the parameters after each update, evaluated and used like that of ema. non_monotone: from the first
-    evaluation on whose validation loss is above the lowest one of all but the last average_interval evaluations
-    (NT-ASGD, Merity et al., 2018). from_start: from the first update on (ASGD)."""
-    average_interval: int = 5
-    """The newest evaluations that non_monotone leaves out of its comparison."""
+    ema: Annotated[float, Range(0, below=1, fix="give 0 for no average")] = 0.0
+    """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, selected
+    and kept, and is what other commands use. 0: no average."""
     spike_factor: float = 0.0
     """Report an update with a gradient norm above this multiple of the median of the last 128, and its rows. 0: off."""
     on_spike: Literal["report", "skip"] = "report"
     """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
     gradient is not finite, at most two in a row."""
     select: Literal["best", "last"] = "last"
-    """Parameters for other commands. best: those with the lowest validation loss so far. last: the last ones."""
-    patience: int | None = None
-    """Evaluations in a row without a lower validation loss after which a run ends. Default: train to the end."""
-    seed: int = 0
-    """Seed of all random numbers of the run."""
+    """Parameters to keep for other commands. best: of the evaluation with the lowest validation loss, or with the best
+    metric on dev. last: of the last step."""
+    patience: Count | None = None
+    """Evaluations in a row without a lower validation loss, or a better metric on dev, after which a run ends. Default:
+    train to the end."""
+    seed: Seed = 0
+    """Seed of all random numbers of the run, or of the first one of several."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     execution: Execution = field(default_factory=Execution)
-    micro_batches: int | Literal["auto"] = 1
+    micro_batches: Count | Literal["auto"] = 1
     """Micro-batches per step, run in sequence; the update is that of the whole batch. auto: as few as fit the memory of
     the devices, found by compiling; 1 on a CPU."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between lines of metrics."""
-    eval_every: int = 1000
-    """Steps between evaluations on data.validation. 0: at the end only."""
-    eval_batch_size: int | None = None
+    eval_every: Natural = 0
+    """Steps between evaluations on data.validation, or on dev. 0: at the end, in fine-tuning of each epoch."""
+    eval_batch_size: Count | None = None
     """Sequences per evaluation batch. Default: batch_size."""
-    checkpoint_every: int = 1000
+    checkpoint_every: Count = 1000
     """Steps between checkpoints."""
-    keep_newest: int = 3
-    """Number of newest checkpoints to keep."""
-    keep_every: int | None = None
-    """Keep the checkpoint of every multiple of this number of steps. Default: none."""
+    keep_newest: Count = 1
+    """Number of newest checkpoints to keep; in fine-tuning, until the result is written."""
+    keep_every: Count | None = None
+    """Keep the checkpoint of every multiple of this number of steps as well. Default: none."""
 
     def check(self) -> None:
         """Raise InputError for values out of range and for parts that do not fit together."""
-        check_fields(self)
+        checked(self)
+        self.model.check()
+        self.optimizer.check()
+        self.execution.check(self.model.num_layers)
+        if self.spike_factor and not self.spike_factor > 1:
+            raise InputError(f"spike_factor must be above 1, or 0 for off, got {self.spike_factor:g}; give more")
+        if self.on_spike == "skip" and not self.spike_factor:
+            raise InputError("on_spike must be report without spike_factor, got skip; give --spike-factor too")
+
+
+@dataclass(frozen=True)
+class PretrainConfig(RunConfig):
+    """A pretraining run: a model, its objective, and rows of text."""
+
+    objective: Annotated[ObjectiveConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(
+        default_factory=LanguageModel
+    )
+    data: Annotated[DataConfig, tyro.conf.AvoidSubcommands, CHOSEN_BY_FLAG] = field(default_factory=Windows)
+    batch_size: Count = 64
+    length: Count = 512
+    eval_every: Natural = 1000
+    keep_newest: Count = 3
+    average_iterates: Literal["off", "non_monotone", "from_start"] = "off"
+    """Mean of the parameters after each update, evaluated and used like that of ema. non_monotone: from the first
+    evaluation on whose validation loss is above the lowest one of all but the last average_interval evaluations
+    (NT-ASGD, Merity et al., 2018). from_start: from the first update on (ASGD)."""
+    average_interval: Count = 5
+    """The newest evaluations that non_monotone leaves out of its comparison."""
+
+    def check(self) -> None:
+        """Raise InputError for values out of range and for parts that do not fit together."""
+        super().check()
+        if self.optimizer.peak_lr is None:
+            raise InputError("optimizer.peak_lr must be given in pretraining, got none; give a learning rate")
         self.data.check()
-        self.objective.check()
+        if isinstance(self.objective, MaskedLM):
+            self.objective.masking.check()
         check_averages(self)
         family = family_of(self.model)
         wanted = family.objectives(self.model)
@@ -142,13 +167,19 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneConfig(RunConfig):
     """A fine-tuning run: a model, a head and a labelled task. Fields that are None take the task's published values."""
 
-    model: ModelConfig = field(default_factory=DEFAULT_MODEL)
-    """Sizes of a run from scratch; --start brings its own."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    auxiliary_lm: float = 0.0
+    num_epochs: Positive | None = None
+    """Number of passes over the training split. Default: the task's."""
+    batch_size: Count | None = None
+    """Examples per global batch. Default: the task's."""
+    length: Count | None = None
+    """Tokens in the longest sequence. Longer inputs are truncated by the task's rule. Default: the task's."""
+    select: Literal["best", "last"] = "best"
+    micro_batches: Count = 1
+    """Micro-batches per step, run in sequence; the update is that of the whole batch."""
+    auxiliary_lm: NotNegative = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
     head: Literal["linear", "bilstm", "concat_pooling"] = "linear"
     """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
@@ -159,12 +190,12 @@ class FinetuneConfig:
     the end of a document before each text, as in the language model's training, and nothing after the last text."""
     features: Features = "last"
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
-    backprop_window: int = 0
+    backprop_window: Natural = 0
     """Tokens after which the gradient ends, for a model that carries a state: a text is read in windows of this length,
     each from the state that the one before left (ULMFiT's BPT3C). 0: the gradient flows through the whole text."""
     frozen: bool = False
     """Train the head only and keep the pretrained model fixed."""
-    freeze_layers: int = 0
+    freeze_layers: Natural = 0
     """Layers to keep fixed, counted from the first. The embeddings below them train unless --freeze-embeddings is
     given."""
     freeze_embeddings: bool = False
@@ -172,70 +203,28 @@ class FinetuneConfig:
     unfreeze: Literal["all", "gradual"] = "all"
     """all: train the whole model from the first step. gradual: train the head in the first epoch, and one more layer
     from the top in each later epoch, the embeddings last. The optimizer's moments begin anew with each (ULMFiT)."""
-    head_dropout_rate: float = 0.1
+    head_dropout_rate: Rate = 0.1
     """Dropout rate before the head."""
-    transfer_layers: int | None = None
+    transfer_layers: Natural | None = None
     """Number of pretrained layers to keep, counted from the first; the others are initialized (GPT-1's figure 2).
     Default: all."""
-    reinit_layers: int = 0
+    reinit_layers: Natural = 0
     """Pretrained layers to initialize, counted from the last, with an encoder's pooler (Zhang et al., 2021)."""
-    select: Literal["best", "last"] = "best"
-    """Parameters to keep. best: of the evaluation with the best metric on dev. last: of the last step."""
     select_by: str | None = None
     """Metric on dev that selects evaluations, learning rates and seeds, for example macro_f1 or loss. docs/metrics.md
     lists the metrics of each kind of task. Default: the task's own."""
-    patience: int | None = None
-    """Evaluations in a row without a better value of the selecting metric after which a run ends. Default: train to the
-    end."""
     class_weights: tuple[str, ...] = ()
     """Weights of the classes in the loss, as NAME=WEIGHT …, 1 for the others. balanced: examples / (classes x examples
     of the class). For multilabel a weight multiplies the loss where the label is given, and balanced is examples
     without the label / examples with it."""
-    label_smoothing: float = 0.0
+    label_smoothing: BelowOne = 0.0
     """Fraction of each target that is distributed over all classes, tags or choices alike. 0: none."""
-    num_steps: int | None = None
-    """Number of updates. Give either this or num_epochs."""
-    num_epochs: float | None = None
-    """Number of passes over the training split. Default: the task's."""
-    batch_size: int | None = None
-    """Examples per global batch. Default: the task's."""
-    length: int | None = None
-    """Tokens in the longest sequence. Longer inputs are truncated by the task's rule. Default: the task's."""
-    ema: float = 0.0
-    """Decay of an exponential moving average of the parameters, for example 0.99. The average is evaluated, selected
-    and kept. 0: no average."""
-    spike_factor: float = 0.0
-    """Report an update with a gradient norm above this multiple of the median of the last 128, and its rows. 0: off."""
-    on_spike: Literal["report", "skip"] = "report"
-    """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
-    gradient is not finite, at most two in a row."""
-    seed: int = 0
-    """Seed of all random numbers of the first run."""
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    execution: Execution = field(default_factory=Execution)
-    micro_batches: int = 1
-    """Micro-batches per step, run in sequence; the update is that of the whole batch."""
-    log_every: int = 10
-    """Steps between lines of metrics."""
-    eval_every: int = 0
-    """Steps between evaluations on dev. 0: one per epoch."""
-    eval_batch_size: int | None = None
-    """Examples per evaluation batch. Default: batch_size."""
-    checkpoint_every: int = 1000
-    """Steps between checkpoints."""
-    keep_newest: int = 1
-    """Number of newest training states to keep per run; they are removed when its result is written."""
-    keep_every: int | None = None
-    """Keep the training state of every multiple of this number of steps as long. Default: none."""
-    members_per_group: int = 1
+    members_per_group: Annotated[int, Range(0, fix="give 0 for as many as fit")] = 1
     """Runs (seeds and learning rates) trained together in one program, on accelerators. 0: as many as fit."""
 
     def check(self) -> None:
         """Raise InputError for values out of range and for parts that do not fit together."""
-        rate = self.optimizer.peak_lr
-        check_fields(replace(self, optimizer=replace(self.optimizer, peak_lr=0.0 if rate is None else rate)))
-        if self.auxiliary_lm < 0:
-            raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}; give 0 for none")
+        super().check()
         encoder = family_of(self.model).is_encoder
         if self.auxiliary_lm and (encoder or self.frozen):
             reason = "an encoder" if encoder else "a frozen model"
@@ -252,40 +241,23 @@ class FinetuneConfig:
             raise InputError("special_tokens must be gpt1 for an encoder, which has CLS and SEP, got end; leave it out")
         if self.features != "last" and self.head != "bilstm":
             raise InputError(f"features must be last without head bilstm, got {self.features}; give --head bilstm too")
-        if self.members_per_group < 0:
-            raise InputError(
-                f"members_per_group must be at least 0, got {self.members_per_group}; give 0 for as many as fit"
-            )
         family, layers = family_of(self.model), self.model.num_layers
         if family.layers is None and (self.transfer_layers is not None or self.reinit_layers):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {family.title}, whose layers are not stacked"
             )
-        if self.transfer_layers is not None and not 0 <= self.transfer_layers <= layers:
-            raise InputError(
-                f"transfer_layers must be from 0 to {layers}, the model's layers, got {self.transfer_layers}; "
-                "give fewer"
-            )
-        if not 0 <= self.reinit_layers <= layers:
-            raise InputError(
-                f"reinit_layers must be from 0 to {layers}, the model's layers, got {self.reinit_layers}; give fewer"
-            )
+        for name in ("transfer_layers", "reinit_layers"):
+            if (value := getattr(self, name) or 0) > layers:
+                raise InputError(f"{name} must be at most {layers}, the model's layers, got {value}; give fewer")
         if self.reinit_layers and self.transfer_layers is not None:
             raise InputError("transfer_layers and reinit_layers are both given; give one of them")
         self._check_window()
-        check_rate("head_dropout_rate", self.head_dropout_rate)
         check_freezing(self)
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(
-                f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}; give a fraction"
-            )
 
     def _check_window(self) -> None:
         """Raise InputError for a backprop_window that the model, or the auxiliary loss, does not have."""
         if not self.backprop_window:
             return
-        if self.backprop_window < 0:
-            raise InputError(f"backprop_window must be at least 0, got {self.backprop_window}; give 0 for none")
         family = family_of(self.model)
         if not family.carries or self.auxiliary_lm:
             reason = "with auxiliary_lm" if family.carries else f"for {family.title}, which carries no state"
@@ -304,11 +276,9 @@ def check_freezing(config: FinetuneConfig) -> None:
     layers, kept = config.model.num_layers, config.model.num_layers - config.reinit_layers
     if config.transfer_layers is not None:
         kept = config.transfer_layers
-    if not 0 <= config.freeze_layers <= kept:
+    if config.freeze_layers > kept:
         kind = "the model's layers" if kept == layers else "the pretrained layers that are kept"
-        raise InputError(
-            f"freeze_layers must be from 0 to {kept}, {kind}, got {config.freeze_layers}; give another number"
-        )
+        raise InputError(f"freeze_layers must be at most {kept}, {kind}, got {config.freeze_layers}; give fewer")
     for name, value, default in (
         ("freeze_layers", config.freeze_layers, 0),
         ("freeze_embeddings", config.freeze_embeddings, False),
@@ -327,7 +297,6 @@ def check_freezing(config: FinetuneConfig) -> None:
 
 def check_averages(config: PretrainConfig) -> None:
     """Raise InputError for two averages, and for a mean of iterates that no evaluation can begin."""
-    check_positive(config, "average_interval")
     if config.average_iterates == "off":
         return
     if config.ema:
@@ -336,53 +305,6 @@ def check_averages(config: PretrainConfig) -> None:
         raise InputError(
             "eval_every must be above 0 with average_iterates non_monotone, got 0; give the steps of an epoch"
         )
-
-
-def check_fields(config: PretrainConfig | FinetuneConfig) -> None:
-    """Raise InputError for values that no run can have: numbers that are not finite, or out of range."""
-    check_finite(to_json(config))
-    check_positive(config, "batch_size", "num_steps", "length", *(["micro_batches"] * (config.micro_batches != "auto")))
-    check_positive(config, "log_every", "eval_batch_size", "checkpoint_every", "keep_newest", "keep_every", "patience")
-    config.model.check()
-    config.optimizer.check()
-    config.execution.check(config.model.num_layers)
-    if config.num_epochs is not None and not config.num_epochs > 0:
-        raise InputError(f"num_epochs must be above 0, got {config.num_epochs}; give more")
-    if config.eval_every < 0:
-        raise InputError(f"eval_every must be at least 0, got {config.eval_every}; give 0 for fewest evaluations")
-    if not 0 <= config.ema < 1:
-        raise InputError(f"ema must be from 0 to below 1, got {config.ema:g}; give 0 for no average")
-    if config.spike_factor and not config.spike_factor > 1:
-        raise InputError(f"spike_factor must be above 1, or 0 for off, got {config.spike_factor:g}; give more")
-    if config.on_spike == "skip" and not config.spike_factor:
-        raise InputError("on_spike must be report without spike_factor, got skip; give --spike-factor too")
-    check_seed("seed", config.seed)
-
-
-def check_finite(value: Any, name: str = "") -> None:
-    """Raise InputError for nan and infinity anywhere in a config as JSON."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            check_finite(item, f"{name}.{key}" if name else key)
-    elif isinstance(value, list):
-        for item in value:
-            check_finite(item, name)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{name} must be finite, got {value}; give a finite number")
-
-
-def check_positive(config: Any, *names: str) -> None:
-    """Raise InputError for fields, with their names in dots, that are below 1."""
-    for name in names:
-        value = operator.attrgetter(name)(config)
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be above 0, got {value}; give at least 1")
-
-
-def check_seed(name: str, seed: int) -> None:
-    """Raise InputError for a seed of more than 32 bits, which keys are made from."""
-    if not 0 <= seed < 2**32:
-        raise InputError(f"{name} must be a whole number from 0 to {2**32 - 1}, got {seed}; give another seed")
 
 
 def check_batches(config: Any, mesh: "Mesh") -> int:
@@ -399,14 +321,12 @@ def check_batches(config: Any, mesh: "Mesh") -> int:
 def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
     """Raise InputError for a length above the position table, or one that its loss chunks do not divide."""
     longest = family_of(model).max_length(model)
-    if not 1 <= length <= longest:
-        if longest == UNLIMITED:
-            raise InputError(f"length must be at least 1, got {length}; give more")
+    if length > longest:
         raise InputError(
-            f"length must be from 1 to {longest}, the positions of the model, got {length}; give at most {longest}, or "
-            f"train a model with more model.{family_of(model).positions}"
+            f"length must be at most {longest}, the positions of the model, got {length}; give a smaller one, or train "
+            f"a model with more model.{family_of(model).positions}"
         )
-    if loss_chunks < 0 or (loss_chunks and length % loss_chunks):
+    if loss_chunks and length % loss_chunks:
         raise InputError(f"execution.loss_chunks must divide length {length}, got {loss_chunks}; give 0 for automatic")
 
 

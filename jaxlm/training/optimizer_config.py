@@ -1,10 +1,12 @@
 """The config of the optimizer and its learning-rate schedule. This module does not import JAX."""
 
 import math
+import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxlm.errors import InputError
+from jaxlm.ranges import BelowOne, NotNegative, Positive, Range
 
 Decay = Literal[
     "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "warmup_stable_decay", "slanted_triangular"
@@ -20,9 +22,9 @@ class OptimizerConfig:
     rate of 0 in the first update; BERT's does not correct the bias. sgd: with momentum; the decay is added to the
     gradient. adagrad: as in TensorFlow, decoupled decay. adafactor: as for T5; peak_lr is relative to the size of each
     parameter, and eps is not used."""
-    peak_lr: float | None = 2.5e-4
+    peak_lr: NotNegative | None = 2.5e-4
     """Highest learning rate. None: the task's, in fine-tuning."""
-    warmup: float = 2000.0
+    warmup: Annotated[float, Range(0, fix="give 0 for no warmup")] = 2000.0
     """Linear warmup in steps, or below 1 as a fraction of the run. A fraction of a step is rounded down by bert_adamw,
     kept by openai_adam and rounded up by the others."""
     decay: Decay = "cosine"
@@ -30,77 +32,39 @@ class OptimizerConfig:
     decay. inverse_sqrt: with the inverse root of the step, in units of the warmup. warmup_stable_decay: the peak for
     the fraction `stable` of the steps after the warmup, then polynomial. slanted_triangular: linear from `floor` to the
     peak during the warmup, and linear back, as in ULMFiT (warmup 0.1, floor 0.03125)."""
-    floor: float = 0.0
+    floor: BelowOne = 0.0
     """Lowest learning rate of the decay, as a fraction of peak_lr."""
-    power: float = 1.0
+    power: Positive = 1.0
     """Power of polynomial and warmup_stable_decay. 1: linear."""
-    stable: float = 0.8
+    stable: BelowOne = 0.8
     """Fraction of the steps after the warmup at the peak, with warmup_stable_decay."""
-    beta1: float = 0.9
+    beta1: BelowOne = 0.9
     """Decay rate of Adam's first moment."""
-    beta2: float = 0.999
+    beta2: BelowOne = 0.999
     """Decay rate of Adam's second moment."""
-    eps: float = 1e-8
+    eps: NotNegative = 1e-8
     """Constant added to the root of the second moment, in Adam and adagrad."""
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     """Weight decay of matrices and tables. Biases and norms are not decayed."""
-    clip_norm: float = 1.0
+    clip_norm: NotNegative = 1.0
     """Largest global norm of the gradient. 0: no clipping."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Range(above=0, fix="give 1 for the same rate everywhere")] = 1.0
     """Divisor of the learning rate from each layer to the one below. The head has the full rate, the embeddings have
     the lowest. 1: the same rate everywhere."""
-    momentum: float = 0.0
+    momentum: BelowOne = 0.0
     """Momentum of sgd. 0: no momentum and no optimizer state."""
-    initial_accumulator: float = 0.1
+    initial_accumulator: NotNegative = 0.1
     """Initial value of adagrad's sums of squared gradients."""
 
     def check(self) -> None:
-        """Raise InputError for values out of range."""
-        self._check_range("peak_lr", 0.0)
-        for name in ("beta1", "beta2", "momentum"):
-            self._check_range(name, 0.0, 1.0)
-        for name in ("eps", "weight_decay", "clip_norm", "initial_accumulator"):
-            self._check_range(name, 0.0)
-        if not self.warmup >= 0:
-            raise InputError(
-                f"optimizer.warmup must be a number of steps, or a fraction of the run below 1, got {self.warmup:g}; "
-                "0 turns the warmup off"
-            )
-        if self.momentum and self.kind != "sgd":
-            raise InputError(
-                f"optimizer.momentum must be 0 with optimizer.kind {self.kind}, got {self.momentum:g}; leave it out"
-            )
-        self._check_decay()
-        if not self.layer_decay > 0:
-            raise InputError(f"optimizer.layer_decay must be above 0, got {self.layer_decay:g}; 1 turns it off")
+        """Raise InputError for a value that the chosen optimizer or decay does not use, and for a division by 0."""
+        for name, (choice, users) in _USERS.items():
+            value, default, chosen = getattr(self, name), getattr(OptimizerConfig, name), getattr(self, choice)
+            if value != default and chosen not in users:
+                rule = f"{default:g} with optimizer.{choice} {chosen}"
+                raise InputError(f"optimizer.{name} must be {rule}, got {value:g}; leave it out")
         if self.kind == "adagrad" and not (self.initial_accumulator or self.eps):
             raise InputError("optimizer.initial_accumulator must be above 0 where optimizer.eps is 0; give 0.1")
-
-    def _check_decay(self) -> None:
-        """Raise InputError for numbers of a decay that are out of range, or that the chosen one does not use."""
-        self._check_range("floor", 0.0, 1.0)
-        self._check_range("stable", 0.0, 1.0)
-        if not self.power > 0:
-            raise InputError(f"optimizer.power must be above 0, got {self.power:g}; the default is 1")
-        shaped = ("polynomial", "warmup_stable_decay")
-        for name, used in (
-            ("floor", self.decay != "constant"),
-            ("power", self.decay in shaped),
-            ("stable", self.decay == "warmup_stable_decay"),
-        ):
-            value, default = getattr(self, name), getattr(OptimizerConfig, name)
-            if value != default and not used:
-                raise InputError(
-                    f"optimizer.{name} must be {default:g} with optimizer.decay {self.decay}, got {value:g}; "
-                    "leave it out"
-                )
-
-    def _check_range(self, name: str, lowest: float, below: float = math.inf) -> None:
-        value = getattr(self, name)
-        if value is None or not lowest <= value < below:
-            rule = f"{lowest:g} or above" + (f" and below {below:g}" if below < math.inf else "")
-            default = getattr(OptimizerConfig, name)
-            raise InputError(f"optimizer.{name} must be {rule}, got {value}; the default is {default:g}")
 
     def warmup_steps(self, num_steps: int) -> float:
         """Return the warmup in steps of a run of `num_steps`; openai_adam's need not be whole."""
@@ -125,3 +89,12 @@ class OptimizerConfig:
         """Return True if the learning rate of a step depends on the length of the run."""
         fixed = self.decay in ("constant", "inverse_sqrt")
         return self.kind == "openai_adam" or not fixed or 0 < self.warmup < 1
+
+
+# Fields that only some optimizers or decays use: the field that chooses, and the choices.
+_USERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "momentum": ("kind", ("sgd",)),
+    "floor": ("decay", tuple(name for name in typing.get_args(Decay) if name != "constant")),
+    "power": ("decay", ("polynomial", "warmup_stable_decay")),
+    "stable": ("decay", ("warmup_stable_decay",)),
+}

@@ -202,19 +202,8 @@ def run_pretraining(
     stores = {"data.store": store, "data.validation": validation}
     changes = dict(changes or {}) | {name: listed(value) for name, value in stores.items() if value is not None}
     settings = load_config(str(config), PretrainConfig) if isinstance(config, str | Path) else config
-    arguments = of_call(
-        PretrainArguments,
-        {
-            "config": "",
-            "run": run,
-            "start": start,
-            "start_with": start_with,
-            "start_vocabulary": start_vocabulary,
-            "profile": profile,
-            "verify_stores": verify_stores,
-            "settings": with_fields(settings, changes) if changes else settings,
-        },
-    )
+    settings = with_fields(settings, changes) if changes else settings
+    arguments = of_call(PretrainArguments, locals(), config="")
     observer = observer or Observer(callbacks)
     try:
         return _pretrain(arguments, {*given, *map(field_of_flag, changes)}, observer, evaluations, checks)

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxlm.finetuning.arguments import DataArguments, TaskArguments
+from jaxlm.ranges import Count, Natural
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 
 
@@ -16,9 +17,9 @@ class ShowArguments:
 
     target: tyro.conf.Positional[tuple[str, ...]] = ()
     """A token store, one or more run directories (or RUN@STEP), or a config file or its name."""
-    step: int | None = None
+    step: Natural | None = None
     """Show the batch of this step of a run, counted from 0."""
-    count: int = 3
+    count: Natural = 3
     """Documents or rows to show."""
     plot: Path | None = None
     """Write the curves of the runs, of training and validation, to this file: .png, .pdf or .svg."""
@@ -30,9 +31,9 @@ class ShowPretrainingArguments:
 
     config: tyro.conf.Positional[str]
     """A config file, or its name."""
-    step: int | None = None
+    step: Natural | None = None
     """The step whose batch is shown, counted from 0. Default: 0 with a store, and without one no batch."""
-    count: int = 3
+    count: Natural = 3
     """Rows to show."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
@@ -50,9 +51,9 @@ class ShowRecipeArguments:
 class ShowFinetuningArguments(TaskArguments):
     """Show a batch of a fine-tuning config."""
 
-    step: int = 0
+    step: Natural = 0
     """The step, counted from 0."""
-    count: int = 3
+    count: Natural = 3
     """Examples to show."""
 
 
@@ -64,7 +65,7 @@ class ShowRowsArguments(DataArguments):
     """A run or published model to measure tokens for."""
     tokenizer: str | None = None
     """Tokenizer to measure tokens with, without a start. A vocabulary with CLS and SEP is used as a BERT uses it."""
-    length: int | None = None
+    length: Count | None = None
     """Tokens in the longest sequence. Default: the task's, at most those that the start was trained on."""
-    count: int = 3
+    count: Natural = 3
     """Training examples to show."""

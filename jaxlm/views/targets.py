@@ -26,8 +26,6 @@ from jaxlm.views.task import Reader, task_lines
 
 def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
     """Return the lines for the rows of a task."""
-    if arguments.length is not None and arguments.length < 1:
-        raise InputError(f"--length must be positive, got {arguments.length}; give at least 1")
     if arguments.start is not None and arguments.tokenizer is not None:
         raise InputError(f"--tokenizer must be left out with --start, got {arguments.tokenizer}; give one of them")
     reader = _reader(arguments)
@@ -107,7 +105,6 @@ def _reader(arguments: ShowRowsArguments) -> Reader | None:
 
 
 def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:
-    arguments.options.check()
     return read_task(
         arguments.task,
         arguments.task_dir,

@@ -27,6 +27,7 @@ from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.text_stream import TextStream, collect
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
+from jaxlm.ranges import checked
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward
 
@@ -227,7 +228,7 @@ def continuation(given: Mapping[str, Any]) -> Continuation:
     sampling = Sampling(
         1.0 if temperature is None else float(temperature), int(given.get("top_k") or 0), float(given.get("top_p") or 1)
     )
-    sampling.check()
+    checked(sampling)
     return Continuation(
         int(length), tuple(text for text in stop if text), sampling, float(given.get("repetition_penalty") or 1.0)
     )

@@ -26,7 +26,6 @@ from jaxlm.errors import InputError
 from jaxlm.inference.sampling import Sampling
 from jaxlm.tasks.metrics.report import RESAMPLES
 from jaxlm.tasks.metrics.span_scores import answer_scores, exact_match, token_f1
-from jaxlm.training.config import check_seed
 from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer, Query, Template, read_template
 from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
 from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr, sampled
@@ -135,7 +134,6 @@ class PromptedTask:
 
     def measure(self, model, path: Path, options) -> Iterator[Measured]:
         """Yield the values. InputError for a malformed file or too few rows for the examples."""
-        check_seed("--seed", options.seed)
         template = read_template(self.name, options.prompt, self.fields)
         rows, without = self.read(path)
         examples, scored, named = self._examples(path, rows, options)
@@ -156,8 +154,6 @@ class PromptedTask:
     def _examples(self, path: Path, rows: list[Row], options) -> tuple[list[Row], list[Row], dict[str, Any]]:
         """Return the rows in the prompt, those to answer, and which ones they are in words."""
         count = self.examples if options.prompt_examples is None else options.prompt_examples
-        if count < 0:
-            raise InputError(f"--prompt-examples must be at least 0, got {count}; give 0 for none")
         if options.prompt_rows is not None:
             source, others = self.read(options.prompt_rows)[0], rows
             where = f"rows 1 to {count} of {options.prompt_rows}"

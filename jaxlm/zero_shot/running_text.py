@@ -152,17 +152,15 @@ def window_sizes(longest: int, options) -> tuple[int, int]:
     """Return the context length and the stride of options; by default both are the longest context, if it is finite."""
     default = DEFAULT_WINDOW if longest == UNLIMITED else longest
     length = default if options.context_length is None else options.context_length
-    if not 1 <= length <= longest:
-        if longest == UNLIMITED:
-            raise InputError(f"--context-length must be above 0, got {length}; give at least 1")
+    if length > longest:
         raise InputError(
-            f"--context-length must be from 1 to {longest}, the positions of the model that are used, got {length}; "
-            f"give at most {longest}"
+            f"--context-length must be at most {longest}, the positions of the model that are used, got {length}; "
+            "give a smaller one"
         )
     stride = length if options.stride is None else options.stride
-    if not 1 <= stride <= length:
+    if stride > length:
         raise InputError(
-            f"--stride must be from 1 to the context length {length}, got {stride}; a larger one would skip tokens"
+            f"--stride must be at most the context length {length}, got {stride}; a larger one would skip tokens"
         )
     return length, stride
 

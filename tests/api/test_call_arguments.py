@@ -53,7 +53,7 @@ CALLS = [
     ),
     (
         lambda: jaxlm.prepare_store("text:*.txt", tokenizer="bytes", output="o", minimum_count=0),
-        "minimum_count must be positive, got 0; 1 keeps every word",
+        "minimum_count must be at least 1, got 0; 1 keeps every word",
     ),
     (
         lambda: jaxlm.run_pretraining("debug/gpt", run="r", start_with="moments"),

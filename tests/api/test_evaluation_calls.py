@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_commands(folder, tmp_path, capsys):
         (lambda: jaxlm.evaluate_ensemble(str(tuned)), f"an ensemble must have at least two runs, got {tuned}"),
         (
             lambda: jaxlm.evaluate_zero_shot(gpt, task="squad:x", changes={"sample": 0}),
-            "sample must be positive, got 0",
+            "sample must be at least 1, got 0",
         ),
         (lambda: jaxlm.evaluate_zero_shot(gpt, task=()), "task must be given"),
         (lambda: jaxlm.export_model(folder / "runs/lstm", to=tmp_path / "no"), "Hugging Face has no counterpart of"),
@@ -91,7 +91,7 @@ def test_predictions_have_the_options_of_the_command(folder, tmp_path):
     assert found == toy_encoder.lines(output) and found[0]["note"] == "a" and len(found[0]["embedding"]) == 16
     assert [line["prediction"] for line in model.predict(rows)] == [line["prediction"] for line in found]
     for call, message in (
-        (lambda: model.predict(rows, top_k=0), "top_k must be positive, got 0"),
+        (lambda: model.predict(rows, top_k=0), "top_k must be at least 1, got 0"),
         (lambda: model.predict(rows, top_k="2"), 'top_k must be an integer or none, got "2"'),
         (lambda: jaxlm.load(folder / "runs/tuned", batch_size="8"), 'batch_size must be an integer, got "8"'),
         (lambda: model.decode([[1], [2, 3]]), r"ids must be a list of numbers from 0 to \d+, got \[\[1\], \[2, 3\]\]"),

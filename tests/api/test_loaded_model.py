@@ -218,7 +218,7 @@ def test_loading_refuses_in_one_line(folder, tmp_path):
         (tmp_path / "nothing", {}, "no such run directory"),
         (f"hf:{tmp_path / 'nothing'}", {}, "is not a directory"),
         (f"{run}@5", {}, "5"),
-        (run, {"batch_size": 0}, "batch_size must be positive"),
+        (run, {"batch_size": 0}, "batch_size must be at least 1"),
         (run, {"mesh": {"tensor": 3}}, "does not fit 2 devices"),
         (run, {"mesh": {"model": 2}}, "mesh.model: no such field"),
         (run, {"custom": {"text": "a"}}, "custom must be left out"),

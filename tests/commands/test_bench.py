@@ -50,7 +50,7 @@ def test_sizes_that_do_not_fit_are_refused(model):
             measured(f"--model {model} {TOY} --loss-chunks 5")
     with pytest.raises(InputError, match="batch_size must be .*, got 3"):
         measured(f"--model {model} {TOY} --batch 3")
-    with pytest.raises(InputError, match="steps must be positive"):
+    with pytest.raises(InputError, match="steps must be at least 1, got 0"):
         measured(f"--model {model} {TOY} --steps 0")
     with pytest.raises(InputError, match="--model must be one of gpt1, gpt2, .*, got t5"):
         measured("--model t5")

@@ -69,7 +69,6 @@ def test_a_run_on_streams_is_killed_and_goes_on(store, tmp_path):
     [
         ("--data.weights 1", ["--data.weights must be left out with --data.layout streams, got 1.0"]),
         ("--batch-size 512", ["--batch-size must be at most ", "for streams of ", " in rows of 32, got 512"]),
-        ("--data.reset-probability 1.5", ["--data.reset-probability must be from 0 to 1, got 1.5; give a fraction"]),
         ("--data.short-length 16", ["--data.short-length must be given with --data.layout pairs, got streams"]),
     ],
 )

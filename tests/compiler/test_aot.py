@@ -57,7 +57,6 @@ def test_the_clock_is_the_peak_of_all_multipliers():
         ("v5p:4x4", 1, "v5p:4x4x4"),
         ("v5e", 1, "must have 2 sides for v5e"),
         ("v5e:0x4", 1, "2 sides"),
-        ("v5e:4x4", 0, "--slices must be positive, got 0"),
         ("v5e:16x32", 1, "at most 256 chips per slice"),
     ],
 )

@@ -29,8 +29,6 @@ def store(tmp_path_factory):
         ([[5], [6], [7]], {}, "each of its 3 documents is one sentence.*--sentences split"),
         ([[1], [1]], {}, "no chunk of 2 tokens"),
         ([[5, 5], [5, 5]], {"length": 4}, "rows of pairs must have at least 5 slots .*, got 4"),
-        ([[5, 5], [5, 5]], {"random_share": 1.5}, r"data\.random_share must be from 0 to 1, got 1\.5"),
-        ([[5, 5], [5, 5]], {"mask_copies": 0}, r"data\.mask_copies must be at least 1, got 0"),
     ],
 )
 def test_what_no_pair_can_be_made_of_says_so(tmp_path, documents, changes, rule):

@@ -289,7 +289,7 @@ def test_two_processes_answer_together_and_one_writes(run, tasks, tmp_path):
         (["--tasks", "toy_choice", "--model", "hf"], "--model must be left out, got hf; use --run"),
         (["--tasks", "toy_choice", "--device", "cuda"], "--device must be left out, got cuda"),
         (["--tasks", "toy_choice", "--log_samples"], "--output_path"),
-        (["--tasks", "toy_choice", "--batch_size", "0"], "--batch-size must be positive, got 0"),
+        (["--tasks", "toy_choice", "--batch_size", "0"], "batch_size must be at least 1, got 0"),
         (["--tasks", "toy_choice", "--prefix-token-id", "9999"], "--prefix-token-id must be from 0 to 261, got 9999"),
         (["--tasks", "toy_choice", "--apply_chat_template"], "--apply_chat_template must be left out"),
     ],

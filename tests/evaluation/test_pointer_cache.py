@@ -88,7 +88,6 @@ def test_the_command_reports_its_cache(tmp_path):
     longest, most = max(streams), (cached["tokens"] - 1) // 900
     for flags, said in (
         (("--layout", "windows", "--cache.window", 50), "layout must be streams with --cache.window, got windows"),
-        (("--length", 0), "--length must be from 1 to 512, the positions of the model, got 0"),
         (("--cache.theta", 0.5), "--cache.theta must be left out without --cache.window, got 0.5"),
         (("--cache.window", 900), f"below {longest}, the tokens of each of the 8 streams of the batch, got 900: "),
         (("--cache.window", 900), f"give a --batch-size of at most {most}, or a smaller one"),

@@ -113,7 +113,6 @@ def test_an_encoder_fills_a_file(tmp_path):
         (["--stream", "--prompts", "b.txt"], "--stream must be given without --prompts"),
         (["--stream", "--num-samples", 2], "--stream must be given without --prompts and with one sample"),
         (["--stream", "--beams", 2], "--stream must be given without --beams, got --beams 2"),
-        (["--top", 0], "--top must be positive, got 0"),
         (["--prompts", "b.csv"], "--prompts must be a .txt or .jsonl file, got b.csv"),
         (["--prompts", "none.txt"], "none.txt cannot be read: No such file or directory"),
         (["--prompts", "empty.txt"], "--prompts must have at least one prompt, got empty.txt without"),

@@ -216,20 +216,12 @@ def test_any_mesh_gives_the_same_samples(gpt_run):
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"length": 0}, "--length must be positive, got 0"),
-        ({"length": 5, "min_length": 6}, "--min-length must be from 0 to --length 5, got 6"),
-        ({"min_length": -1}, "--min-length must be from 0 to the maximum length, got -1"),
+        ({"length": 5, "min_length": 6}, "--min-length must be at most --length 5, got 6"),
         ({"stop": ("a", "")}, "--stop must not be empty"),
         ({"stop": "ab"}, "--stop must be a list of texts, got 'ab'"),
-        ({"num_samples": 0}, "--num-samples must be positive, got 0"),
-        ({"batch_size": 0}, "--batch-size must be positive, got 0"),
-        ({"repetition_penalty": 0.0}, "--repetition-penalty must be finite and above 0, got 0.0"),
-        ({"beams": 0}, "--beams must be positive, got 0"),
         ({"beams": 2, "num_samples": 3}, "--num-samples must be at most --beams 2, got 3"),
         ({"length_penalty": 2.0}, "--length-penalty must be given with --beams, got 2.0 without"),
-        ({"length_penalty": float("nan"), "beams": 2}, "--length-penalty must be finite, got nan"),
         ({"beams": 2, "sampling": Sampling(top_k=5)}, "--beams must be 1 with sampling, got 2"),
-        ({"seed": -1}, "--seed"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, rule):

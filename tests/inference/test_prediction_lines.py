@@ -250,7 +250,7 @@ def test_scores_of_the_best(runs, plain):
         ended = run_here("predict", "--run", run, "--input", files / "test.jsonl", "--top-k", 2)
         assert_one_line(ended, 2, f"--top-k must be left out for a {kind} task, got 2")
     ended = run_here("predict", "--run", runs["choice"][0], "--input", "-", "--top-k", 0)
-    assert_one_line(ended, 2, "--top-k must be positive, got 0")
+    assert_one_line(ended, 2, "--top-k must be at least 1, got 0")
 
 
 def head_of(run) -> tuple[np.ndarray, np.ndarray]:

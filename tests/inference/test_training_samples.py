@@ -63,7 +63,7 @@ def test_without_prompts_a_text_begins(stores, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--sample-every", -1), "--sample-every must be at least 0, got -1; give 0 for no samples"),
+        (("--sample-every", -1), "--sample-every must be at least 0, got -1; give a larger one"),
         (("--sample-prompt", "x"), "--sample-every must be above 0 with --sample-prompt, got 0; give"),
         (("--sample-every", 2, "--sample-prompt", "bada " * 40), "--sample-prompt must have from 1 to 31 tokens"),
     ],

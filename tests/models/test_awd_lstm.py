@@ -232,14 +232,9 @@ def test_the_average_is_what_other_commands_read(base, stores):
 
 
 def test_a_config_refuses_what_no_run_has():
-    """Fails when two averages, a rule without evaluations, or a size below 1 reach the run."""
-    for field, value in (("units", 0), ("num_layers", 0), ("recurrent_dropout_rate", 1.0), ("init_range", 0.0)):
-        with pytest.raises(InputError, match=f"model.{field} must be .*got {value}"):
-            dataclasses.replace(TOY, **{field: value}).check()
+    """Fails when two averages, or a rule without evaluations, reach the run."""
     config = PretrainConfig(model=TOY, average_iterates="non_monotone")
     with pytest.raises(InputError, match="ema must be 0 with average_iterates, got 0.9"):
         dataclasses.replace(config, ema=0.9).check()
     with pytest.raises(InputError, match="eval_every must be above 0 with average_iterates non_monotone, got 0"):
         dataclasses.replace(config, eval_every=0).check()
-    with pytest.raises(InputError, match="average_interval must be above 0, got 0"):
-        dataclasses.replace(config, average_interval=0).check()

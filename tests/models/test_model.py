@@ -311,9 +311,7 @@ def test_gpt1_is_gpt1():
     ("change", "said"),
     [
         ({"num_heads": 5}, "model.width must be divisible by model.num_heads 5, got 32"),
-        ({"dropout_rate": 1.0}, "model.dropout_rate must be a number from 0 to 0.99998, got 1.0"),
-        ({"attention_dropout_rate": -0.1}, "model.attention_dropout_rate"),
-        ({"num_layers": 0}, "model.num_layers must be above 0, got 0"),
+        ({"num_layers": 0}, "model.num_layers must be at least 1, got 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(change, said):

@@ -90,7 +90,6 @@ def test_each_window_has_masks_of_its_own():
         ),
         (BertConfig(), {}, "backprop_window must be 0 for .*, which carries no state, got 70"),
         (LSTMConfig(), {"auxiliary_lm": 0.5}, "backprop_window must be 0 with auxiliary_lm, got 70; leave it out"),
-        (LSTMConfig(), {"backprop_window": -1}, "backprop_window must be at least 0, got -1"),
     ],
 )
 def test_models_without_a_state_have_no_windows(model, fields, said):

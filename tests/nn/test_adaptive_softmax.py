@@ -182,8 +182,6 @@ def test_cutoffs_that_no_vocabulary_has_are_refused():
         Adaptive((7, 3)).check(D)
     with pytest.raises(InputError, match="cutoffs must be above 0 and ascending, got 0; give the first id"):
         Adaptive((0,)).check(D)
-    with pytest.raises(InputError, match="divisor must be at least 1, got 0; give 1 for equal widths"):
-        Adaptive((3,), divisor=0).check(D)
     with pytest.raises(InputError, match="cutoffs must be empty with model.tables one, got 3; give --model.tables two"):
         GPTConfig(vocab_size=V, tables="one", adaptive=Adaptive((3,))).check()
     with pytest.raises(InputError, match="divisor must leave each tail a width above 0, got 4"):

@@ -351,10 +351,7 @@ def test_more_slots_than_tokens_and_pairs_without_words():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"rate": 0.0}, "objective.masking.rate must be above 0, got 0.0"),
-        ({"rate": 1.5}, "objective.masking.rate must be from 0 to 1, got 1.5"),
         ({"share_mask": 0.8, "share_random": 0.3}, "share_random must be at most 1 together, got 0.8 and 0.3"),
-        ({"share_random": -0.1}, "objective.masking.share_random must be from 0 to 1, got -0.1"),
     ],
 )
 def test_shares_that_are_none_are_refused(fields, said):

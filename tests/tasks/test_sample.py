@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from jaxlm.errors import InputError
 from jaxlm.tasks import CustomConfig, read_task
 
 
@@ -52,8 +51,3 @@ def test_the_scale_of_scores_is_that_of_the_sample(file):
     task, data = read(file, 7, label="score", kind="regression")
     scores = np.array([example.label for example in data.splits["train"].examples])
     assert (task.mean, task.deviation) == pytest.approx((scores.mean(), scores.std()))
-
-
-def test_samples_must_be_positive(file):
-    with pytest.raises(InputError, match="--sample must be positive, got 0; give at least 1"):
-        read(file, 0)

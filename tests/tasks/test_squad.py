@@ -188,8 +188,6 @@ def test_questions_are_cut_and_counted_and_must_leave_room():
     assert encoded.truncated == 1 and encoded.begin(0) == 6 and not encoded.labelled
     with pytest.raises(InputError, match="length must exceed the 12 tokens of a question"):
         split(SpanExample("a", text_of(9), "b c", None), length=10)
-    with pytest.raises(InputError, match="options.stride must be positive, got 0"):
-        read_task("cola", ".", options=TaskOptions(stride=0))
 
 
 def test_the_length_of_a_run_counts_questions():

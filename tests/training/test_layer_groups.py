@@ -193,10 +193,9 @@ def test_frozen_layers_keep_their_bits_on_a_mesh():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"freeze_layers": 13}, "freeze_layers must be from 0 to 12, the model's layers, got 13"),
-        ({"freeze_layers": -1}, "freeze_layers must be from 0 to 12, the model's layers, got -1"),
-        ({"freeze_layers": 3, "transfer_layers": 2}, "freeze_layers must be from 0 to 2, the pretrained layers"),
-        ({"freeze_layers": 9, "reinit_layers": 4}, "freeze_layers must be from 0 to 8, the pretrained layers"),
+        ({"freeze_layers": 13}, "freeze_layers must be at most 12, the model's layers, got 13"),
+        ({"freeze_layers": 3, "transfer_layers": 2}, "freeze_layers must be at most 2, the pretrained layers"),
+        ({"freeze_layers": 9, "reinit_layers": 4}, "freeze_layers must be at most 8, the pretrained layers"),
         ({"freeze_layers": 1, "frozen": True}, "freeze_layers must be 0 with frozen"),
         ({"freeze_embeddings": True, "frozen": True}, "freeze_embeddings must be False with frozen"),
         ({"unfreeze": "gradual", "frozen": True}, "unfreeze must be all with frozen"),
@@ -205,7 +204,6 @@ def test_frozen_layers_keep_their_bits_on_a_mesh():
             "unfreeze must be all where every layer and the embeddings are frozen, got gradual",
         ),
         ({"optimizer": OptimizerConfig(layer_decay=2.0), "frozen": True}, "optimizer.layer_decay must be 1.0 with"),
-        ({"optimizer": OptimizerConfig(layer_decay=0.0)}, "optimizer.layer_decay must be above 0, got 0"),
     ],
 )
 def test_layers_that_cannot_be_frozen_are_refused(fields, said):

@@ -135,11 +135,8 @@ def test_a_run_without_an_end_may_grow():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"floor": 1.0}, "optimizer.floor must be 0 or above and below 1, got 1.0"),
         ({"floor": 0.1, "decay": "constant"}, "optimizer.floor must be 0 with optimizer.decay constant, got 0.1"),
-        ({"power": 0.0, "decay": "polynomial"}, "optimizer.power must be above 0, got 0"),
         ({"power": 2.0}, "optimizer.power must be 1 with optimizer.decay cosine, got 2"),
-        ({"stable": -0.5, "decay": "warmup_stable_decay"}, "optimizer.stable must be 0 or above and below 1, got -0.5"),
         ({"stable": 0.5, "decay": "polynomial"}, "optimizer.stable must be 0.8 with optimizer.decay polynomial"),
     ],
 )

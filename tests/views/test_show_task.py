@@ -108,9 +108,8 @@ def test_every_kind_is_shown(kind, tmp_path):
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
-        (["--length", "0"], "--length must be positive, got 0"),
-        (["--count", "-1"], "--count must not be negative, got -1"),
-        (["--sample", "0"], "--sample must be positive, got 0"),
+        (["--length", "0"], "--length must be at least 1, got 0"),
+        (["--count", "-1"], "--count must be at least 0, got -1"),
         (["--start", "a", "--tokenizer", "b"], "--tokenizer must be left out with --start"),
         (["--custom.train", "x.jsonl"], "x.jsonl"),
     ],

@@ -93,8 +93,6 @@ def test_a_model_with_a_state_reads_the_text_as_one_stream(tmp_path, name):
         found = run(zero_shot, "wikitext2", path)["token_perplexity"]
         assert found.value == pytest.approx(math.exp(loss / (ids.shape[1] - 1)), rel=1e-5)
         assert found.how["tokens"] == ids.shape[1] - 1 and found.how["row_length"] == row_length
-    with pytest.raises(InputError, match="--context-length must be above 0, got 0; give at least 1"):
-        run(zero_shot, "wikitext2", path, context_length=0)
     windows = run(zero_shot, "wikitext2", path, context_length=16, stride=16)["token_perplexity"]
     assert windows.how["context_length"] == 16 and windows.value != found.value
 
@@ -209,9 +207,8 @@ def test_windows_score_each_id_once_with_enough_before_it(left, length, stride):
 @pytest.mark.parametrize(
     ("options", "content", "message"),
     [
-        ({"context_length": 17}, WIKI, "--context-length must be from 1 to 16"),
-        ({"context_length": 0}, WIKI, "--context-length must be from 1 to 16"),
-        ({"context_length": 8, "stride": 9}, WIKI, "--stride must be from 1 to the context length 8"),
+        ({"context_length": 17}, WIKI, "--context-length must be at most 16"),
+        ({"context_length": 8, "stride": 9}, WIKI, "--stride must be at most the context length 8"),
         ({}, "", "must have text, got an empty file"),
         ({}, b"\xff", "line 1: byte 0xff at offset 0 is not UTF-8"),
         ({}, None, "No such file or directory"),

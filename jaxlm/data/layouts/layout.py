@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import tyro
 
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
+from jaxlm.ranges import Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,7 @@ class Layout:
     validation: tuple[str, ...] = ()
     """Token stores to evaluate on, in the same layout. Every token is predicted once. Of pairs, the masked tokens and
     every next sentence are predicted, the same in every evaluation."""
-    weights: tuple[float, ...] = ()
+    weights: tuple[Annotated[float, Range(above=0, fix="leave out a store instead of giving it 0")], ...] = ()
     """Weights of the training stores in the mixture, one per store. Default: the weights given at preparation, or the
     numbers of tokens."""
 
@@ -59,17 +60,12 @@ class Layout:
     """True if the rows of an evaluation can overlap, moved by a stride."""
 
     def check(self) -> None:
-        """Raise InputError unless there is one positive weight per store, or none."""
+        """Raise InputError unless there is one weight per store, or none."""
         if self.weights and len(self.weights) != len(self.store):
             raise InputError(
                 f"data.weights must have one value per store, got {len(self.weights)} for {len(self.store)} in "
                 "data.store; give one each"
             )
-        for weight in self.weights:
-            if not 0 < weight < float("inf"):
-                raise InputError(
-                    f"data.weights must be finite numbers above 0, got {weight}; omit a store instead of giving it 0"
-                )
 
     def longest_row(self, length: int) -> int:
         """Return the tokens of a row, with padding, of a run with rows of `length`."""

@@ -12,6 +12,7 @@ import numpy as np
 from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
+from jaxlm.ranges import Count, Fraction, Natural
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import PairBatch
@@ -24,56 +25,40 @@ class SentencePairs(Layout):
     """Rows of sentence pairs for an encoder (Devlin et al., 2019, sections 3.1 and A.2)."""
 
     layout: Annotated[Literal["pairs"], FLAG] = "pairs"
-    pairs_per_row: int = 0
+    pairs_per_row: Natural = 0
     """Maximum number of pairs per row. 1: one pair and padding, as in the original. 0: one per 16 tokens of length."""
     chunks: Literal["filled", "whole"] = "filled"
     """Text of a pair. filled: sentences until the target length is reached, as in the original; the longer side is
     truncated, front or back, to fit the row. whole: only sentences that fit, with more padding; all text is in a
     pair in every epoch."""
-    short_target_share: float = 0.1
+    short_target_share: Fraction = 0.1
     """Fraction of pairs with a target length sampled from 2 to the maximum (create_pretraining_data.py:56-58)."""
     short_target_drawn: Literal["chunk", "document"] = "chunk"
     """Unit that a target length is sampled for. chunk: each pair. document: all pairs of a document, as in the original
     code (:239-241)."""
-    random_share: float = 0.5
+    random_share: Fraction = 0.5
     """Fraction of pairs whose second segment is from a random other document (section 3.1)."""
-    random_candidates: int = 16
+    random_candidates: Count = 16
     """Number of candidates for a random second segment. The one closest in length to the replaced text is used. 1: the
     first one, whose length may reveal that the pair is random."""
     one_sentence: Literal["cut", "random"] = "cut"
     """Pair of a single-sentence text. cut: the sentence is split. random: always a random pair, as in the original
     code."""
-    sentence_tokens: int = 0
+    sentence_tokens: Natural = 0
     """Number of tokens that count as a sentence in stores that keep none. 0: refuse such stores."""
     masks: Literal["dynamic", "static"] = "dynamic"
     """Pairs and masks per epoch. dynamic: new ones in every epoch. static: those of the first mask_copies epochs are
     repeated, as in the original files."""
-    mask_copies: int = 10
+    mask_copies: Count = 10
     """Number of copies of the text with static masks (dupe_factor in the original)."""
-    short_length: int = 0
+    short_length: Natural = 0
     """Length of the rows in the first short_share of all steps. 0: the same length in all steps (appendix A.2: 128)."""
-    short_share: float = 0.9
+    short_share: Fraction = 0.9
     """Fraction of the steps at short_length."""
 
     rows_name: ClassVar[str] = "rows of pairs"
     whole_text: ClassVar[bool] = False
     next_sentences: ClassVar[bool] = True
-
-    def check(self) -> None:
-        """Raise InputError for fractions outside [0, 1] and counts that are too small."""
-        super().check()
-        for name in ("short_target_share", "random_share", "short_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"data.{name} must be from 0 to 1, got {getattr(self, name)}; give a fraction")
-        for name, least in (
-            ("pairs_per_row", 0),
-            ("random_candidates", 1),
-            ("sentence_tokens", 0),
-            ("short_length", 0),
-            ("mask_copies", 1),
-        ):
-            if getattr(self, name) < least:
-                raise InputError(f"data.{name} must be at least {least}, got {getattr(self, name)}; give a larger one")
 
     def lengths(self, length: int) -> tuple[tuple[int, float], ...]:
         """Return the lengths of short and long rows, and the fraction of the steps after which each ends.

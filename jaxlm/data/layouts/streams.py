@@ -13,6 +13,7 @@ from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.validation_rows import ValidationRows
 from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
+from jaxlm.ranges import Fraction
 from jaxlm.wording import counted
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Streams(Layout):
     """Number of tokens that a step reads of each stream. fixed: `length`. varied: drawn for each step from N(length, 5)
     and, in 5 % of the steps, from N(length / 2, 5), at least 5 and at most length + 10; the learning rate of the step
     is multiplied by this number / length (Merity et al., 2018, section 4.1)."""
-    reset_probability: float = 0.0
+    reset_probability: Fraction = 0.0
     """Probability that a training row begins with an empty carry instead of that of the row before (Melis et al.,
     2018). Without such rows a model learns little about the beginning of a text."""
 
@@ -44,15 +45,11 @@ class Streams(Layout):
         return length + LONGER if self.windows == "varied" else length
 
     def check(self) -> None:
-        """Raise InputError for mixture weights, as streams have no mixture, and for no probability."""
+        """Raise InputError for mixture weights, as streams have no mixture."""
         if self.weights:
             raise InputError(
                 f"data.weights must be left out with data.layout streams, got {' '.join(map(str, self.weights))}; "
                 "the stores are read one after the other"
-            )
-        if not 0 <= self.reset_probability <= 1:
-            raise InputError(
-                f"data.reset_probability must be from 0 to 1, got {self.reset_probability}; give a fraction"
             )
 
     def nominal_length(self, length: int) -> int | None:

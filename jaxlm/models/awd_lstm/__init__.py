@@ -4,42 +4,40 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jaxlm.errors import InputError
-from jaxlm.models.family import Family
-from jaxlm.nn.config import Adaptive, check_rate
+from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.nn.config import Adaptive, Rate
+from jaxlm.ranges import Count, Positive
 
 
 @dataclass(frozen=True)
-class AWDLSTMConfig:
+class AWDLSTMConfig(FamilyConfig):
     """Configuration of an AWD-LSTM: sizes, dropout rates and initialization.
 
     Defaults: the README of the original code for the Penn Treebank (salesforce/awd-lstm-lm).
     """
 
     kind: Literal["awd_lstm"] = "awd_lstm"
-    vocab_size: int = 0
-    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
-    num_layers: int = 3
+    num_layers: Count = 3
     """Number of LSTM layers."""
-    width: int = 400
+    width: Count = 400
     """Width of the embedding, and units of the last layer, whose output is scored by the token table."""
-    units: int = 1150
+    units: Count = 1150
     """Units of each LSTM layer but the last."""
-    word_dropout_rate: float = 0.1
+    word_dropout_rate: Rate = 0.1
     """Dropout rate of whole words: a dropped word is zero at all its occurrences in a batch. The output layer uses the
     whole table."""
-    embedding_dropout_rate: float = 0.4
+    embedding_dropout_rate: Rate = 0.4
     """Dropout rate of the embedding. The mask is the same at all positions of a row."""
-    recurrent_dropout_rate: float = 0.5
+    recurrent_dropout_rate: Rate = 0.5
     """Dropout rate of the recurrent kernels (weight drop). The mask is the same for all rows and positions."""
-    dropout_rate: float = 0.25
+    dropout_rate: Rate = 0.25
     """Dropout rate between two layers. The mask is the same at all positions of a row."""
-    output_dropout_rate: float = 0.4
+    output_dropout_rate: Rate = 0.4
     """Dropout rate of the last layer's output. The mask is the same at all positions of a row."""
     output_bias: bool = True
     """Add a bias to the scores of the words. ULMFiT's code has none."""
     adaptive: Adaptive = field(default_factory=Adaptive)
-    init_range: float = 0.1
+    init_range: Positive = 0.1
     """The token table is uniform from -init_range to init_range; LSTM parameters within 1 / sqrt(units)."""
 
     @property
@@ -50,18 +48,6 @@ class AWDLSTMConfig:
     def units_of(self, layer: int) -> int:
         """Return the units of a layer, counted from 0."""
         return self.width if layer == self.num_layers - 1 else self.units
-
-    def check(self) -> None:
-        """Raise InputError for sizes and rates that no model can have."""
-        for name in ("num_layers", "width", "units"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} must be positive, got {getattr(self, name)}; give at least 1")
-        for name in ("word", "embedding", "recurrent", "output"):
-            check_rate(f"model.{name}_dropout_rate", getattr(self, f"{name}_dropout_rate"))
-        check_rate("model.dropout_rate", self.dropout_rate)
-        if not self.init_range > 0:
-            raise InputError(f"model.init_range must be above 0, got {self.init_range}; the default is 0.1")
-        self.adaptive.check(self.width)
 
 
 # The README's commands, with the vocabularies of the data sets.

@@ -3,49 +3,34 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxlm.errors import InputError
-from jaxlm.models.family import Family
-from jaxlm.nn.config import check_above_zero, check_rate
+from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.nn.config import Rate
+from jaxlm.ranges import Count, Positive
 
 
 @dataclass(frozen=True)
-class CharacterTransformerConfig:
+class CharacterTransformerConfig(FamilyConfig):
     """Configuration of a character Transformer: sizes, dropout rates and initialization. Defaults: T12."""
 
     kind: Literal["character_transformer"] = "character_transformer"
-    vocab_size: int = 0
-    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
-    num_positions: int = 512
+    num_positions: Count = 512
     """Rows of each layer's position table, the length of the longest sequence."""
-    num_layers: int = 12
+    num_layers: Count = 12
     """Number of Transformer blocks. Each has a position table of its own."""
-    width: int = 512
+    width: Count = 512
     """Width of the states and the embeddings, D. It must be divisible by num_heads."""
-    num_heads: int = 2
+    num_heads: Count = 2
     """Attention heads per block."""
-    feed_forward_width: int = 2048
+    feed_forward_width: Count = 2048
     """Width of the hidden layer of each feed-forward."""
-    attention_dropout_rate: float = 0.55
+    attention_dropout_rate: Rate = 0.55
     """Dropout rate of the attention weights."""
-    relu_dropout_rate: float = 0.55
+    relu_dropout_rate: Rate = 0.55
     """Dropout rate of the hidden layer of each feed-forward, after the ReLU."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of all initial weights. The paper does not give it."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Constant added to the variance in norms."""
-
-    def check(self) -> None:
-        """Raise InputError for sizes and rates that no model can have."""
-        check_above_zero(self, "init_std", "norm_eps")
-        for name in ("attention_dropout_rate", "relu_dropout_rate"):
-            check_rate(f"model.{name}", getattr(self, name))
-        for name in ("num_positions", "num_layers", "width", "num_heads", "feed_forward_width"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
-        if self.width % self.num_heads:
-            raise InputError(
-                f"model.width must be divisible by model.num_heads {self.num_heads}, got {self.width}; change one"
-            )
 
 
 # Section 3: the two sizes differ in depth alone. The vocabulary is the bytes.

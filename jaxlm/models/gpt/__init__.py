@@ -4,32 +4,31 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Family
-from jaxlm.nn.config import ActivationName, Adaptive, check_above_zero, check_rate
+from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.nn.config import ActivationName, Adaptive, Rate
+from jaxlm.ranges import Count, Positive
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(FamilyConfig):
     """Configuration of a GPT: sizes, dropout rates, norms and initialization."""
 
     kind: Literal["gpt"] = "gpt"
-    vocab_size: int = 0
-    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
-    num_positions: int = 512
+    num_positions: Count = 512
     """Rows of the position table, the length of the longest sequence."""
-    num_layers: int = 12
+    num_layers: Count = 12
     """Number of Transformer blocks."""
-    width: int = 768
+    width: Count = 768
     """Width of the states and the embeddings, D. It must be divisible by num_heads."""
-    num_heads: int = 12
+    num_heads: Count = 12
     """Attention heads per block."""
-    feed_forward_width: int = 3072
+    feed_forward_width: Count = 3072
     """Width of the hidden layer of each feed-forward."""
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     """Dropout rate of each residual branch."""
-    embedding_dropout_rate: float = 0.1
+    embedding_dropout_rate: Rate = 0.1
     """Dropout rate of the sum of the embeddings."""
-    attention_dropout_rate: float = 0.1
+    attention_dropout_rate: Rate = 0.1
     """Dropout rate of the attention weights."""
     norm: Literal["post", "pre"] = "post"
     """Position of the norms. post: after each residual sum (GPT-1). pre: before each branch and at the end (GPT-2)."""
@@ -39,28 +38,18 @@ class GPTConfig:
     """two: separate token and position tables, as in the paper. one: a joint table, as in GPT-1's original code. Its
     dropout is applied to the table, and the softmax includes the rows of the positions (train.py:149-178)."""
     adaptive: Adaptive = field(default_factory=Adaptive)
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of all initial weights. 0.02 is the papers' for width 768. Use 0.02 sqrt(768 / D) for a
     narrow model."""
     residual_init: Literal["plain", "scaled"] = "plain"
     """Initialization of residual output projections. scaled: std init_std / sqrt(2 N) (GPT-2, section 2.3). plain:
     std init_std, as in both original codes."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Constant added to the variance in norms."""
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""
-        check_above_zero(self, "init_std", "norm_eps")
-        for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"):
-            check_rate(f"model.{name}", getattr(self, name))
-        for name in ("num_positions", "num_layers", "width", "num_heads", "feed_forward_width"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
-        if self.width % self.num_heads:
-            raise InputError(
-                f"model.width must be divisible by model.num_heads {self.num_heads}, got {self.width}; change one"
-            )
-        self.adaptive.check(self.width)
+        super().check()
         if self.tables == "one" and self.adaptive.cutoffs:
             cutoffs = " ".join(map(str, self.adaptive.cutoffs))
             raise InputError(

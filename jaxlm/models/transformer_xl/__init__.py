@@ -4,39 +4,38 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Family
-from jaxlm.nn.config import Adaptive, check_above_zero, check_rate
+from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.nn.config import Adaptive, Rate
+from jaxlm.ranges import Count, Natural, Positive
 
 
 @dataclass(frozen=True)
-class TransformerXLConfig:
+class TransformerXLConfig(FamilyConfig):
     """Configuration of a Transformer-XL: sizes, memory, dropout rates, norms and initialization.
 
     Defaults: the base model for enwik8 (kimiyoung/transformer-xl, pytorch/run_enwik8_base.sh).
     """
 
     kind: Literal["transformer_xl"] = "transformer_xl"
-    vocab_size: int = 0
-    """Rows of the token table, special tokens included. Default 0: taken from the store's tokenizer."""
-    num_layers: int = 12
+    num_layers: Count = 12
     """Number of Transformer blocks."""
-    width: int = 512
+    width: Count = 512
     """Width of the states and the embeddings, D. It must be divisible by num_heads, and even."""
-    num_heads: int = 8
+    num_heads: Count = 8
     """Attention heads per block."""
-    feed_forward_width: int = 2048
+    feed_forward_width: Count = 2048
     """Width of the hidden layer of each feed-forward."""
-    memory_length: int = 512
+    memory_length: Natural = 512
     """Tokens before a row whose states are kept for it, with data.layout streams. 0: none."""
-    clamp_length: int = 0
+    clamp_length: Natural = 0
     """Largest distance with an encoding of its own; larger distances have the same one. 0: no limit."""
     same_length: bool = False
     """Each token attends to itself and the memory_length tokens before it, wherever it is in its row. Otherwise a token
     attends to the whole memory and to all tokens before it in its row."""
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     """Dropout rate of the embeddings, the encodings of distances, the residual branches, the hidden layer of the
     feed-forward, and the last states."""
-    attention_dropout_rate: float = 0.0
+    attention_dropout_rate: Rate = 0.0
     """Dropout rate of the attention weights."""
     norm: Literal["post", "pre"] = "post"
     """Position of the norms. post: after each residual sum. pre: before each branch, memory included; none at the
@@ -44,28 +43,16 @@ class TransformerXLConfig:
     attention_biases: Literal["shared", "per_layer"] = "shared"
     """The biases u and v of the attention. shared: one pair for all layers. per_layer: one pair per layer."""
     adaptive: Adaptive = field(default_factory=Adaptive)
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of all initial weights."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Constant added to the variance in norms."""
 
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""
-        check_above_zero(self, "init_std", "norm_eps")
-        for name in ("dropout_rate", "attention_dropout_rate"):
-            check_rate(f"model.{name}", getattr(self, name))
-        for name in ("num_layers", "width", "num_heads", "feed_forward_width"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} must be above 0, got {getattr(self, name)}; give at least 1")
-        for name in ("memory_length", "clamp_length"):
-            if getattr(self, name) < 0:
-                raise InputError(f"model.{name} must be at least 0, got {getattr(self, name)}; give 0 for none")
-        if self.width % self.num_heads or self.width % 2:
-            raise InputError(
-                f"model.width must be even and divisible by model.num_heads {self.num_heads}, got {self.width}; "
-                "change one"
-            )
-        self.adaptive.check(self.width)
+        super().check()
+        if self.width % 2:
+            raise InputError(f"model.width must be even, got {self.width}; change it")
 
 
 # The original scripts, pytorch/run_*.sh. Vocabularies: the symbols of enwik8 as the original reads it, without line
