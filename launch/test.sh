@@ -18,5 +18,6 @@ fi
 
 launch/setup.sh cpu test
 export JAX_PLATFORMS=cpu
-# Two processes, with whole files per process: most of the time is single-threaded compilation.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+# Two processes, with whole files per process, in the order of tests/conftest.py: most of the time is single-threaded
+# compilation.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

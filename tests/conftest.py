@@ -1,9 +1,15 @@
 """Shared fixtures. All tests run on a CPU that plays eight devices."""
 
+import contextlib
+import hashlib
 import os
-import shutil
 import signal
-import tempfile
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from xla_flags import xla_flags
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs beside it; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -14,21 +20,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub outside this 
 # If there are eight, one for each device, which is what a small machine gets, a launch can hold the one that a
 # collective needs, and both wait until XLA ends the process.
 os.environ.setdefault("PJRT_NPROC", "32")
-# Toy models are compiled far longer than they run: without LLVM's optimizations in a third of the time. Eight devices
-# on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
+# Eight devices on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    + " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+    f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(8)} --xla_cpu_collective_call_terminate_timeout_seconds=300"
 )
-# What one test compiled is not compiled again by another, nor by a command that is a process of its own. Each worker of
-# pytest-xdist has a folder of its own, as JAX writes into it without care for who reads.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxlm-compiled-")
+# What one test compiled is not compiled again by another, by another worker, by a command that is a process of its own,
+# or in the next session: the bits of a program that is read are those of the one that was compiled. The code in it is
+# that of the processor. Remove the folder to start cold.
+CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+FEATURES = next((line for line in CPU.splitlines() if line.startswith(("flags", "Features"))), "")
+KEY = hashlib.sha256("\n".join((version("jaxlib"), os.environ["XLA_FLAGS"], FEATURES)).encode()).hexdigest()[:16]
+COMPILED = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm-tests" / KEY
+MOST_BYTES = 10**9  # of compiled programs between two sessions, those of some ten versions of the code
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-
-from pathlib import Path
-
-import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -44,10 +49,28 @@ def pytest_collection_modifyitems(config, items):
         long = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+    # A file runs in one worker: those with long tests first, so that the workers end together.
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
-def pytest_unconfigure():
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+def pytest_sessionstart():
+    """Let JAX write compiled programs as jaxlm does, complete: other processes read them."""
+    from jaxlm.distributed.devices import enable_compilation_cache
+
+    enable_compilation_cache()
+
+
+def pytest_unconfigure(config):
+    """Remove the programs that were compiled first, above MOST_BYTES."""
+    if hasattr(config, "workerinput") or not COMPILED.exists():
+        return
+    size = 0
+    with contextlib.suppress(FileNotFoundError):  # another session removes them too
+        for file in sorted(COMPILED.iterdir(), key=lambda file: -file.stat().st_mtime):
+            size += file.stat().st_size
+            if size > MOST_BYTES:
+                file.unlink()
 
 
 @pytest.fixture

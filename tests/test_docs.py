@@ -22,6 +22,7 @@ from conftest import REPOSITORY
 from documents import blocks, cells, commands, documents, notebooks, of_jaxlm, parse, steps, without_blocks
 from test_language import text_of
 from toy_runs import run_here
+from xla_flags import xla_flags
 
 from jaxlm.config import is_config, known_configs
 from jaxlm.flags import fields_of
@@ -292,7 +293,7 @@ def test_notebooks_run(path, tmp_path):
     directory.mkdir()
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # one device, unlike the other tests
+        "XLA_FLAGS": xla_flags(),  # one device, unlike the other tests
         "MPLBACKEND": "agg",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(REPOSITORY),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import toy_runs
+from xla_flags import xla_flags
 
 import jaxlm
 from jaxlm.distributed.devices import user_cache
@@ -139,7 +140,6 @@ def test_a_store_of_the_function_is_that_of_the_command(tmp_path, capsys, caplog
         jaxlm.prepare_store(source, tokenizer="train-sentencepiece:310", output=tmp_path / "called")
 
 
-ONE_DEVICE = "--xla_backend_optimization_level=0"
 TRACES = """
 import logging, os, signal, sys, threading, warnings
 import jaxlm
@@ -198,7 +198,7 @@ def test_calls_leave_no_trace_in_the_process(work):
         capture_output=True,
         text=True,
         cwd=toy_runs.REPOSITORY,
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(user_cache() / "xla"), "XLA_FLAGS": ONE_DEVICE},
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(user_cache() / "xla"), "XLA_FLAGS": xla_flags()},
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr

@@ -32,6 +32,7 @@ from toy_runs import (
     run_process,
     starts,
 )
+from xla_flags import xla_flags
 
 from jaxlm.runs.metrics_log import read_metrics
 
@@ -149,7 +150,7 @@ def test_a_process_with_a_stale_listing_goes_on_with_the_other(one, stores, tmp_
     port = free_port()
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+        "XLA_FLAGS": xla_flags(4),
         "PYTHONPATH": str(REPOSITORY),
     }
     for turn in ("resumed", "complete"):

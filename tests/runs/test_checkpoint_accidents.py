@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from xla_flags import xla_flags
 
 from jaxlm.distributed import agreement
 from jaxlm.errors import RunError
@@ -128,7 +129,7 @@ def start(program: str, *arguments: object, devices: int = 1, prefix: Sequence[s
     """Run a program text; after a prefix, the program is its last argument instead."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "XLA_FLAGS": xla_flags(devices),
         "PYTHONPATH": str(REPOSITORY),
     }
     command = [*(prefix or (sys.executable, "-c")), program, *map(str, arguments)]
