@@ -9,7 +9,7 @@ from jaxlm.distributed.config import DistributedConfig
 from jaxlm.ranges import Count, NotNegative
 from jaxlm.runs.config import TrackerKind
 from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.options import TaskOptions
+from jaxlm.tasks.task import TaskOptions
 from jaxlm.training.config import FinetuneConfig
 
 

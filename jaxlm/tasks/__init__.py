@@ -19,7 +19,6 @@ from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, Ta
 from jaxlm.tasks.kinds import KINDS
 from jaxlm.tasks.metrics.classification import compute_metrics
 from jaxlm.tasks.metrics.predicted import Predicted, predictions
-from jaxlm.tasks.options import TaskOptions
 from jaxlm.tasks.registry import (
     TASKS,
     read_labelled,
@@ -28,7 +27,7 @@ from jaxlm.tasks.registry import (
     read_task,
     rows_of_records,
 )
-from jaxlm.tasks.task import Columns, Task
+from jaxlm.tasks.task import Columns, Task, TaskOptions
 
 __all__ = [
     "FORMATS",

@@ -20,8 +20,7 @@ from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD, SQUAD2
 from jaxlm.tasks.datasets.stories import STORIES
 from jaxlm.tasks.datasets.trec import TREC
 from jaxlm.tasks.examples import Split, TaskData
-from jaxlm.tasks.options import TaskOptions
-from jaxlm.tasks.task import Task
+from jaxlm.tasks.task import Task, TaskOptions
 from jaxlm.wording import did_you_mean
 
 CODAH, SWAG, STORY_CLOZE = STORIES

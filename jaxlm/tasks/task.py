@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from jaxlm.errors import InputError
+from jaxlm.ranges import Count
 from jaxlm.tasks.entities import Scheme
 from jaxlm.tasks.metrics.catalogue import check_metric, lower_is_better, names_for
-from jaxlm.tasks.options import TaskOptions
 
 if TYPE_CHECKING:
     from jaxlm.tasks.batching.encoded_split import Encoded
@@ -60,6 +60,26 @@ class Columns:
         if self.choice_list:
             fields.append(("or in JSONL a list " if self.choices else "a list ") + self.choice_list[0])
         return ", ".join(fields)
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of tasks that answer questions or tag tokens. Other tasks ignore them.
+
+    The values for questions are the original's (google-research/bert, `run_squad.py`, lines 66 to 154).
+    """
+
+    stride: Count = 128
+    """Tokens from the start of one window of a long text to the start of the next (the original's doc_stride)."""
+    question_length: Count = 64
+    """Maximum number of question tokens. Longer questions are truncated."""
+    answer_length: Count = 30
+    """Maximum number of tokens in a predicted answer."""
+    num_best: Count = 20
+    """Number of starts and ends considered in each window, and of answers listed for each question."""
+    context: Literal["document", "sentence"] = "document"
+    """Context of a sentence in tagging. document: as many neighbouring sentences of the same document as fit.
+    sentence: none."""
 
 
 class Rows(NamedTuple):

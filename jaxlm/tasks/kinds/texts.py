@@ -19,7 +19,7 @@ from jaxlm.tasks.examples import Example, Split
 from jaxlm.tasks.metrics.classification import class_metrics, compute_metrics
 from jaxlm.tasks.metrics.predicted import Predicted, submission
 from jaxlm.tasks.metrics.report import class_report
-from jaxlm.tasks.row_reader import LabelRule, RowReader, check_choices, collect
+from jaxlm.tasks.row_reader import RowReader, check_choices, collect
 from jaxlm.tasks.task import Form, Kind, Rows, Task
 
 if TYPE_CHECKING:
@@ -30,18 +30,13 @@ MOST_LABELS = 5_000  # of a classification; the table of its confusions has the 
 
 def read_texts(path: Path, task: Task, *, labelled: bool, **reading: Any) -> Split:
     """Read a file with named columns."""
-    _check_rows_known(task)
-    label: LabelRule = "required" if labelled else "optional"
-    warns = task.quoting == "none"
-    reader = RowReader(path, task.columns, label=label, quoting=task.quoting, warn_quotes=warns, **reading)
+    reader = _reader(path, task, label="required" if labelled else "optional", **reading)
     return collect(list(reader), reader, task)
 
 
 def stream_texts(path: Path | str, task: Task, **reading: Any) -> Iterator[Example]:
     """Yield the unlabelled examples of a file, a folder of texts or standard input, one at a time."""
-    _check_rows_known(task)
-    rules: Any = {"label": "ignored", "blank_lines": "refuse", "warn_quotes": task.quoting == "none"}
-    reader = RowReader(path, task.columns, quoting=task.quoting, **rules, **reading)
+    reader = _reader(path, task, label="ignored", blank_lines="refuse", **reading)
     for number, example in reader:
         yield check_choices(example, task, reader.where(number))
 
@@ -50,20 +45,20 @@ def texts_of_records(
     rows: Iterator[tuple[int, dict[str, Any]]], unit: str, task: Task, keep: bool = False
 ) -> Iterator[Example]:
     """Yield the unlabelled examples of numbered rows. unit: their place in messages, before the number."""
-    _check_rows_known(task)
     name, word = unit.split()
-    reader = RowReader(name, task.columns, label="ignored", blank_lines="refuse", unit=word, keep=keep)
+    reader = _reader(name, task, label="ignored", blank_lines="refuse", unit=word, keep=keep)
     for number, example in reader.from_records(rows):
         yield check_choices(example, task, reader.where(number))
 
 
-def _check_rows_known(task: Task) -> None:
-    """Raise InputError for an imported choice model without the columns of its choices."""
+def _reader(path: Path | str, task: Task, **reading: Any) -> RowReader:
+    """Return the reader of a task's rows. InputError for an imported model without the columns of its choices."""
     if task.has_choices and not task.num_choices:
         raise InputError(
             "the imported model does not define the choices of a row; import it again with --custom.choices and a "
             "column for each"
         )
+    return RowReader(path, task.columns, quoting=task.quoting, warn_quotes=task.quoting == "none", **reading)
 
 
 @dataclass(frozen=True, kw_only=True)
