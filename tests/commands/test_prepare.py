@@ -211,7 +211,7 @@ def test_the_tokenizer_of_another_store(corpus):
         ({"source": ("text:none/*.txt",), "weights": ()}, r"no file matches 'none/\*\.txt'"),
         ({"source": ("text:empty.txt",), "weights": ()}, "has no document"),
         ({"source": ("text:books/*.txt", "lines:blank.txt"), "weights": ()}, r"'lines:blank\.txt' has no document"),
-        ({"source": ("text:latin.txt",), "weights": ()}, r"latin\.txt: byte 3 \(0xe9\)"),
+        ({"source": ("text:latin.txt",), "weights": ()}, r"latin\.txt: byte 0xe9 at offset 3"),
         ({"source": ("jsonl:bad.jsonl",), "weights": ()}, r"bad\.jsonl line 2 has no field 'text'"),
         ({"weights": (1.0,)}, "--weights must be one per source .3., got 1"),
         ({"tokenizer": "train-sentencepiece:many"}, "must have an integer SIZE"),
@@ -238,7 +238,7 @@ def test_a_bad_byte_late_in_the_text_keeps_what_is_done(corpus, monkeypatch):
     tokenizer.save(Path("tokenizer"))
     Path("books/3.txt").write_bytes(Path("books/3.txt").read_bytes() + b"\xff")
     config = replace(corpus, tokenizer="sentencepiece:tokenizer/sentencepiece.model")
-    with pytest.raises(InputError, match=r"books/3\.txt: byte \d+ \(0xff\)"):
+    with pytest.raises(InputError, match=r"books/3\.txt: byte 0xff at offset \d+"):
         prepare(config)
     with pytest.raises(InputError, match="not finished"):
         open_store(Path("store"))
