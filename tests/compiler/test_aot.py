@@ -27,7 +27,7 @@ from jaxlm.compiler import chips, kernels
 from jaxlm.compiler.chips import topology
 from jaxlm.compiler.collectives import CHIPS, SLICES
 from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
-from jaxlm.config import load_config
+from jaxlm.config import load_config, with_fields
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
@@ -38,7 +38,7 @@ from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.views import aot_report
-from jaxlm.views.aot_report import _changed, _changes, report
+from jaxlm.views.aot_report import _changes, report
 
 pytestmark = pytest.mark.versions
 
@@ -323,7 +323,7 @@ def test_changes_are_tried_in_order():
     for piece in pieces:
         expected += [piece, f"{piece} {both}"]
     assert said == expected
-    changed = _changed(config, {"micro-batches": 2, "execution.remat": "full", "mesh.data": 4, "mesh.fsdp": 2})
+    changed = with_fields(config, {"micro-batches": 2, "execution.remat": "full", "mesh.data": 4, "mesh.fsdp": 2})
     wanted = replace(config, micro_batches=2, execution=Execution(remat="full"), mesh=MeshConfig(data=4, fsdp=2))
     assert changed == wanted
 
