@@ -122,17 +122,17 @@ def masked_lm_scores(
     def length_of(row: tuple[MaskedText, int]) -> int:
         return min(len(row[0].ids) + 2, longest)  # with CLS and SEP
 
-    def pad(rows: Sequence[tuple[MaskedText, int]], batch_size: int, length: int) -> _Batch:
-        return _padded([_masked(*row, tokenizer, longest, continues) for row in rows], batch_size, length)
+    def pad(lines: Sequence[Sequence[tuple[MaskedText, int]]], batch_size: int, length: int) -> _Batch:
+        return _padded([_masked(*row, tokenizer, longest, continues) for (row,) in lines], batch_size, length)
 
     form = RowStep(
         lambda params, batch: step(params, allowed_V, batch),
         rows=lambda text: ((text, index) for index in text.where),
         length=length_of,
-        sizes=lambda rows: (batch_length(length_of(rows[0]), longest),),
+        sizes=lambda lines: (batch_length(length_of(lines[0][0]), longest),),
         flops=lambda length: length * model.forward_flops_per_token(length, 1 / length),
         pad=pad,
-        unpad=lambda row, outputs, length: outputs if row[0].has_masks else outputs[:2],
+        unpad=lambda line, outputs, length: [outputs if line[0][0].has_masks else outputs[:2]],
     )
     for text, found in run(form, params, texts, mesh=mesh, batch_size=batch_size, block=BATCHES_SORTED):
         yield _filled(found) if text.has_masks else _scored(found)

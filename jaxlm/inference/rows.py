@@ -1,8 +1,8 @@
 """Rows of different lengths through a compiled step: the one way from rows to their outputs.
 
-Rows are sorted by length and split into batches, so that little padding is needed. Each batch is padded to one of a few
-sizes, as each size is a compiled program. The outputs are in the order of the rows. Neither the other rows of a batch
-nor the batch size change an output beyond rounding.
+Rows are sorted by length and split into batches, so that little padding is needed. Short rows may share a line of the
+batch. Each batch is padded to one of a few sizes, as each size is a compiled program. The outputs are in the order of
+the rows. Neither the other rows of a batch nor the batch size change an output beyond rounding.
 
 Every process calls these functions with the same rows, and puts its own part of each batch onto its devices.
 """
@@ -34,9 +34,10 @@ class RowStep:
     """A compiled step, and the form of the rows that it reads. An item, for example a text, has any number of rows.
 
     step: (params, batch) -> a tuple of arrays (B, …). rows: the rows of an item. length: the length of a row, by which
-    rows are sorted. sizes: the least sizes that a batch of rows, the longest first, can be padded to. flops: (*sizes)
-    -> the FLOPs of a row that is padded to these. pad: (rows, B, *sizes) -> the batch, arrays (B, …). unpad: (row, its
-    outputs, *sizes) -> the result of the row.
+    rows are sorted. sizes: the least sizes that a batch of lines, the longest first, can be padded to; a line is a list
+    of rows. flops: (*sizes) -> the FLOPs of a line that is padded to these. pad: (lines, B, *sizes) -> the batch,
+    arrays (B, …). unpad: (line, its outputs, *sizes) -> the results of its rows. shared: the length up to which rows
+    share a line; 0: each row has its own.
     """
 
     step: Callable[[Any, Any], tuple[Any, ...]]
@@ -45,7 +46,8 @@ class RowStep:
     sizes: Callable[[Sequence[Any]], Sizes]
     flops: Callable[..., float]
     pad: Callable[..., Any]
-    unpad: Callable[..., Any]
+    unpad: Callable[..., Iterable[Any]]
+    shared: int = 0
 
 
 def run(
@@ -68,9 +70,10 @@ def run(
         rows_of_items = [list(form.rows(item)) for item in some]
         rows = list(itertools.chain.from_iterable(rows_of_items))
         found: dict[int, Any] = {}
-        for (indices, size), outputs in run_batches(form.step, params, _batches(form, rows, sizes, batch_size), mesh):
-            for row, index in enumerate(indices):
-                found[index] = form.unpad(rows[index], [output[row] for output in outputs], *size)
+        for (lines, size), outputs in run_batches(form.step, params, _batches(form, rows, sizes, batch_size), mesh):
+            for number, line in enumerate(lines):
+                of_line = [output[number] for output in outputs]
+                found |= zip(line, form.unpad([rows[index] for index in line], of_line, *size), strict=True)
             if report is not None:
                 report(before + len(some) * len(found) // len(rows))
         before += len(some)
@@ -167,13 +170,40 @@ def batch_length(length: int, longest: int) -> int:
 
 def _batches(
     form: RowStep, rows: Sequence[Any], sizes: PaddedSizes, batch_size: int
-) -> Iterator[tuple[tuple[list[int], Sizes], Any]]:
-    """Yield (indices of the rows, padded sizes) and the arrays of each batch."""
-    order = longest_first([form.length(row) for row in rows])
-    indices = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    chosen = sizes([form.sizes([rows[index] for index in some]) for some in indices])
-    for some, size in zip(indices, chosen, strict=True):
-        yield (some, size), form.pad([rows[index] for index in some], batch_size, *size)
+) -> Iterator[tuple[tuple[list[list[int]], Sizes], Any]]:
+    """Yield the lines of each batch, as indices of their rows, with their padded sizes, and the batch's arrays."""
+    lines = lines_of([form.length(row) for row in rows], form.shared, batch_size)
+    batches = [lines[start : start + batch_size] for start in range(0, len(lines), batch_size)]
+    lined = [[[rows[index] for index in line] for line in batch] for batch in batches]
+    chosen = sizes([form.sizes(batch) for batch in lined])
+    for batch, given, size in zip(batches, lined, chosen, strict=True):
+        yield (batch, size), form.pad(given, batch_size, *size)
+
+
+def lines_of(lengths: Sequence[int], shared: int, batch_size: int) -> list[list[int]]:
+    """Return the rows of each line of a batch, as indices of `lengths`, the longest line first.
+
+    The longest row of a line is followed by the shortest rows that fit into `shared`. Each row has a line of its own
+    if all rows fit into one batch, or if batches of one size would then have fewer tokens.
+    """
+    order = longest_first(lengths)
+    alone = [[row] for row in order]
+    if len(order) <= batch_size:
+        return alone
+    lines, last = list[list[int]](), len(order)
+    for first, row in enumerate(order):
+        if first >= last:
+            break
+        line, room = [row], shared - lengths[row]
+        while last > first + 1 and lengths[order[last - 1]] <= room:
+            last -= 1
+            line.append(order[last])
+            room -= lengths[order[last]]
+        lines.append(line)
+    tokens, tokens_alone = (
+        -(-len(some) // batch_size) * max(sum(lengths[row] for row in line) for line in some) for some in (lines, alone)
+    )
+    return lines if tokens < tokens_alone else alone
 
 
 def _fetched(key: Key, outputs: Any) -> tuple[Key, Any]:

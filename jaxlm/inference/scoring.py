@@ -16,13 +16,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import use_mesh, whole_to_devices
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, row_positions, run
+from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, run
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer
 from jaxlm.training.step import first_carry
 from jaxlm.training.validation import divide
 
-SCORED = (8, 32, 128, 512)  # numbers of scored positions per row; each is a program
+SCORED = (8, 32, 128, 512)  # numbers of scored positions per line; each is a program
+SHARED = 64  # tokens of a line that short sequences share
 _STEPS = 64  # compiled functions that are kept for further calls
 _LOGITS = 1 << 26  # logits in memory at a time
 
@@ -59,12 +60,12 @@ class TokenScores(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """inputs: of the model, (B, L). first: int32 (B,), the first position whose state is read. targets: int32 (B, K),
-    the tokens after K positions from `first` on.
+    """inputs: of the model, (B, L). where: int32 (B, K), the positions whose states are read. targets: int32 (B, K),
+    the tokens after them.
     """
 
     inputs: Inputs
-    first: Any
+    where: Any
     targets: Any
 
 
@@ -102,14 +103,16 @@ class Scorer:
         check_batch(batch_size, 1, mesh)
         self.mesh, self.batch_size, self.positions = mesh, batch_size, positions or model.max_length
         self._model = model
+        packs = "packed" in model.family.layouts
         self._form = RowStep(
             _step(model, mesh, tuple(not_greedy)),
             rows=functools.partial(_chunks, longest=self.positions),
-            length=lambda chunk: len(chunk.ids),
+            length=lambda chunk: len(chunk.ids) - 1,
             sizes=functools.partial(_least_sizes, longest=self.positions),
             flops=lambda length, scored: length * model.forward_flops_per_token(length, scored / length),
-            pad=_padded,
+            pad=functools.partial(_padded, packs=packs),
             unpad=_unpadded,
+            shared=min(SHARED, self.positions) if packs else 0,
         )
 
     def tokens(
@@ -190,10 +193,7 @@ def _scores_of_batch(model: Model, eligible_V: Any, params: Any, batch: _Batch) 
     """Return the log-probability of each row's targets, float32 (B, K), and True where a target is the likeliest."""
     b, scored = batch.targets.shape
     outputs = model(params, batch.inputs)
-    h_BKD = outputs.states
-    if scored < h_BKD.shape[1]:
-        where_BK = batch.first[:, None] + jnp.arange(scored)
-        h_BKD = jnp.take_along_axis(h_BKD, where_BK[..., None], axis=1)
+    h_BKD = jnp.take_along_axis(outputs.states, batch.where[..., None], axis=1)
     most = max(1, _LOGITS // (b * model.config.vocab_size))
     size = next(size for size in range(min(most, scored), 0, -1) if scored % size == 0)
 
@@ -229,27 +229,38 @@ def _chunks(scored: Scored, longest: int) -> Iterator[Scored]:
         first = end
 
 
-def _least_sizes(chunks: Sequence[Scored], longest: int) -> tuple[int, int]:
-    """Return the bucket of lengths and that of scored positions for a batch of chunks, the longest first."""
-    length = batch_length(len(chunks[0].ids) - 1, longest)
-    most = max(len(chunk.ids) - chunk.first for chunk in chunks)
+def _least_sizes(lines: Sequence[Sequence[Scored]], longest: int) -> tuple[int, int]:
+    """Return the bucket of lengths and that of scored positions for a batch of lines of chunks."""
+    length = batch_length(max(sum(len(chunk.ids) - 1 for chunk in line) for line in lines), longest)
+    most = max(sum(len(chunk.ids) - chunk.first for chunk in line) for line in lines)
     return length, next((size for size in SCORED if most <= size < length), length)
 
 
-def _padded(chunks: Sequence[Scored], batch_size: int, length: int, scored: int) -> _Batch:
-    """Return a batch of chunks padded to a length and a number of scored positions."""
-    firsts = [min(chunk.first - 1, length - scored) for chunk in chunks]
-    ids = padded([chunk.ids[:-1] for chunk in chunks], batch_size, length)
-    targets = padded([chunk.ids[first + 1 :] for chunk, first in zip(chunks, firsts, strict=True)], batch_size, scored)
-    first = np.array(firsts + [0] * (batch_size - len(firsts)), np.int32)
-    return _Batch(Inputs(ids, row_positions(batch_size, length)), first, targets)
+def _padded(lines: Sequence[Sequence[Scored]], batch_size: int, length: int, scored: int, *, packs: bool) -> _Batch:
+    """Return a batch of lines of chunks, padded to a length and to a number of scored positions.
+
+    packs: whether the chunks of a line are the segments of a packed row; else a line has one chunk.
+    """
+    ids, positions, segments, where, targets = ([list[int]() for _ in lines] for _ in range(5))
+    for row, line in enumerate(lines):
+        for number, chunk in enumerate(line, 1):
+            before, tokens = len(ids[row]), len(chunk.ids) - 1
+            ids[row] += chunk.ids[:-1]
+            positions[row] += range(tokens)
+            segments[row] += [number] * tokens
+            where[row] += range(before + chunk.first - 1, before + tokens)
+            targets[row] += chunk.ids[chunk.first :]
+    parts = (ids, positions, segments) if packs else (ids, positions)
+    inputs = Inputs(*(padded(part, batch_size, length) for part in parts))
+    return _Batch(inputs, *(padded(part, batch_size, scored) for part in (where, targets)))
 
 
-def _unpadded(chunk: Scored, outputs: Sequence[np.ndarray], length: int, scored: int) -> TokenScores:
-    """Return the scores of a chunk from those of its row of a batch, see `_padded`."""
-    begin = max(0, chunk.first - 1 - (length - scored))
-    log_probs, greedy = (output[begin : begin + len(chunk.ids) - chunk.first] for output in outputs)
-    return TokenScores(log_probs, greedy)
+def _unpadded(line: Sequence[Scored], outputs: Sequence[np.ndarray], length: int, scored: int) -> Iterator[TokenScores]:
+    """Yield the scores of each chunk of a line from the outputs of its row of a batch, see `_padded`."""
+    end = 0
+    for chunk in line:
+        begin, end = end, end + len(chunk.ids) - chunk.first
+        yield TokenScores(*(output[begin:end] for output in outputs))
 
 
 def _joined(chunks: Sequence[TokenScores]) -> TokenScores:

@@ -1,11 +1,13 @@
 """Rows through a step: their order, the sizes of batches, and what is reported meanwhile."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.inference.rows import RowStep, longest_first, padded, run, run_batches
+from jaxlm.inference.rows import RowStep, lines_of, longest_first, padded, run, run_batches
 
 
 def rows_of(count):
@@ -19,31 +21,51 @@ def doubled(params, ids_BL):
     return (ids_BL * params,)
 
 
-def form(made):
+def form(made, shared=0):
     """Items are lists of rows. made: the sizes of the batches that are run."""
 
-    def pad(rows, batch_size, length):
-        made.append((len(rows), batch_size, length))
-        return padded(rows, batch_size, length)
+    def pad(lines, batch_size, length):
+        made.append((len(lines), batch_size, length))
+        return padded([sum(line, []) for line in lines], batch_size, length)
+
+    def unpad(line, outputs, length):
+        values = iter(outputs[0].tolist())
+        return [list(itertools.islice(values, len(row))) for row in line]
 
     return RowStep(
         doubled,
         rows=lambda item: item,
         length=len,
-        sizes=lambda rows: (len(rows[0]),),
+        sizes=lambda lines: (max(sum(map(len, line)) for line in lines),),
         flops=float,
         pad=pad,
-        unpad=lambda row, outputs, length: outputs[0][: len(row)].tolist(),
+        unpad=unpad,
+        shared=shared,
     )
 
 
+def test_short_rows_share_lines_where_that_saves_tokens():
+    """Fails when a row is lost or read twice, when a line is longer than it may be, and when few rows share."""
+    lengths = [int(size) for size in np.random.default_rng(1).integers(4, 25, size=600)]
+    lines = lines_of(lengths, 64, 32)
+    totals = [sum(lengths[row] for row in line) for line in lines]
+    assert sorted(row for line in lines for row in line) == list(range(600))
+    assert max(totals) <= 64 and sum(totals) > 0.9 * 64 * len(lines)
+    assert lines_of([90, 70, 5, 5, 5], 64, 2) == [[0], [1], [2, 4, 3]]  # longer rows have their own
+    alone = [[row] for row in longest_first(lengths)]
+    assert lines_of(lengths, 0, 32) == alone
+    assert lines_of(lengths, 64, 600) == alone  # one batch: 64 tokens per line would not be fewer
+    assert lines_of(lengths[:40], 64, 32) == [[row] for row in longest_first(lengths[:40])]
+
+
+@pytest.mark.parametrize("shared", [0, 24], ids=["alone", "shared"])
 @pytest.mark.parametrize("mesh", [MeshConfig(data=1), MeshConfig(data=2, fsdp=2, tensor=2)], ids=["one", "eight"])
-def test_each_item_has_the_results_of_its_rows_in_order(mesh):
+def test_each_item_has_the_results_of_its_rows_in_order(mesh, shared):
     # Fails when rows are not put back in order, also across blocks, or when an item without rows takes another's.
     rows = iter(rows_of(60))
     items = [[next(rows) for _ in range(count % 4)] for count in range(30)]
     mesh = make_mesh(mesh, jax.devices()[: 1 if mesh.data == 1 else 8])
-    found = list(run(form([]), np.int32(2), items, mesh=mesh, batch_size=8, block=7))
+    found = list(run(form([], shared), np.int32(2), items, mesh=mesh, batch_size=8, block=17))
     assert [item for item, _ in found] == items
     assert [results for _, results in found] == [[[2 * i for i in row] for row in item] for item in items]
 
