@@ -28,7 +28,7 @@ SHORTEST = 2
 SPAN = 1 << 16
 _BLOCK_DOCUMENTS = 1 << 20
 _BLOCK_TOKENS = 1 << 28
-_VERSION = 1  # of the hash that samples short targets; `DataVersions.chunks`
+_VERSION = 1  # of the hash that samples short targets; the second of `SentencePairs.data_order`
 
 
 class ChunkOptions(NamedTuple):

@@ -5,6 +5,7 @@ Each layout is a dataclass with its own fields in `jaxlm/data/layouts/`; `DataCo
 """
 
 import typing
+from collections.abc import Mapping
 
 from jaxlm.data.layouts.packed import Packed
 from jaxlm.data.layouts.pairs import SentencePairs
@@ -13,7 +14,17 @@ from jaxlm.data.layouts.windows import Windows
 from jaxlm.errors import InputError
 from jaxlm.wording import either
 
-__all__ = ["LONGER", "MEMBERS", "DataConfig", "Packed", "SentencePairs", "Streams", "Windows", "check_carries"]
+__all__ = [
+    "LONGER",
+    "MEMBERS",
+    "DataConfig",
+    "Packed",
+    "SentencePairs",
+    "Streams",
+    "Windows",
+    "check_carries",
+    "check_order",
+]
 
 DataConfig = Windows | Packed | SentencePairs | Streams
 
@@ -26,3 +37,18 @@ def check_carries(data: DataConfig, option: str) -> None:
     if not data.carries:
         names = either([name for name, member in MEMBERS.items() if member.carries])
         raise InputError(f"layout must be {names} with {option}, got {data.layout}; give --layout {names}")
+
+
+def check_order(saved: Mapping[str, typing.Any], name: str) -> None:
+    """Raise InputError if the rows of a run are of another version than this jaxlm makes.
+
+    saved: its config.json. name: of the run, for messages.
+    """
+    order = saved.get("fingerprints", {}).get("data_order")
+    layout = saved.get("data", {}).get("layout", Windows.layout)
+    known = MEMBERS.get(layout, Windows).data_order
+    if order is not None and order != known:
+        raise InputError(
+            f"{name}: data_order must be {known} for data.layout {layout}, got {order}; use the version of jaxlm that "
+            "made the run"
+        )

@@ -31,7 +31,6 @@ from jaxlm.data.layouts.pairs import SentencePairs
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.random_parts import RandomParts
 from jaxlm.data.store import Section, Store
-from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 
 # Slots per pair that give the default maximum number of pairs per row.
@@ -56,7 +55,7 @@ class Pairs:
     """Rows of sentence pairs of a section. rows, targets: numbers of rows and pairs per epoch. most: maximum
     number of pairs per row.
 
-    random_parts: source of random second segments. number: index of the section in the run. versions: those of the run.
+    random_parts: source of random second segments. number: index of the section in the run.
     Raises InputError if the section has no pairs.
     """
 
@@ -69,10 +68,10 @@ class Pairs:
         length: int,
         seed: int,
         number: int,
-        versions: DataVersions,
     ):
         self.store, self.section, self.data, self.length = store, section, data, length
-        self._key = np.array([seed % 2**64, versions.pairs << 56 | versions.chunks << 48 | length], np.uint64)
+        _, chunks, pairs = data.data_order
+        self._key = np.array([seed % 2**64, pairs << 56 | chunks << 48 | length], np.uint64)
         self._number = number
         self._cls, self._sep = _special_ids(store)
         self.plan = chunk_plan(store, section, chunk_options(data, length))
@@ -80,8 +79,7 @@ class Pairs:
         self._tokens, self._documents = store.tokens, np.asarray(store.document_starts)
         self._sentences = sentence_starts(store, data.sentence_tokens)
         self._ending = 0 if store.end is None else 1
-        candidates = 1 if versions.pairs == 1 else data.random_candidates
-        self.random_parts = RandomParts(store, section, candidates, self._sentences)
+        self.random_parts = RandomParts(store, section, data.random_candidates, self._sentences)
         self._check()
 
     def fill(self, row: int, batch: PairBatch, b: int, epoch: int) -> None:

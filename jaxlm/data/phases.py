@@ -17,7 +17,6 @@ from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows
 from jaxlm.data.store import Store
 from jaxlm.data.streams import StreamRows
-from jaxlm.data.versions import CURRENT, DataVersions
 
 
 @dataclass(frozen=True)
@@ -112,14 +111,13 @@ def phased_rows(
     seed: int,
     num_steps: int,
     batch_size: int,
-    versions: DataVersions = CURRENT,
     masked: bool = False,
 ) -> PhasedRows:
     """Return the rows of all phases of a run.
 
-    versions: those of the run. masked: whether rows of text get seeds for the masks of a masked language model.
+    masked: whether rows of text get seeds for the masks of a masked language model.
     """
     found = phases(data, length=length, num_steps=num_steps)
-    sizes: Any = {"batch_size": batch_size, "seed": seed, "versions": versions}
+    sizes: Any = {"batch_size": batch_size, "seed": seed}
     rows = [data.rows(stores, length=phase.length, **sizes) for phase in found]
     return PhasedRows(found, rows, batch_size, seed if masked else None)

@@ -113,7 +113,7 @@ class RandomParts:
         return begins, np.minimum(ends, stops)
 
     def _first_found(self, own: int, wanted: int, draws: Draws, *, within: bool, cut: bool) -> tuple[int, int]:
-        """Return the first span found in at most `TRIES` documents, which is the rule of version 1 of the pairs.
+        """Return the first span found in at most `TRIES` documents.
 
         within: the span begins at any token, ends with a sentence and has exactly `wanted` tokens. cut: the span is
         whole sentences from a random one up to the one that reaches `wanted`. Otherwise: whole sentences that fit.

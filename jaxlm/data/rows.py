@@ -19,7 +19,6 @@ from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.layouts.layout import Layout, Source
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.store import Store
-from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 
 # Grain's permutation is limited to 32 bits; a larger section is shuffled in parts that are interleaved evenly.
@@ -27,6 +26,7 @@ _MOST_ROWS = 1 << 31
 # Sum of the integers that weights become unless they are row counts, so that mixing is exact arithmetic.
 _WEIGHT_SUM = 1 << 40
 _SHUFFLE_ROUNDS = 4
+_ORDER = 1  # version of the order of rows, part of its key
 # Up to this many rows, the order of an epoch is a list: Grain's permutation walks a cycle of 65,536 even for a few
 # rows, which takes 2 ms for an index of 12 rows.
 _LISTED_ROWS = 1 << 14
@@ -45,7 +45,7 @@ class _Part:
 class TrainingRows:
     """Endless rows of a run.
 
-    data: their layout. sources: one per section. rows: number per pass. order: version of the order.
+    data: their layout. sources: one per section. rows: number per pass.
     """
 
     def __init__(
@@ -55,9 +55,8 @@ class TrainingRows:
         weights: Sequence[int],
         length: int,
         seed: int,
-        order: int = CURRENT.order,
     ):
-        self._data, self.length, self._order = data, length, order
+        self._data, self.length = data, length
         self.sources, self.rows = tuple(sources), sum(source.rows for source in sources)
         self._seed = seed % 2**64
         self._parts: list[_Part] = []
@@ -100,7 +99,7 @@ class TrainingRows:
         part, taken = self._part_of(index)
         epoch, at = divmod(taken, part.rows)
         # A tuple and not a sum, so that epoch 1 of seed 0 differs from epoch 0 of seed 1.
-        key = (self._order, self._seed, part.number, epoch)
+        key = (_ORDER, self._seed, part.number, epoch)
         return part, part.first + _shuffled(at, part.rows, key), epoch
 
     def _part_of(self, index: int) -> tuple[_Part, int]:
@@ -119,16 +118,14 @@ class TrainingRows:
         return self._parts[-1], before
 
 
-def training_rows(
-    stores: Sequence[Store], data: Layout, *, length: int, seed: int, versions: DataVersions = CURRENT
-) -> TrainingRows:
+def training_rows(stores: Sequence[Store], data: Layout, *, length: int, seed: int) -> TrainingRows:
     """Return the endless, index-addressed rows of a run.
 
-    Row r depends on the stores, layout, weights, length, seed and r alone. versions: those of the run.
+    Row r depends on the stores, layout, weights, length, seed and r alone.
     Raises InputError if a section has no rows, or the weights do not fit the stores.
     """
     data.check()
-    sources = data.sources(stores, length=length, seed=seed, versions=versions)
+    sources = data.sources(stores, length=length, seed=seed)
     for source in sources:
         if source.rows == 0:
             section = source.section
@@ -136,7 +133,7 @@ def training_rows(
                 f"{source.store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
                 "documents, too few for an input and a target; prepare the store without it"
             )
-    return TrainingRows(data, sources, mixture_weights(sources, stores, data.weights), length, seed, versions.order)
+    return TrainingRows(data, sources, mixture_weights(sources, stores, data.weights), length, seed)
 
 
 def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights: Sequence[float]) -> list[int]:

@@ -66,7 +66,7 @@ def perplexity_of(
     check_layout(run.model.config, data.layout, "layout")
     own = host_rows(batch_size, mesh)
     if arguments.stride is None:
-        sizes: Any = {"length": length, "batch_size": batch_size, "host_rows": own, "versions": run.versions}
+        sizes: Any = {"length": length, "batch_size": batch_size, "host_rows": own}
         batches = data.validation_rows(stores, **sizes)
     else:
         batches = ValidationWindows(stores, length, batch_size, own, stride=arguments.stride)

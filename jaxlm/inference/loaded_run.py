@@ -14,8 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.bounded_read import read_signed
 from jaxlm.config import from_json
-from jaxlm.data.config import DataConfig, SentencePairs, Windows
-from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
+from jaxlm.data.config import DataConfig, SentencePairs, Windows, check_order
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Weights
@@ -47,7 +46,7 @@ class LoadedRun:
     params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`; the average, if the run has one.
     model: the model of `params`, with the run's dtype and attention backend, without rematerialization. task: the task
     of a fine-tuned run, None for a pretrained one. given_tokenizer: None if the run was imported from files without
-    one. versions: those of the data rules of a pretraining run. trained_length: the number of positions that were
+    one. trained_length: the number of positions that were
     trained. raw: True if the run has an average, and these are not it. step: None of published weights, whose `path` is
     their specification.
     """
@@ -61,7 +60,6 @@ class LoadedRun:
     mesh: Mesh
     trained_length: int
     task: Task | None = None
-    versions: DataVersions = CURRENT
     raw: bool = False
 
     @property
@@ -73,7 +71,7 @@ class LoadedRun:
     def left(self) -> list[int]:
         """The id before a text as in training, as a list; empty if the text's own first token comes first."""
         tokenizer = self.tokenizer
-        if self.data.of_documents and not self.versions.begins_documents(tokenizer.specials.get("end")):
+        if self.data.of_documents and "end" not in tokenizer.specials:
             return []
         return left_context(tokenizer, finetuned=self.task is not None and self.task.special_tokens == "gpt1")
 
@@ -151,7 +149,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None, weights: Weight
         tokenizer.fingerprint != expected if expected is not None else tokenizer.size != config.model.vocab_size
     ):
         raise InputError(f"{path}: its tokenizer is not that of its model; restore the run's own tokenizer directory")
-    versions = saved_versions(run.config, run.name)
+    check_order(run.config, run.name)
     mesh = mesh or one_device()
     model = build(config.model, for_reading(config.execution))
     metadata = checkpoints.metadata(step)
@@ -171,7 +169,6 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None, weights: Weight
         mesh,
         trained_length(run, restored.step),
         task,
-        versions,
         raw=part != metadata.weights,
     )
 
@@ -208,7 +205,7 @@ def load_published(spec: str, *, mesh: Mesh, custom: CustomConfig) -> LoadedRun:
     model = build(config.model, for_reading(config.execution))
     params = jax.tree.map(_placed, published.params, abstract_params(config.model, published.params, mesh))
     return LoadedRun(
-        config, model, params, published.tokenizer, None, spec, mesh, published.trained_length, published.task, CURRENT
+        config, model, params, published.tokenizer, None, spec, mesh, published.trained_length, published.task
     )
 
 

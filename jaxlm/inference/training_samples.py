@@ -58,7 +58,7 @@ def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
         of_source = 0 if planned.source is None else planned.source.trained_length
         longest = min(longest, max(planned.phases[0].length, of_source))
     mesh = make_mesh(config.mesh)
-    run = LoadedRun(config, model, None, tokenizer, 0, "", mesh, longest, None, planned.versions)
+    run = LoadedRun(config, model, None, tokenizer, 0, "", mesh, longest)
     distinct = _distinct(prompts)
     for prompt, ids in zip(distinct, tokenizer.encode_batch(distinct), strict=True):
         tokens = len(run.begun(ids))
@@ -84,9 +84,7 @@ def _evaluation(context: TrainingContext, prompts: Sequence[str], every: int) ->
 
     def run_at(step: int, params: Any) -> LoadedRun:
         length, path = trained_length(context.run, step), context.run.path
-        return LoadedRun(
-            config, model, params, context.tokenizer, step, path, context.mesh, length, None, context.versions
-        )
+        return LoadedRun(config, model, params, context.tokenizer, step, path, context.mesh, length)
 
     def evaluate(step: int, state: TrainState) -> None:
         run = run_at(step, state.weights)

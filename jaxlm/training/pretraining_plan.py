@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxlm.data.phases import Phase, phases
 from jaxlm.data.store import Store, open_store
-from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
 from jaxlm.models import build, with_vocabulary
@@ -19,10 +18,10 @@ from jaxlm.training.start import (
     OF_START,
     OTHER_STORE,
     Source,
+    check_rows_of,
     check_tokenizer,
     kept_start_length,
     model_of_source,
-    pinned_versions,
     source_of,
 )
 
@@ -41,8 +40,6 @@ class Plan:
     phases: tuple[Phase, ...]
     rows_per_epoch: tuple[int, ...]
     """One number per phase."""
-    versions: DataVersions
-    """For a resumed run, those it began with."""
     matches_vocabulary: bool
     """True if the stores have a tokenizer of their own, whose rows come from the source."""
 
@@ -92,7 +89,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     config.check()
     check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None
-    versions = pinned_versions(arguments.run, state_of)
+    check_rows_of(arguments.run, state_of)
     num_steps = config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
@@ -102,16 +99,15 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
             length=config.length,
             batch_size=config.batch_size,
             num_epochs=config.num_epochs,
-            versions=versions,
             seed=config.seed,
         )
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
-    sizes: Any = {"batch_size": config.batch_size, "seed": config.seed, "versions": versions}
+    sizes: Any = {"batch_size": config.batch_size, "seed": config.seed}
     rows = tuple(config.data.rows(stores, length=phase.length, **sizes).rows for phase in found)
     for phase in found:  # fail here, not within a run
-        config.data.check_validation(validation, phase.length, versions)
-    return Plan(config, num_steps, stores, validation, source, found, rows, versions, matched)
+        config.data.check_validation(validation, phase.length)
+    return Plan(config, num_steps, stores, validation, source, found, rows, matched)
 
 
 def selects(config: PretrainConfig) -> bool:
@@ -152,7 +148,7 @@ def fingerprints(plan: Plan) -> dict[str, Any]:
     return {
         "tokenizer": plan.stores[0].tokenizer_fingerprint,
         "stores": [store.fingerprint for store in plan.stores],
-        "data_order": plan.versions.recorded(plan.config.data.layout),
+        "data_order": plan.config.data.data_order,
         "start": None if plan.source is None else plan.source.fingerprint,
     } | ({"validation": [store.fingerprint for store in plan.validation]} if steers else {})
 

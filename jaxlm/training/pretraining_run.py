@@ -18,7 +18,6 @@ from jaxlm.config import field_of_flag, listed, load_config, of_call, with_field
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.data.store import Store
-from jaxlm.data.versions import DataVersions
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
@@ -108,7 +107,6 @@ def prepared(planned: Plan) -> _Prepared:
         seed=config.seed,
         num_steps=planned.num_steps,
         batch_size=config.batch_size,
-        versions=planned.versions,
         masked=config.objective.kind == "masked_lm",
     )
     with use_mesh(mesh):
@@ -124,7 +122,7 @@ class TrainingContext(NamedTuple):
     """The training that a further evaluation belongs to.
 
     length: the tokens in the longest rows that are trained. stream_length: those in a row of a stream, None in other
-    layouts. versions: those of its data rules.
+    layouts.
     """
 
     run: RunDirectory
@@ -136,7 +134,6 @@ class TrainingContext(NamedTuple):
     length: int
     stream_length: int | None
     config: PretrainConfig
-    versions: DataVersions
 
 
 @names_arguments
@@ -317,7 +314,6 @@ def _train(
         length,
         stream_length=length if config.data.carries else None,
         config=config,
-        versions=planned.versions,
     )
     scheduled = []
     if planned.validation:

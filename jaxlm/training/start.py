@@ -15,9 +15,8 @@ from typing import Any
 import jax
 
 from jaxlm.config import from_json
-from jaxlm.data.config import DataConfig
+from jaxlm.data.config import DataConfig, check_order
 from jaxlm.data.phases import phases, trained_phase
-from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
@@ -224,17 +223,17 @@ def _pinned(start: str, known: str | None) -> str:
     return known if path == known_path and step in (None, known_step) else start
 
 
-def pinned_versions(run: str, state_of: str | None = None) -> DataVersions:
-    """Return the data versions of a run: a resumed run keeps those it was made with.
+def check_rows_of(run: str, state_of: str | None = None) -> None:
+    """Raise InputError if the rows of a run that is resumed are of another version than this jaxlm makes.
 
     state_of: RUN or RUN@STEP whose state a new run continues, over the rows that follow there.
     """
     directory = RunDirectory(run)
     if not directory.exists():
         if state_of is None or state_of.startswith(KINDS):
-            return CURRENT
+            return
         directory = RunDirectory(split_start(state_of)[0])
-    return saved_versions(directory.config, directory.name)
+    check_order(directory.config, directory.name)
 
 
 # Fields of a model that are not sizes. The dropout rates come from the config or the command line. `tables` comes from

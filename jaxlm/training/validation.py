@@ -81,14 +81,13 @@ class Validation:
 
     def __init__(self, plan: Plan, pretraining: Pretraining, mesh: jax.sharding.Mesh, batch_size: int):
         self.plan, self._pretraining, self._mesh, self._batch_size = plan, pretraining, mesh, batch_size
-        stores, data, versions = plan.validation, plan.config.data, plan.versions
+        stores, data = plan.validation, plan.config.data
         self._batches = {
             phase.length: data.validation_rows(
                 stores,
                 length=phase.length,
                 batch_size=batch_size,
                 host_rows=host_rows(batch_size, mesh),
-                versions=versions,
                 masked=plan.config.objective.kind == "masked_lm",
             )
             for phase in plan.phases
@@ -97,7 +96,7 @@ class Validation:
         self._step = CompiledStep("evaluation", evaluate, expected_shapes=len(self._batches))
         lengths = ", then ".join(str(phase.length) for phase in plan.phases)
         names = ", ".join(str(store.path) for store in stores)
-        self.notes = [f"validation: {names} in {data.describe_validation(lengths, stores, versions)}"]
+        self.notes = [f"validation: {names} in {data.describe_validation(lengths, stores)}"]
         if pretraining.whole_text:
             self.notes += text_notes(stores[0].tokenizer())
 

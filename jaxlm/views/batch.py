@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
+from jaxlm.data.config import check_order
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import Store, open_store
-from jaxlm.data.versions import CURRENT, DataVersions, saved_versions
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import run_config, task_data
 from jaxlm.models import family_of
@@ -30,8 +30,8 @@ from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
 from jaxlm.views.text import cut, ends, indented
 
 
-def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: DataVersions = CURRENT) -> Iterator[str]:
-    """Yield the batch of a pretraining step: the origin, text and positions of each row. versions: of the run."""
+def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[str]:
+    """Yield the batch of a pretraining step: the origin, text and positions of each row."""
     if not config.data.store:
         raise InputError("data.store must be given, got none; name a token store with --data.store")
     stores = [open_store(path) for path in config.data.store]
@@ -42,9 +42,8 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int, versions: Data
         config.data,
         length=config.length,
         seed=config.seed,
-        num_steps=_num_steps(config, stores, step, versions),
+        num_steps=_num_steps(config, stores, step),
         batch_size=config.batch_size,
-        versions=versions,
     )
     batch = batch_at(rows, step, config.batch_size)
     phase = phase_at(step, rows.phases)
@@ -82,13 +81,13 @@ def _begins(batch: Batch | PairBatch, row: int) -> bool:
     return isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
 
 
-def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int, versions: DataVersions) -> int:
+def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int) -> int:
     """Return the steps of the run, which determine where its rows change their length."""
     if config.num_steps is not None:
         return config.num_steps
     if config.num_epochs is not None:
         sizes = {"length": config.length, "batch_size": config.batch_size, "seed": config.seed}
-        return config.data.steps_of_passes(stores, num_epochs=config.num_epochs, versions=versions, **sizes)
+        return config.data.steps_of_passes(stores, num_epochs=config.num_epochs, **sizes)
     if len(lengths := config.data.lengths(config.length)) > 1:
         raise InputError(
             f"num_steps must be given with data.short_length {lengths[0][0]}, got none; give --num-steps or "
@@ -216,7 +215,8 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
             raise InputError(
                 f"{run.name}: the stores {', '.join(config.data.store)} are not those it was trained on; put them back"
             )
-        yield from pretrain_lines(config, step, count, saved_versions(saved, run.name))
+        check_order(saved, run.name)
+        yield from pretrain_lines(config, step, count)
         return
     task, data = task_data(run)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):

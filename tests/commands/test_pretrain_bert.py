@@ -40,13 +40,11 @@ from jaxlm.data.loader import batch_at
 from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
-from jaxlm.data.versions import DataVersions
 from jaxlm.objectives import masked_lm
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer
-from jaxlm.training import start
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.program import CompiledStep
 
@@ -157,23 +155,21 @@ def test_a_run_says_what_it_is(base, stores):
 
 
 def test_a_run_on_pairs_goes_on_with_the_pairs_it_was_made_with(stores, tmp_path):
-    """Fails when a run with pairs of version 1 goes on with others; a new one has those of version 2."""
+    """Fails when a resumed run has other pairs, or when one with pairs of another version is not refused."""
     flags = (*NO_VALIDATION, "--num-steps", 4, "--checkpoint-every", 2, "--eval-every", 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "CURRENT", DataVersions(pairs=1))
-        train(tmp_path / "run", stores, *flags)
+    train(tmp_path / "run", stores, *flags)
     run = copy_at(tmp_path / "run", 2, tmp_path / "copy")
     config = json.loads((run / "config.json").read_text())
-    assert config["fingerprints"]["data_order"] == [1, 1, 1]
+    assert (config["fingerprints"]["data_order"], config["data"]["random_candidates"]) == ([1, 1, 2], 16)
     ended = train(run, stores, *flags)
-    assert "resumed at step 2" in ended.errors and "a random second segment is the first span found" in ended.errors
+    assert "resumed at step 2" in ended.errors
+    assert "a random second segment is the closest in length of 16 spans" in ended.errors
     assert metrics(run) == metrics(tmp_path / "run") and checksums(run) == checksums(tmp_path / "run")
     assert json.loads((run / "config.json").read_text()) == config
-    ended = train(tmp_path / "new", stores, *flags)
-    assert "a random second segment is the closest in length of 16 spans" in ended.errors
-    assert metrics(tmp_path / "new")[1] != metrics(run)[1]
-    saved = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert (saved["fingerprints"]["data_order"], saved["data"]["random_candidates"]) == ([1, 1, 2], 16)
+    config["fingerprints"]["data_order"] = [1, 1, 1]
+    (run / "config.json").write_text(json.dumps(config))
+    ended = run_here("pretrain", *bert_arguments(run, stores, *STEADY, *flags))
+    assert_one_line(ended, 2, "data_order must be [1, 1, 2] for --data.layout pairs, got [1, 1, 1]")
 
 
 def test_figures_are_those_of_both_terms(base):

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from numbers_store import END, numbers_store
 
-from jaxlm.data.config import Streams, Windows
+from jaxlm.data.config import Streams, Windows, check_order
 from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins
 from jaxlm.data.phases import phased_rows, phases
 from jaxlm.data.streams import StreamRows
-from jaxlm.data.versions import CURRENT, saved_versions
 from jaxlm.errors import InputError
 
 FIELDS = ("ids", "targets", "positions", "segments", "weights", "begins")
@@ -172,10 +171,10 @@ def test_a_mixture_is_refused_and_that_of_the_preparation_is_not_used(stores, tm
 
 
 def test_the_version_is_recorded():
-    saved = {"data": {"layout": "streams"}, "fingerprints": {"data_order": CURRENT.recorded("streams")}}
-    assert saved_versions(saved, "run") == CURRENT
-    with pytest.raises(InputError, match="data_order must be at most 1 for data.layout streams, got 2"):
-        saved_versions(saved | {"fingerprints": {"data_order": 2}}, "run")
+    saved = {"data": {"layout": "streams"}, "fingerprints": {"data_order": Streams.data_order}}
+    check_order(saved, "run")
+    with pytest.raises(InputError, match="data_order must be 1 for data.layout streams, got 2"):
+        check_order(saved | {"fingerprints": {"data_order": 2}}, "run")
 
 
 @pytest.mark.parametrize("end", [True, False])

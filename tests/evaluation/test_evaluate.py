@@ -20,7 +20,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.evaluation import perplexity
 from jaxlm.inference.decoding import left_context
-from jaxlm.inference.loaded_run import load_run
+from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer, text_sequence
 from jaxlm.models.model import Inputs
@@ -140,29 +140,28 @@ def test_perplexity_counts_every_token_once_for_any_batch_and_mesh(run, store, m
     assert twice["validation_loss"] == pytest.approx(figures["validation_loss"], rel=1e-5)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def packed_run(request, store, tmp_path_factory):
-    """A run on packed rows: of 2968321, where the id that ends documents was no input, and of today."""
-    path = tmp_path_factory.mktemp("packed") / "r"
-    return toy_run.pretrained(path, store, layout="packed", data_order=request.param), request.param
+@pytest.fixture(scope="module")
+def packed_run(store, tmp_path_factory):
+    """A run on packed rows."""
+    return toy_run.pretrained(tmp_path_factory.mktemp("packed") / "r", store, layout="packed")
 
 
 def test_a_packed_run_is_measured_scored_and_continued_as_it_was_trained(
     packed_run, run, store, tmp_path, monkeypatch, capsys
 ):
     """Fails on 2968321: in windows across documents, texts after the id that ends documents, which was no input."""
-    path, version = packed_run
+    path = packed_run
     words = ["perplexity", "--data.store", store.path, "--batch-size", 8]
     text, figures = command(evaluate.main, monkeypatch, capsys, *words, "--run", path)
     _, windows = command(evaluate.main, monkeypatch, capsys, *words, "--run", run)
     assert figures["layout"] == "packed" and windows["layout"] == "windows" and "in packed rows of 16" in text
-    assert figures["tokens"] == store.num_tokens - (version == 1) * store.documents
+    assert figures["tokens"] == store.num_tokens
     loaded, end = load_run(path), store.tokenizer().specials["end"]
     # Each document by itself, in pieces of 16: the same parameters, other rows than windows.
     total = 0.0
     for document in range(store.documents):
         ids = np.asarray(store.tokens[store.document_starts[document] : store.document_starts[document + 1]], int)
-        ids = ids.tolist() if version == 1 else [end, *ids.tolist()]
+        ids = [end, *ids.tolist()]
         pieces = [Scored(ids[at : at + 17]) for at in range(0, len(ids) - 1, 16)]
         found = Scorer(loaded.model, mesh=loaded.mesh, batch_size=1)(loaded.params, pieces)
         total -= sum(score.log_probability for score in found)
@@ -171,20 +170,19 @@ def test_a_packed_run_is_measured_scored_and_continued_as_it_was_trained(
 
     (tmp_path / "in.txt").write_text("The cat sat.\n", encoding="utf-8")
     text, scored = command(evaluate.main, monkeypatch, capsys, "score", "--run", path, "--input", tmp_path / "in.txt")
-    assert scored["tokens"] == len(loaded.tokenizer.encode("The cat sat.")) - (version == 1)
-    assert loaded.left == ([] if version == 1 else [end])
+    assert scored["tokens"] == len(loaded.tokenizer.encode("The cat sat."))
+    assert loaded.left == [end]
     given = []
     monkeypatch.setattr(
         Sampler, "_tokens", lambda self, rows, *_: given.append(rows[0].ids) or iter([np.array([[end]])])
     )
     command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "The cat")
     assert given[0] == [*loaded.left, *loaded.tokenizer.encode("The cat")]
-    if version == 1:
-        with pytest.raises(InputError, match="a prompt must not be empty"):
-            command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
-    else:
+    command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
+    assert given[1] == [end]
+    monkeypatch.setattr(LoadedRun, "left", [])  # as for a vocabulary without a token that begins a text
+    with pytest.raises(InputError, match="a prompt must not be empty"):
         command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
-        assert given[1] == [end]
 
 
 def test_figures_of_a_text_that_was_made_easier_say_so(run, store, monkeypatch, capsys):

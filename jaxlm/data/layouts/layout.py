@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import tyro
 
-from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 from jaxlm.ranges import Range
 
@@ -58,6 +57,9 @@ class Layout:
     """True if each segment of a row is a document, truncated if it is longer than a row."""
     overlaps: ClassVar[bool] = False
     """True if the rows of an evaluation can overlap, moved by a stride."""
+    data_order: ClassVar[int | list[int]] = 1
+    """Versions of the schemes that make its rows, as config.json records them. One changes when the same store, config
+    and seed may give other rows."""
 
     def check(self) -> None:
         """Raise InputError unless there is one weight per store, or none."""
@@ -83,29 +85,25 @@ class Layout:
         """Return the same layout with rows of one length in all steps, for measurements."""
         return self
 
-    def source(
-        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
-    ) -> "Source":
+    def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "Source":
         """Return the rows of a section. number: its index in the run. Only layouts with independent rows have them."""
         raise NotImplementedError
 
-    def sources(
-        self, stores: Sequence["Store"], *, length: int, seed: int, versions: DataVersions = CURRENT
-    ) -> "list[Source]":
+    def sources(self, stores: Sequence["Store"], *, length: int, seed: int) -> "list[Source]":
         """Return the rows of all sections of the stores, in order."""
         sections = [(store, section) for store in stores for section in store.sections]
         return [
-            self.source(store, section, length=length, seed=seed, number=number, versions=versions)
+            self.source(store, section, length=length, seed=seed, number=number)
             for number, (store, section) in enumerate(sections)
         ]
 
     def rows(
-        self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int, versions: DataVersions = CURRENT
+        self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int
     ) -> "TrainingRows | StreamRows":
         """Return the endless, index-addressed rows of a run. InputError if the stores are too short for a row."""
         from jaxlm.data.rows import training_rows
 
-        return training_rows(stores, self, length=length, seed=seed, versions=versions)
+        return training_rows(stores, self, length=length, seed=seed)
 
     def steps_of_passes(
         self,
@@ -115,12 +113,11 @@ class Layout:
         batch_size: int,
         num_epochs: float,
         seed: int = 0,
-        versions: DataVersions = CURRENT,
     ) -> int:
         """Return the number of steps of num_epochs passes over the stores, summed over the phases. seed: the run's."""
         from jaxlm.data.phases import phases
 
-        sizes: Any = {"batch_size": batch_size, "seed": seed, "versions": versions}
+        sizes: Any = {"batch_size": batch_size, "seed": seed}
         passes = 0.0  # per step
         for phase in phases(self, length=length, num_steps=1_000_000):
             fraction = (phase.end_step - phase.first_step) / 1_000_000
@@ -134,7 +131,6 @@ class Layout:
         length: int,
         batch_size: int,
         host_rows: "np.ndarray | None" = None,
-        versions: DataVersions = CURRENT,
         masked: bool = False,
     ) -> "ValidationRows":
         """Return every token of the stores as a target once, or every pair, in batches and the same in every run.
@@ -144,10 +140,10 @@ class Layout:
         """
         from jaxlm.data.validation_rows import SEED, ValidationSections
 
-        sources = self.sources(stores, length=length, seed=SEED, versions=versions)
+        sources = self.sources(stores, length=length, seed=SEED)
         return ValidationSections(self, sources, length, batch_size, host_rows, masked=masked)
 
-    def check_validation(self, stores: Sequence["Store"], length: int, versions: DataVersions) -> None:
+    def check_validation(self, stores: Sequence["Store"], length: int) -> None:
         """Raise InputError if held-out stores have no rows of this layout. Text of any length has."""
 
     def empty(self, rows: int, length: int, sources: Sequence[Any] = ()) -> Any:
@@ -173,7 +169,7 @@ class Layout:
         """Return a noun phrase for the rows of an evaluation in batches of `batch_size`."""
         return self.rows_name
 
-    def describe_validation(self, lengths: str, stores: Sequence["Store"], versions: DataVersions) -> str:
+    def describe_validation(self, lengths: str, stores: Sequence["Store"]) -> str:
         """Return a noun phrase for the rows of the validation stores. lengths: those of the rows, as text."""
         return f"{self.rows_name} of {lengths}"
 

@@ -9,7 +9,6 @@ import numpy as np
 from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.packing import PackingPlan
-from jaxlm.data.versions import DataVersions
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import Batch
@@ -24,17 +23,16 @@ class Packed(Layout):
 
     rows_name: ClassVar[str] = "packed rows"
     of_documents: ClassVar[bool] = True
+    data_order: ClassVar[int | list[int]] = 2
 
-    def source(
-        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
-    ) -> "PackedSection":
+    def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "PackedSection":
         """Return the packed documents of a section."""
-        return PackedSection(store, section, length, versions)
+        return PackedSection(store, section, length)
 
-    def describe_validation(self, lengths: str, stores: Sequence["Store"], versions: DataVersions) -> str:
+    def describe_validation(self, lengths: str, stores: Sequence["Store"]) -> str:
         """Return a noun phrase for the rows of the validation stores, and the tokens that are not predicted."""
-        begun = all(versions.begins_documents(store.end) for store in stores)
-        rows = super().describe_validation(lengths, stores, versions)
+        rows = super().describe_validation(lengths, stores)
+        begun = all(store.end is not None for store in stores)
         return rows if begun else f"{rows}, the first token of a document is not predicted"
 
 
@@ -42,12 +40,12 @@ class PackedSection:
     """Packed rows of a section: segments number the documents, positions restart, no target crosses a boundary.
 
     The first input of a document is the end-of-document id, so that each of its tokens is a target. If the tokenizer
-    has no such id, and in version 1, the first input is the first token, which is not a target.
+    has no such id, the first input is the first token, which is not a target.
     """
 
-    def __init__(self, store: "Store", section: "Section", length: int, versions: DataVersions):
+    def __init__(self, store: "Store", section: "Section", length: int):
         self.store, self.section = store, section
-        self._begin = store.end if versions.begins_documents(store.end) else None
+        self._begin = store.end
         self._tokens = store.tokens
         first = section.first_document
         self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]

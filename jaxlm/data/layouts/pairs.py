@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from jaxlm.data.layouts.layout import FLAG, Layout
-from jaxlm.data.versions import DataVersions
 from jaxlm.errors import InputError
 from jaxlm.ranges import Count, Fraction, Natural
 
@@ -59,6 +58,7 @@ class SentencePairs(Layout):
     rows_name: ClassVar[str] = "rows of pairs"
     whole_text: ClassVar[bool] = False
     next_sentences: ClassVar[bool] = True
+    data_order: ClassVar[list[int]] = [1, 1, 2]  # of the order of rows, of chunks, and of pairs
 
     def lengths(self, length: int) -> tuple[tuple[int, float], ...]:
         """Return the lengths of short and long rows, and the fraction of the steps after which each ends.
@@ -78,17 +78,15 @@ class SentencePairs(Layout):
         """Return the same layout without short rows."""
         return replace(self, short_length=0)
 
-    def source(
-        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
-    ) -> "Pairs":
+    def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "Pairs":
         """Return the pairs of a section. InputError if it has none."""
         from jaxlm.data.pairs import Pairs
 
-        return Pairs(store, section, self, length=length, seed=seed, number=number, versions=versions)
+        return Pairs(store, section, self, length=length, seed=seed, number=number)
 
-    def check_validation(self, stores: Sequence["Store"], length: int, versions: DataVersions) -> None:
+    def check_validation(self, stores: Sequence["Store"], length: int) -> None:
         """Raise InputError if held-out stores have no pairs."""
-        self.validation_rows(stores, length=length, batch_size=1, versions=versions)
+        self.validation_rows(stores, length=length, batch_size=1)
 
     def empty(self, rows: int, length: int, sources: Sequence[Any] = ()) -> "PairBatch":
         """Return a batch of padding, with as many pairs per row as the sources have, or as a row may have."""

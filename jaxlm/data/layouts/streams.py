@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.validation_rows import ValidationRows
-from jaxlm.data.versions import CURRENT, DataVersions
 from jaxlm.errors import InputError
 from jaxlm.ranges import Fraction
 from jaxlm.wording import counted
@@ -60,9 +59,7 @@ class Streams(Layout):
         """Return the same layout with fixed windows."""
         return replace(self, windows="fixed")
 
-    def rows(
-        self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int, versions: DataVersions = CURRENT
-    ) -> "StreamRows":
+    def rows(self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int) -> "StreamRows":
         """Return the endless rows of a run; see `StreamRows`."""
         from jaxlm.data.streams import StreamRows
 
@@ -76,7 +73,6 @@ class Streams(Layout):
         batch_size: int,
         num_epochs: float,
         seed: int = 0,
-        versions: DataVersions = CURRENT,
     ) -> int:
         """Return the number of steps of num_epochs passes."""
         return self.rows(stores, length=length, batch_size=batch_size, seed=seed).windows.steps(num_epochs)
@@ -88,7 +84,6 @@ class Streams(Layout):
         length: int,
         batch_size: int,
         host_rows: np.ndarray | None = None,
-        versions: DataVersions = CURRENT,
         masked: bool = False,
     ) -> "ValidationStreams":
         """Return the stores in batch_size streams; see `ValidationStreams`."""

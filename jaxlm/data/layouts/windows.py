@@ -9,7 +9,6 @@ import numpy as np
 from jaxlm.data.layouts.layout import FLAG, Layout
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.validation_rows import ValidationRows
-from jaxlm.data.versions import CURRENT, DataVersions
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import Batch
@@ -25,9 +24,7 @@ class Windows(Layout):
     rows_name: ClassVar[str] = "windows"
     overlaps: ClassVar[bool] = True
 
-    def source(
-        self, store: "Store", section: "Section", *, length: int, seed: int, number: int, versions: DataVersions
-    ) -> "WindowsOfSection":
+    def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "WindowsOfSection":
         """Return the windows of a section."""
         return WindowsOfSection(store, section, length)
 
@@ -38,7 +35,6 @@ class Windows(Layout):
         length: int,
         batch_size: int,
         host_rows: np.ndarray | None = None,
-        versions: DataVersions = CURRENT,
         masked: bool = False,
     ) -> "ValidationWindows":
         """Return the windows of the stores in order; see `ValidationWindows`."""
