@@ -94,7 +94,7 @@ def test_values_beside_a_chart(runs, page):
 
 
 def test_tokens_and_hours(tmp_path, runs, page):
-    """Fails when the two lengths of a BERT's phases count alike, or hours are not tokens at the logged speed."""
+    """Fails when tokens are not those that were logged, or hours are not tokens at the logged speed."""
     clock = json.loads(page.payload)["entries"][0]["clock"]
     assert decoded(clock["steps"], "<i4") == list(range(41))
     assert decoded(clock["tokens"], "<f8") == [64.0 * step for step in range(41)]

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxlm.bounded_read import open_regular, parse_json, read_object, read_regular
-from jaxlm.data.phases import phases
 from jaxlm.errors import InputError, one_line
 from jaxlm.evaluation.zero_shot import RESULTS, read_results
 from jaxlm.inference.loaded_run import run_config, saved_task, split_run
@@ -54,9 +53,8 @@ class Record:
     """A run. summary: its name, config and results.json, and the means of its main curves.
 
     kind: its kind, for people. main: names of the metrics that are shown first. curves: metric -> trial -> curve.
-    clock: None without logged tokens, which earlier versions did not log in fine-tunings. resumed: steps at which it
-    was resumed.
-    zero_shot: lines of zero_shot.jsonl. problems: sentences about damaged parts.
+    clock: None without logged tokens. resumed: steps at which it was resumed. zero_shot: lines of zero_shot.jsonl.
+    problems: sentences about damaged parts.
     """
 
     summary: Summary
@@ -135,7 +133,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
     of_main = {name: mean_curve(list(curves[name].values())) for name in main if name in curves}
     starts = [start for start in part("starts.jsonl", run.starts) or [] if isinstance(start, dict)]
     examples = part("predictions.jsonl", lambda: _examples(run, task, results, count))
-    clock = _attempt(problems, f"{run.name}: its tokens and hours are left out", lambda: _clock(config, lines))
+    clock = _attempt(problems, f"{run.name}: its tokens and hours are left out", lambda: _clock(lines))
     zero_shot = part(RESULTS, lambda: _checked_zero_shot(run.path / RESULTS)) or []
     samples = list[str]()
     for file in SAMPLES:
@@ -210,24 +208,16 @@ def _resumed_at(start: Mapping[str, Any]) -> int | None:
     return int(step) if not before and step.isdecimal() else None
 
 
-def _clock(config: Any, lines: Sequence[Mapping[str, Any]]) -> Clock | None:
+def _clock(lines: Sequence[Mapping[str, Any]]) -> Clock | None:
     """Return the tokens and hours at the logged steps, means over the trials, or None where they are not logged."""
     found = curves_by_trial(lines, ["tokens_per_second", "trained_tokens"])
-    if "tokens_per_second" not in found:
+    if len(found) < 2:
         return None
     speed = mean_curve(list(found["tokens_per_second"].values()))
     usable = speed.values > 0
     steps = np.array([0, *speed.steps[usable]])
-    if "trained_tokens" in found:
-        logged = mean_curve(list(found["trained_tokens"].values()))
-        tokens = np.interp(steps, [0, *logged.steps], [0.0, *logged.values])
-    elif isinstance(config, PretrainConfig):  # of an earlier version
-        parts = phases(config.data, length=config.length, num_steps=max(config.num_steps or 0, int(steps[-1])))
-        ends = np.array([0, *(part.end_step for part in parts)])
-        sizes = [(part.end_step - part.first_step) * part.length * config.batch_size for part in parts]
-        tokens = np.interp(steps, ends, np.cumsum([0, *sizes]))
-    else:
-        return None
+    logged = mean_curve(list(found["trained_tokens"].values()))
+    tokens = np.interp(steps, [0, *logged.steps], [0.0, *logged.values])
     hours = np.cumsum([0.0, *(np.diff(tokens) / speed.values[usable] / 3600)])
     return Clock(steps, tokens, hours)
 
