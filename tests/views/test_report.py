@@ -306,7 +306,7 @@ def test_a_run_at_a_url(tmp_path, runs, monkeypatch):
         (["nosuch"], "nosuch: no such run directory"),
         (["EMPTY"], "is not a run directory: it has no config.json"),
         (["RUN", "--note", "none.md"], "--note none.md cannot be read: No such file"),
-        (["RUN", "--examples", "-1"], "--examples must be at least 0, got -1; give 0 to show none"),
+        (["RUN", "--examples", "-1"], "examples must be at least 0, got -1; give 0 to show none"),
         ([], "at least one run must be given"),
     ],
 )

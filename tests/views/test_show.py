@@ -263,7 +263,7 @@ def test_a_run_whose_data_changed_is_refused(run, tokenizer, custom, tmp_path):
         (["nosuch"], "nosuch must be a token store, a run directory or a config, and nothing of that name exists"),
         (["."], r"not a run directory: it has no config\.json"),
         (["nosuch@3"], "nosuch: no such run directory"),
-        ([".", "--count", "-1"], "--count must be at least 0, got -1"),
+        ([".", "--count", "-1"], "count must be at least 0, got -1"),
     ],
 )
 def test_bad_input(words, rule, monkeypatch, capsys, tmp_path):
