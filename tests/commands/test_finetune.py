@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
+from toy_devices import first_devices
 from toy_runs import (
     Process,
     assert_one_line,
@@ -28,7 +29,6 @@ from toy_runs import (
     metrics,
     pretrain_arguments,
     run_here,
-    run_process,
     starts,
 )
 
@@ -183,33 +183,33 @@ def test_a_complete_run_says_so(finetuned, pretrained, task):
 
 @pytest.mark.slow
 def test_killed_in_the_second_seed_or_not_the_results_are_the_same(tmp_path, pretrained, task, finetuned):
-    def arguments(name):
-        return finetune_arguments(tmp_path / name, task, "--start", pretrained, *SEEDS)
-
-    whole = run_process("finetune", *arguments("whole"), log=tmp_path / "whole-log")
-    assert whole.code == 0, whole.errors
+    run = tmp_path / "killed"
+    arguments = finetune_arguments(run, task, "--start", pretrained, *SEEDS)
     at = random.randint(8, 18)  # the save of step 6 has waited for that of step 3
-    process = Process("finetune", *arguments("killed"), log=tmp_path / "killed-log")
+    process = Process("finetune", *arguments, log=tmp_path / "log", devices=2)
 
     def in_the_second_seed() -> bool:
-        file = tmp_path / "killed" / "metrics.jsonl"
+        file = run / "metrics.jsonl"
         return file.exists() and any(line["seed"] == 1 and line["step"] >= at for line in read_metrics(file))
 
     process.until(in_the_second_seed, f"step {at} of the second seed")
     assert process.kill().code == -9
-    ended = run_process("finetune", *arguments("killed"), log=tmp_path / "again-log")
+    ended = run_here("finetune", *arguments)
     assert ended.code == 0, ended.errors
     for name in ("results.json", "predictions.jsonl"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), at
+        assert (run / name).read_bytes() == (finetuned / name).read_bytes(), at
     for seed in (0, 1):
-        assert metrics(tmp_path / "killed", seed=seed) == metrics(tmp_path / "whole", seed=seed), at
-        assert list(metrics(tmp_path / "whole", seed=seed)) == list(range(1, 21))
-    assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
-    assert len(starts(tmp_path / "killed")) == 2
+        assert metrics(run, seed=seed) == metrics(finetuned, seed=seed), at
+        assert list(metrics(run, seed=seed)) == list(range(1, 21))
+    assert checksums(run) == checksums(finetuned)
+    assert len(starts(run)) == 2
     assert "resumed at step" in ended.errors
-    # One device says what two say, in the same order.
-    assert len(predictions(finetuned)) == len(predictions(tmp_path / "whole"))
-    for one, two in zip(predictions(tmp_path / "whole"), predictions(finetuned), strict=True):
+
+
+def test_one_device_predicts_what_two_predict_in_the_same_order(tmp_path, pretrained, task, finetuned):
+    with first_devices(1):
+        run = tune(tmp_path / "run", task, "--start", pretrained, *SEEDS)
+    for one, two in zip(predictions(run), predictions(finetuned), strict=True):
         assert (one["split"], one["index"], one["seed"]) == (two["split"], two["index"], two["seed"])
         assert one["scores"]["good"] == pytest.approx(two["scores"]["good"], abs=1e-3)
 

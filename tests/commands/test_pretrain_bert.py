@@ -11,8 +11,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +18,6 @@ import jax
 import numpy as np
 import pytest
 from toy_runs import (
-    REPOSITORY,
     assert_one_line,
     bert_arguments,
     checkpoints,
@@ -277,43 +274,13 @@ def test_sigterm_before_at_and_after_the_switch(base, stores, tmp_path):
     assert_same_run(run, base)
 
 
-KILLED = """
-import os, pathlib, signal, sys, time
-from jaxlm import pretrain
-from jaxlm.errors import run_command
-from jaxlm.training.program import CompiledStep
-
-original, step, wait_for = CompiledStep.__call__, int(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1))
-
-def call(self, state, *inputs):
-    if self.name == "training" and int(state.step) == step:
-        while not wait_for.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, state, *inputs)
-
-CompiledStep.__call__ = call
-run_command(pretrain.main)
-"""
-
-
-@pytest.mark.slow
 @pytest.mark.versions
-def test_killed_before_and_at_the_switch(base, stores, tmp_path):
-    """The second time while the save at the switch, which has just begun, may not be complete."""
-    run = tmp_path / "run"
-    arguments = [*map(str, bert_arguments(run, stores, *STEADY, *TWO_LENGTHS))]
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"  # as in this process
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": flags}
-    for step, wait_for in ((SWITCH - 2, run / "checkpoints" / str(SAVES)), (SWITCH, run)):
-        command = [sys.executable, "-c", KILLED, str(step), str(wait_for), *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert f"beyond step {SAVES}" in ended.stderr
-    train(run, stores, *TWO_LENGTHS)
-    resumed = [start["started_from"] for start in starts(run)]
-    assert resumed[:2] == [None, f"resumed at step {SAVES}"]
-    assert resumed[2:] in ([f"resumed at step {SAVES}"], [f"resumed at step {SWITCH}"])
+@pytest.mark.parametrize("step", [SAVES, SWITCH])
+def test_a_run_goes_on_from_before_and_at_the_switch(base, stores, tmp_path, step):
+    """Fails when the length, pairs or masks of a resumed run are those of another step."""
+    run = copy_at(base.run, step, tmp_path / "run")
+    ended = train(run, stores, *TWO_LENGTHS)
+    assert f"beyond step {step}" in ended.errors and starts(run)[-1]["started_from"] == f"resumed at step {step}"
     assert_same_run(run, base)
 
 

@@ -252,7 +252,8 @@ def test_the_report_of_a_small_step(tmp_path):
     """Two lengths, fsdp: the full length at the top, and the gathers of weights that fsdp makes."""
     topology_or_skip("v5e:2x2")
     config = load_config("pretrain/bert_small", PretrainConfig)
-    config = replace(config, mesh=MeshConfig(data=2, fsdp=2))
+    model = replace(config.model, num_layers=1, vocab_size=2000)
+    config = replace(config, model=model, mesh=MeshConfig(data=2, fsdp=2))
     figures = aot.aot(aot.Arguments("", topology="v5e:2x2", output=tmp_path / "report.json", settings=config))
     assert json.loads((tmp_path / "report.json").read_text()) == figures
     assert figures["chips"] == 4 and figures["fits"] and 0 < figures["peak_gib"] < figures["hbm_gib"] == 16

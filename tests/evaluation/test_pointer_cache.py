@@ -17,6 +17,8 @@ from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Inputs
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 TOY = AWDLSTMConfig(vocab_size=11, num_layers=1, width=6, init_range=1.0)
 
 

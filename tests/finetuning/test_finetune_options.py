@@ -11,6 +11,8 @@ from toy_runs import assert_one_line, run_here
 from jaxlm.finetuning.results import summarize, table
 from jaxlm.tasks import KINDS
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 OPTIONS = "--class-weights low=2 mid=3.5 --label-smoothing 0.1 --select-by macro_f1 --custom.threshold 0.4".split()
 NAMES = ("high", "low", "mid")
 

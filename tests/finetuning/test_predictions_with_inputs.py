@@ -19,6 +19,8 @@ from jaxlm.inference.prediction import Predictor
 from jaxlm.tasks.prediction_lines import LineWriter
 from jaxlm.tasks.registry import read_rows
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):

@@ -14,6 +14,8 @@ from toy_stops import Killed, Moments, raise_killed
 
 import jaxlm
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 TOY = "--model.num-layers 1 --model.width 16 --model.units 12 --length 16 --backprop-window 5 --num-epochs 4".split()
 
 

@@ -1,30 +1,24 @@
-"""AWD-LSTM: its dropout masks, padded windows, decoding, and whole runs with averaged iterates.
+"""AWD-LSTM: its dropout masks and padded windows.
 
-Parity with torch.nn.LSTM is in test_awd_lstm_parity, the windows in tests/data/test_varied_windows.py.
+Parity with torch.nn.LSTM is in test_awd_lstm_parity, whole runs in test_family_runs, the windows in
+tests/data/test_varied_windows.py.
 """
 
 import dataclasses
-import json
 import math
-import shutil
-import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from toy_runs import Process, assert_one_line, checksums, make_stores, metrics, newest_step, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.models import build, without_dropout
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB, AWD_LSTM_WT2, AWDLSTMConfig
 from jaxlm.models.awd_lstm import model as awd_lstm
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Inputs, Model
-from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training.config import PretrainConfig
 
 TOY = AWDLSTMConfig(vocab_size=31, num_layers=3, width=8, units=12)
@@ -119,116 +113,6 @@ def test_a_padded_window_ends_with_the_state_of_its_last_token(model, params):
     jax.tree.map(lambda found, wanted: np.testing.assert_allclose(found, wanted, atol=1e-6), second.carry, whole.carry)
     alone = model(params, Inputs(ids[:, :4], ids[:, :4]), empty_state(TOY, 3))
     jax.tree.map(np.testing.assert_array_equal, first.carry, alone.carry)
-
-
-def test_decoding_is_that_of_whole_passes(model, params):
-    """Fails when a layer's state is lost between steps, or the bias is left out of the scores."""
-    bias = np.random.default_rng(0).normal(size=31).astype(np.float32)
-    embeddings = params["backbone"]["embeddings"] | {"output_bias": bias}
-    params = {"backbone": params["backbone"] | {"embeddings": embeddings}}
-    prompt = ids_of(1, 5)[0].tolist()
-    sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
-    ids = prompt + [row[0].tolist()[0] for row in sampler([Prompt(prompt, 6)], samples=1)]
-    states = model(params, Inputs(np.array([ids]), np.array([ids]))).states
-    logits = np.asarray(states[0] @ embeddings["tokens"].T + bias)
-    assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
-
-
-# Whole runs
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return make_stores(tmp_path_factory.mktemp("stores"))
-
-
-def arguments(run, stores, *more):
-    """Twelve steps with an evaluation after every second one; at this learning rate the losses soon rise."""
-    sizes = "--model.width 16 --model.units 24 --length 12 --eval-batch-size 8 --optimizer.peak-lr 60".split()
-    steps = "--num-steps 12 --checkpoint-every 3 --eval-every 2 --average-interval 1".split()
-    paths = ("--run", run, "--data.store", stores[0], "--data.validation", stores[1])
-    return ("debug/awd_lstm", *paths, *sizes, *steps, *more)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, stores):
-    run = tmp_path_factory.mktemp("base") / "run"
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    return run
-
-
-def test_averaging_begins_by_the_validation_losses(base):
-    """Fails when the rule is not applied to the losses of this run, or the raw parameters are evaluated after it."""
-    losses, raw = metrics(base, "validation_loss"), metrics(base, "raw_validation_loss")
-    steps = [step for step in sorted(losses) if step]
-    begins = next(
-        step
-        for number, step in enumerate(steps)
-        if losses[step] > min((losses[before] for before in steps[: max(number - 1, 0)]), default=math.inf)
-    )
-    assert begins < 10 and sorted(raw) == [step for step in steps if step > begins]
-    assert all(raw[step] != losses[step] for step in raw if step > begins)
-    assert f"step {begins}: the validation loss no longer falls" in (base / "log.txt").read_text()
-    rates = set(metrics(base, "learning_rate").values())
-    assert len(rates) > 3 and max(rates) <= 60 * 22 / 12 + 1e-6
-    saved = Checkpoints(base / "checkpoints", read_only=True).metadata(12)
-    assert saved.weights == "average"
-
-
-@pytest.mark.versions
-def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
-    """Fails when the losses that begin the averaging, their number, the carry or the windows are lost."""
-    kinds = {name.split("/")[0] for name in checksums(base)}
-    assert {"carry", "iterates", "average", "params"} <= kinds
-    run = tmp_path / "run"
-    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
-    process.until(lambda: newest_step(run) >= 5, "step 5")
-    process.kill(signal.SIGKILL)
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    for name in ("loss", "validation_loss", "raw_validation_loss", "learning_rate"):
-        assert metrics(run, name) == metrics(base, name)
-    assert checksums(run) == checksums(base)
-
-
-def test_another_mesh_draws_the_same_masks(base, stores, tmp_path):
-    """Fails when a mask is drawn for the rows of a device, or a run without a validation text does not train."""
-    run = tmp_path / "run"
-    flags = ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--num-steps", 3)
-    words = [*arguments(run, stores, *flags)]
-    at = words.index("--data.validation")
-    ended = run_here("pretrain", *words[:at], *words[at + 2 :])
-    assert ended.code == 0, ended.errors
-    assert "without --data.validation no average begins" in ended.errors
-    assert [metrics(run)[step] for step in (1, 2, 3)] == pytest.approx(list(metrics(base).values())[:3], rel=1e-4)
-
-
-def test_a_run_that_its_validation_losses_steer_keeps_them(base, stores, tmp_path):
-    """Fails when losses of two texts, of other streams or at other steps are compared after a resume; the text may
-    move."""
-    for flag, value, said in (
-        ("--data.validation", stores[0], "the validation stores hold another text"),
-        ("--eval-every", 3, "--eval-every: 2 -> 3"),
-        ("--eval-batch-size", 16, "--eval-batch-size: 8 -> 16"),
-    ):
-        assert_one_line(run_here("pretrain", *arguments(base, stores, flag, value)), 2, said)
-    moved = shutil.copytree(stores[1], tmp_path / "moved")
-    ended = run_here("pretrain", *arguments(base, (stores[0], moved)))
-    assert ended.code == 0 and "is complete" in ended.output, ended.errors
-
-
-def test_the_average_is_what_other_commands_read(base, stores):
-    """Fails when evaluate, generate or show read the raw parameters, or cannot read the family."""
-    ended = run_here(
-        "evaluate", "perplexity", "--run", base, "--data.store", stores[1], "--length", 12, "--batch-size", 8
-    )
-    figures = json.loads(ended.output.splitlines()[-1])
-    assert figures["validation_loss"] == pytest.approx(metrics(base, "validation_loss")[12], rel=1e-6)
-    shown = run_here("show", base)
-    assert shown.code == 0 and "3 layers x 16, 24 units" in shown.output, shown.errors
-    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
-    assert made.code == 0, made.errors
 
 
 def test_a_config_refuses_what_no_run_has():

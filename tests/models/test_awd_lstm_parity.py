@@ -5,14 +5,13 @@ everywhere; with the extra [parity] the same is computed live on random sizes. A
 table, a regularization of other states, a state taken from padding, a rate that is not scaled by the window fails.
 """
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 from parity import awd_lstm_case as case
+from parity.check import WHY, assert_frozen, frozen
 
 from jaxlm.data.batch import Batch
 from jaxlm.data.config import LONGER
@@ -28,19 +27,7 @@ from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 from jaxlm.training.weights import no_iterates
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "awd_lstm_parity.npz"
-WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
 PARTS = ["plain", "dropped", "steps"]
-
-
-@pytest.fixture(scope="module")
-def frozen() -> dict[str, dict[str, np.ndarray]]:
-    groups: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(GOLDEN, allow_pickle=False) as file:
-        for key in file.files:
-            group, name = key.split("/", 1)
-            groups.setdefault(group, {})[name] = file[key]
-    return groups
 
 
 def inputs(sizes: case.Sizes, seed: int) -> tuple:
@@ -49,8 +36,8 @@ def inputs(sizes: case.Sizes, seed: int) -> tuple:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_frozen_twin(frozen, part, monkeypatch):
-    check(part, case.Sizes(), *inputs(case.Sizes(), seed=1), frozen, monkeypatch)
+def test_frozen_twin(part, monkeypatch):
+    check(part, case.Sizes(), *inputs(case.Sizes(), seed=1), frozen("awd_lstm"), monkeypatch)
 
 
 @pytest.mark.parity
@@ -68,15 +55,12 @@ def test_pytorch_live_at_random_sizes(seed, part, monkeypatch):
 
 
 @pytest.mark.parity
-def test_the_script_gives_the_frozen_numbers(frozen):
+def test_the_script_gives_the_frozen_numbers():
     """Fails when the statement in tests/parity was changed and the file was not written again."""
     pytest.importorskip("torch", reason=WHY)
     from parity import awd_lstm_torch
 
-    found = awd_lstm_torch.answers(case.Sizes(), *inputs(case.Sizes(), seed=1))
-    for group, members in found.items():
-        for name, value in members.items():
-            np.testing.assert_allclose(frozen[group][name], value, rtol=1e-6, atol=1e-6, err_msg=f"{group}/{name}")
+    assert_frozen("awd_lstm", awd_lstm_torch.answers(case.Sizes(), *inputs(case.Sizes(), seed=1)))
 
 
 def model_of(sizes: case.Sizes) -> Model:

@@ -22,7 +22,6 @@ from toy_pairs import (
     random_bert,
 )
 
-from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6, BertConfig
@@ -195,30 +194,6 @@ def test_recomputing_and_cutting_do_not_change_the_gradient(params, dropping, ex
 def test_dropout_is_on_in_training(still, dropping):
     assert abs(still[0]["masked_lm_loss"] - dropping[0]["masked_lm_loss"]) > 1e-3
     assert abs(still[0]["next_sentence_loss"] - dropping[0]["next_sentence_loss"]) > 1e-4
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        MeshConfig(data=8),
-        pytest.param(MeshConfig(data=1, fsdp=8), marks=pytest.mark.campaign),
-        MeshConfig(data=2, fsdp=2, tensor=2),
-    ],
-    ids=str,
-)
-def test_any_mesh_gives_the_same_gradient(params, dropping, sizes):
-    """Fails when masks or dropout depend on the mesh, or a sharded parameter's gradient is summed wrongly."""
-    mesh = make_mesh(sizes)
-    with use_mesh(mesh):
-        shardings = state_shardings(bert_shapes(TOY_BERT), mesh)
-        state = new_state(jax.device_put(params, shardings), KEEP_GRADIENT, 3)
-        step = jax.jit(make_train_step(pretraining(TOY_BERT), KEEP_GRADIENT))
-        state, metrics = step(state, to_devices(pair_rows(8), mesh, 8), SETTINGS)
-    assert shardings["head"]["masked_lm"]["kernel"].spec == jax.sharding.PartitionSpec("fsdp", None)
-    found = {name: float(metrics[name]) for name in dropping[0]}
-    assert found == pytest.approx(dropping[0], rel=1e-5)
-    worst = assert_trees_close(state.opt_state, dropping[1], relative=2e-5, absolute=1e-6)
-    print(f"{sizes}: largest difference of a gradient {worst:.2g}")
 
 
 def test_bfloat16_arithmetic_float32_losses(params, states):

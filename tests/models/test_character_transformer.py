@@ -1,11 +1,9 @@
-"""The character Transformer: its sizes, dropout, decoding, auxiliary losses, and whole runs.
+"""The character Transformer: its sizes, dropout and auxiliary losses.
 
-Parity with PyTorch is in test_character_transformer_parity.
+Parity with PyTorch is in test_character_transformer_parity, whole runs in test_family_runs.
 """
 
 import dataclasses
-import json
-import signal
 from fractions import Fraction
 
 import jax
@@ -14,12 +12,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from toy import packed
-from toy_runs import Process, checksums, make_stores, metrics, newest_step, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.models import build, without_dropout
 from jaxlm.models.character_transformer import T12, T64, CharacterTransformerConfig
 from jaxlm.models.model import Inputs, Model
@@ -100,16 +94,6 @@ def test_each_dropout_acts_in_its_branch_alone(rate):
     own = ({"attention", "feed_forward"} - {other}).pop()
     np.testing.assert_array_equal(states(own, KEY), states(own, None))
     assert not np.allclose(states(other, KEY), states(other, None))
-
-
-def test_decoding_is_that_of_whole_passes(model):
-    """Fails when a layer's positions are not those of the decoded tokens, or keys are lost."""
-    params, prompt = params_of(model), ids_of(1, 5)[0].tolist()
-    sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
-    ids = prompt + [row[0].tolist()[0] for row in sampler([Prompt(prompt, 6)], samples=1)]
-    inputs = Inputs(np.array([ids]), np.arange(len(ids))[None])
-    logits = model.logits(params, model(params, inputs).states[0], None)
-    assert np.asarray(logits).argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
 
 
 def test_a_config_refuses_what_no_run_has():
@@ -224,89 +208,3 @@ def test_scores_of_one_layer_exist_at_a_time(remat):
     one = 4 * 16 * 251
     found = sizes(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
     assert one in found and max(found) < 2 * one
-
-
-# Whole runs
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return make_stores(tmp_path_factory.mktemp("stores"))
-
-
-def arguments(run, stores, *more, layout="streams"):
-    """Twelve steps; the layers stop after steps 2, 3 and 5."""
-    sizes = "--model.width 16 --model.feed-forward-width 24 --model.num-positions 16 --length 16".split()
-    steps = f"--data.layout {layout} --num-steps 12 --checkpoint-every 3 --eval-every 6".split()
-    paths = ("--run", run, "--data.store", stores[0], "--data.validation", stores[1])
-    return ("debug/character_transformer", *paths, *sizes, *steps, *more)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, stores):
-    run = tmp_path_factory.mktemp("base") / "run"
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    assert ended.errors.count("compiled the training step") == 1 and "compiled again" not in ended.errors
-    return run
-
-
-def test_the_loss_is_that_of_the_layers_that_contribute(base):
-    """Fails when the schedule is not that of the run's steps, or a term is not in the log."""
-    second, per_layer = metrics(base, "second_nll"), metrics(base, "layer_nll")
-    for step, loss in metrics(base).items():
-        of_layers = zip(per_layer[step], metrics(base, "layer_second_nll")[step], strict=True)
-        active = [layer for layer in (1, 2, 3) if Fraction(step - 1, 12) < Fraction(layer, 8)]
-        terms = [first + 0.5 * second for first, second in of_layers]
-        expected = metrics(base, "nll")[step] + 0.5 * second[step] + sum(terms[layer - 1] for layer in active)
-        assert loss == pytest.approx(expected, rel=1e-5), step
-
-
-@pytest.mark.versions
-def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
-    """Fails when the momentum is lost or the schedule begins anew."""
-    run = tmp_path / "run"
-    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
-    process.until(lambda: newest_step(run) >= 4, "step 4")
-    process.kill(signal.SIGKILL)
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    for name in ("loss", "validation_loss", "layer_nll"):
-        assert metrics(run, name) == metrics(base, name)
-    assert checksums(run) == checksums(base)
-
-
-def test_more_steps_would_change_the_losses(base, stores):
-    """Fails when a run is continued to another last step, which moves the steps at which layers stop."""
-    ended = run_here("pretrain", *arguments(base, stores, "--num-steps", 20))
-    assert ended.code == 2 and "--num-steps: 12 -> 20" in ended.errors
-
-
-def test_another_mesh_and_micro_batches_give_the_same_losses(base, stores, tmp_path):
-    """Fails when a classifier is sharded wrongly, or a loss is weighted by its micro-batch."""
-    still = ("--model.attention-dropout-rate", 0, "--model.relu-dropout-rate", 0)
-    runs = []
-    for name, flags in (("plain", ()), ("split", ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2))):
-        more = (*flags, "--micro-batches", 2 if flags else 1, "--num-steps", 3, "--eval-every", 0)
-        run = tmp_path / name
-        ended = run_here("pretrain", *arguments(run, stores, *still, *more, layout="packed"))
-        assert ended.code == 0, ended.errors
-        runs.append(run)
-    for name in ("loss", "second_nll", "layer_second_nll"):
-        plain, split = (metrics(run, name) for run in runs)
-        for step in (1, 2, 3):
-            np.testing.assert_allclose(plain[step], split[step], rtol=1e-4)
-
-
-def test_other_commands_need_no_auxiliary_classifiers(base, stores):
-    """Fails when they are loaded, or evaluate, generate or show cannot read the family."""
-    assert set(load_run(base).params["head"]) == {"classifier"}
-    flags = ("--data.store", stores[1], "--length", 16, "--batch-size", 8)
-    ended = run_here("evaluate", "perplexity", "--run", base, *flags)
-    assert ended.code == 0, ended.errors
-    figures = json.loads(ended.output.splitlines()[-1])
-    assert figures["validation_loss"] == pytest.approx(metrics(base, "validation_loss")[12], rel=1e-5)
-    shown = run_here("show", base)
-    assert shown.code == 0 and "4 layers x 16" in shown.output, shown.errors
-    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
-    assert made.code == 0, made.errors

@@ -5,13 +5,12 @@ in float64) runs everywhere; with the extra [parity] the same is computed live o
 another place, a second target taken across a segment, a coefficient or a layer that stops at another step fails.
 """
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from parity import character_transformer_case as case
+from parity.check import WHY, assert_frozen, frozen
 
 from jaxlm.data.batch import Batch
 from jaxlm.models import build
@@ -25,22 +24,10 @@ from jaxlm.objectives.objective import mean
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "character_transformer_parity.npz"
-WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
-
-
-def frozen() -> dict[str, dict[str, np.ndarray]]:
-    groups: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(GOLDEN, allow_pickle=False) as file:
-        for key in file.files:
-            group, name = key.split("/", 1)
-            groups.setdefault(group, {})[name] = file[key]
-    return groups
-
 
 def test_frozen_twin():
     sizes = case.Sizes()
-    check(sizes, case.make_tree(sizes, 1), case.make_batches(sizes, 2), frozen())
+    check(sizes, case.make_tree(sizes, 1), case.make_batches(sizes, 2), frozen("character_transformer"))
 
 
 @pytest.mark.parity
@@ -63,11 +50,10 @@ def test_the_script_gives_the_frozen_numbers():
     from parity import character_transformer_torch
 
     sizes = case.Sizes()
-    found = character_transformer_torch.answers(sizes, case.make_tree(sizes, 1), case.make_batches(sizes, 2))
-    kept = frozen()
-    for group, members in found.items():
-        for name, value in members.items():
-            np.testing.assert_allclose(kept[group][name], value, rtol=1e-6, atol=1e-6, err_msg=f"{group}/{name}")
+    assert_frozen(
+        "character_transformer",
+        character_transformer_torch.answers(sizes, case.make_tree(sizes, 1), case.make_batches(sizes, 2)),
+    )
 
 
 def flat(tree: dict) -> dict[str, np.ndarray]:

@@ -5,12 +5,11 @@ runs everywhere; with the extra [parity] the same numbers are made live, on othe
 random weights is asked too. A wrong scale, mask, norm order, GELU, split of queries and keys, decay or schedule fails.
 """
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 from parity import gpt_case as case
+from parity.check import WHY, assert_frozen, file_of, frozen
 from toy import NO_DROPOUT, boxed_shapes, inputs_of, sums_of
 
 from jaxlm.data.batch import Batch
@@ -22,36 +21,23 @@ from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "gpt_parity.npz"
-WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
-
-
-@pytest.fixture(scope="module")
-def frozen() -> dict[str, dict[str, np.ndarray]]:
-    groups: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(GOLDEN, allow_pickle=False) as file:
-        for key in file.files:
-            group, name = key.split("/", 1)
-            groups.setdefault(group, {})[name] = file[key]
-    return groups
-
 
 def config_of(sizes: case.Sizes) -> GPTConfig:
     return GPTConfig(**vars(sizes), **NO_DROPOUT)
 
 
-def test_the_frozen_case_is_the_one_that_the_script_makes(frozen):
+def test_the_frozen_case_is_the_one_that_the_script_makes():
     """Fails when the file is stale: gpt_case was changed and freeze_gpt was not run again."""
     for name, value in case.to_flat(case.make_tree(case.Sizes(), seed=1)).items():
-        np.testing.assert_array_equal(frozen["params"][name], value, err_msg=name)
+        np.testing.assert_array_equal(frozen("gpt")["params"][name], value, err_msg=name)
     for name, value in case.make_rows(case.Sizes(), seed=2).items():
-        np.testing.assert_array_equal(frozen["rows"][name], value, err_msg=name)
-    assert GOLDEN.stat().st_size < 100_000
+        np.testing.assert_array_equal(frozen("gpt")["rows"][name], value, err_msg=name)
+    assert file_of("gpt").stat().st_size < 100_000
 
 
 @pytest.mark.parametrize("what", ["forward", "gradient", "adamw", "openai_cosine", "openai_linear"])
-def test_frozen_twin(frozen, what):
-    check(what, case.Sizes(), case.make_tree(case.Sizes(), seed=1), frozen["rows"], frozen)
+def test_frozen_twin(what):
+    check(what, case.Sizes(), case.make_tree(case.Sizes(), seed=1), frozen("gpt")["rows"], frozen("gpt"))
 
 
 @pytest.mark.parity
@@ -61,15 +47,13 @@ def test_pytorch_live(live, what):
 
 
 @pytest.mark.parity
-def test_the_script_gives_the_frozen_numbers(frozen):
+def test_the_script_gives_the_frozen_numbers():
     """Fails when the statements in tests/parity were changed and the file was not written again."""
     pytest.importorskip("torch", reason=WHY)
     from parity import freeze_gpt
 
     sizes = case.Sizes()
-    for group, members in freeze_gpt.answers(sizes, case.make_tree(sizes, seed=1), frozen["rows"]).items():
-        for name, value in members.items():
-            np.testing.assert_allclose(frozen[group][name], value, rtol=1e-6, atol=1e-6, err_msg=f"{group}/{name}")
+    assert_frozen("gpt", freeze_gpt.answers(sizes, case.make_tree(sizes, seed=1), frozen("gpt")["rows"]))
 
 
 @pytest.fixture(scope="module")

@@ -1,34 +1,19 @@
-"""The LSTM language model: the backward pass of its recurrence, what its state remembers, and whole runs over streams.
+"""The LSTM language model: the backward pass of its recurrence, and what its state remembers.
 
-Parity with torch.nn.LSTM is in test_lstm_parity.
+Parity with torch.nn.LSTM is in test_lstm_parity, whole runs in test_family_runs.
 """
 
 import dataclasses
-import json
 import math
-import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from toy_runs import (
-    Process,
-    checksums,
-    finetune_arguments,
-    make_stores,
-    make_task,
-    metrics,
-    newest_step,
-    run_here,
-)
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.sampling import Sampler, Sampling
-from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.models import build
 from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig
 from jaxlm.models.lstm.model import empty_state
@@ -40,8 +25,6 @@ from jaxlm.training.config import FinetuneConfig
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 TOY = LSTMConfig(vocab_size=31, num_layers=2, width=8, units=12, dropout_rate=0.0, embedding_dropout_rate=0.0)
-SMALL = ("--model.width", 16, "--model.units", 24, "--length", 32, "--log-every", 1)
-STILL = ("--model.dropout-rate", 0, "--model.embedding-dropout-rate", 0)
 
 
 @pytest.fixture(scope="module")
@@ -126,20 +109,6 @@ def test_padding_keeps_the_state_and_documents_of_a_row_are_apart(forward, param
     np.testing.assert_allclose(packed.carry.c[:, 0], alone.carry.c[:, 0], atol=1e-6)
 
 
-def test_a_state_depends_on_earlier_tokens_alone(model, params):
-    """Fails when the future leaks into a state: the gradient of state t by embedding s is 0 for s > t alone."""
-    ids = ids_of(1, 6)
-
-    def state_sum(table, t):
-        changed = {"backbone": params["backbone"] | {"embeddings": {"tokens": table}}}
-        return jnp.sum(model(changed, Inputs(np.arange(6, dtype=np.int32)[None], ids)).states[0, t])
-
-    gradient = jax.jit(jax.grad(state_sum))
-    for t in range(6):
-        by_token = np.abs(gradient(params["backbone"]["embeddings"]["tokens"], t)).sum(axis=1)[:6]
-        assert (by_token[: t + 1] > 0).all() and (by_token[t + 1 :] == 0).all()
-
-
 def test_sizes_and_initial_values(params):
     """Fails when GPT-1's ablation has other sizes, the forget bias is not 1, or a kernel another range."""
     boxed = jax.eval_shape(build(GPT1_LSTM).init, jax.random.key(0))
@@ -163,117 +132,6 @@ def test_any_mesh_gives_the_same_states(model, forward, params, sizes):
         found = jax.jit(lambda params, inputs: model(params, inputs, empty_state(TOY, 8)))(params, inputs)
     np.testing.assert_allclose(found.states, wanted.states, atol=1e-6)
     np.testing.assert_allclose(found.carry.h, wanted.carry.h, atol=1e-6)
-
-
-def test_decoding_and_scoring_are_those_of_a_whole_pass(model, forward, params):
-    """Fails when the prompt's padding reaches the state, or a step of the decoder carries another row's state."""
-    prompt = ids_of(1, 5)[0].tolist()
-    sampler = Sampler(CachedModel(model, params), Sampling(temperature=0.0))
-    made = [row[0].tolist() for row in sampler([Prompt(prompt, 6)], samples=2)]
-    ids = prompt + [row[0] for row in made]
-    assert all(row[0] == row[1] for row in made)
-    states = forward(params, Inputs(np.array([ids]), np.array([ids]))).states
-    logits = np.asarray(states[0] @ params["backbone"]["embeddings"]["tokens"].T)
-    assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    (score,) = Scorer(model, mesh=mesh, batch_size=2)(params, [Scored(ids)])
-    rows = jax.nn.log_softmax(logits[:-1], axis=-1)[np.arange(len(ids) - 1), ids[1:]]
-    assert score.log_probability == pytest.approx(float(rows.sum()), rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return make_stores(tmp_path_factory.mktemp("stores"))
-
-
-def arguments(run, stores, *more):
-    steps = ("--num-steps", 12, "--checkpoint-every", 3, "--eval-every", 6, "--data.reset-probability", 0.2)
-    return (
-        "debug/lstm",
-        "--run",
-        run,
-        "--data.store",
-        stores[0],
-        "--data.validation",
-        stores[1],
-        *SMALL,
-        *steps,
-        *more,
-    )
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, stores):
-    run = tmp_path_factory.mktemp("base") / "run"
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    return run
-
-
-@pytest.mark.versions
-def test_a_killed_run_goes_on_with_its_state_to_the_bit(base, stores, tmp_path):
-    """Fails when the carry is not in the checkpoint, is another row's, or is emptied by a resume, or in other rows."""
-    assert any(name.startswith("carry/") for name in checksums(base))
-    run = tmp_path / "run"
-    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=2)
-    process.until(lambda: newest_step(run) >= 5, "step 5")
-    process.kill(signal.SIGKILL)
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    assert metrics(run) == metrics(base) and metrics(run, "validation_loss") == metrics(base, "validation_loss")
-    assert checksums(run) == checksums(base)
-
-
-@pytest.mark.usefixtures("eight_devices")
-def test_meshes_and_micro_batches_carry_the_same_state(stores, tmp_path):
-    """Fails when the rows of the carry are dealt to other rows of the batch by a mesh or by micro-batches.
-
-    By SGD: Adam blows up the rounding of gradients that are almost 0.
-    """
-    sgd = ("--optimizer.kind", "sgd", "--optimizer.peak-lr", 0.5, *STILL)
-    layouts = {
-        "plain": (),
-        "mesh": ("--mesh.data", 2, "--mesh.fsdp", 4),
-        "micro": ("--micro-batches", 2, "--mesh.data", 4, "--mesh.tensor", 2),
-    }
-    losses = {}
-    for name, flags in layouts.items():
-        ended = run_here("pretrain", *arguments(tmp_path / name, stores, *sgd, *flags))
-        assert ended.code == 0, ended.errors
-        losses[name] = list(metrics(tmp_path / name).values())
-    assert len(losses["plain"]) == 12
-    assert losses["mesh"] == pytest.approx(losses["plain"], rel=1e-5)
-    assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-5)
-
-
-def test_the_state_is_used(base, stores, tmp_path):
-    """Fails when streams are trained or evaluated as windows are: figures with and without a carry differ."""
-    figures = {}
-    for layout in ("streams", "windows"):
-        ended = run_here("evaluate", "perplexity", "--run", base, "--data.store", stores[1], "--layout", layout)
-        assert ended.code == 0, ended.errors
-        figures[layout] = json.loads(ended.output.splitlines()[-1])
-    streams, windows = figures["streams"], figures["windows"]
-    assert (streams["layout"], streams["carry"]) == ("streams", True)
-    assert (windows["layout"], windows["carry"]) == ("windows", False)
-    assert streams["tokens"] == windows["tokens"] and streams["validation_loss"] != windows["validation_loss"]
-    assert streams["validation_loss"] == metrics(base, "validation_loss")[12]
-
-
-def test_it_is_shown_continued_and_fine_tuned(base, tmp_path):
-    """Fails when a command assumes heads, positions or a table of positions."""
-    shown = run_here("show", base)
-    assert shown.code == 0 and "2 layers x 16, 24 units" in shown.output, shown.errors
-    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
-    assert made.code == 0, made.errors
-    run = tmp_path / "tuned"
-    make_task(tmp_path / "task")
-    _, *words = finetune_arguments(run, tmp_path / "task", "--start", base)
-    tuned = run_here("finetune", "finetune/lstm", *words)
-    assert tuned.code == 0, tuned.errors
-    assert "accuracy" in json.loads((run / "results.json").read_text())["dev"]
-    exported = run_here("convert", "export", base, "--to", f"hf:{tmp_path / 'out'}")
-    assert exported.code == 2 and len(exported.errors.splitlines()) == 1, exported.errors
 
 
 def test_a_config_refuses_what_no_model_has():

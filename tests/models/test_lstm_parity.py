@@ -5,13 +5,12 @@ the extra [parity] the same is computed live on random sizes. A wrong order of g
 carried or not detached, a kernel that is not decayed fails.
 """
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 from flax import linen as nn
 from parity import lstm_case as case
+from parity.check import WHY, assert_frozen, frozen
 
 from jaxlm.data.batch import Batch
 from jaxlm.models import build
@@ -23,24 +22,12 @@ from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "lstm_parity.npz"
-WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
 PARTS = ["forward", "gradient", "steps"]
 
 
-@pytest.fixture(scope="module")
-def frozen() -> dict[str, dict[str, np.ndarray]]:
-    groups: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(GOLDEN, allow_pickle=False) as file:
-        for key in file.files:
-            group, name = key.split("/", 1)
-            groups.setdefault(group, {})[name] = file[key]
-    return groups
-
-
 @pytest.mark.parametrize("part", PARTS)
-def test_frozen_twin(frozen, part):
-    check(part, case.Sizes(), seed=1, expected=frozen)
+def test_frozen_twin(part):
+    check(part, case.Sizes(), seed=1, expected=frozen("lstm"))
 
 
 @pytest.mark.parity
@@ -59,16 +46,13 @@ def test_pytorch_live_at_random_sizes(seed, part):
 
 
 @pytest.mark.parity
-def test_the_script_gives_the_frozen_numbers(frozen):
+def test_the_script_gives_the_frozen_numbers():
     """Fails when the statement in tests/parity was changed and the file was not written again."""
     pytest.importorskip("torch", reason=WHY)
     from parity import lstm_torch
 
     sizes = case.Sizes()
-    found = lstm_torch.answers(sizes, case.make_tree(sizes, seed=1), case.make_stretches(sizes, seed=2))
-    for group, members in found.items():
-        for name, value in members.items():
-            np.testing.assert_allclose(frozen[group][name], value, rtol=1e-6, atol=1e-6, err_msg=f"{group}/{name}")
+    assert_frozen("lstm", lstm_torch.answers(sizes, case.make_tree(sizes, seed=1), case.make_stretches(sizes, seed=2)))
 
 
 def model_of(sizes: case.Sizes) -> Model:

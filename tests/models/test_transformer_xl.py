@@ -1,8 +1,9 @@
-"""Transformer-XL: its memory, the distances, decoding, and whole runs. Parity is in test_transformer_xl_parity."""
+"""Transformer-XL: its memory and the distances.
+
+Parity is in test_transformer_xl_parity, whole runs in test_family_runs.
+"""
 
 import functools
-import json
-import signal
 from dataclasses import replace
 
 import jax
@@ -10,11 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from toy_runs import Process, assert_one_line, checksums, copy_at, make_stores, metrics, newest_step, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.models import SIZES, build, without_dropout
 from jaxlm.models.model import Inputs, Model
 from jaxlm.models.transformer_xl import TransformerXLConfig
@@ -165,19 +163,6 @@ def test_padding_does_not_enter_the_memory(model, params, cached):
             np.testing.assert_allclose(found[:, row], wanted[:, 0], atol=1e-5)
 
 
-def test_decoding_is_that_of_whole_passes(model, params):
-    """Fails when a memory is lost between steps, prompts of other lengths are misplaced, or the bias is left out."""
-    prompts = [Prompt(IDS[0, :5].tolist(), 9), Prompt(IDS[1, :11].tolist(), 9)]
-    sampler = Sampler(CachedModel(model, params, positions=64), Sampling(temperature=0.0))
-    steps = np.array([row[:, 0].tolist() for row in sampler(prompts, samples=1)])
-    embeddings = params["backbone"]["embeddings"]
-    for row, prompt in enumerate(prompts):
-        ids = np.array([[*prompt.ids, *steps[:, row]]])
-        states = read(model, params, ids).states
-        logits = np.asarray(states[0] @ embeddings["tokens"].T + embeddings["output_bias"])
-        assert logits.argmax(-1)[len(prompt.ids) - 1 : -1].tolist() == steps[:, row].tolist()
-
-
 def test_dropout_has_the_rates_of_the_config(params, monkeypatch):
     """Fails when a place of the original has no dropout, or the encodings of the distances have a mask per row."""
     drawn = []
@@ -216,92 +201,6 @@ def test_a_config_refuses_what_no_run_has():
     ):
         with pytest.raises(InputError, match=f"model.{field} must be {rule}.*got {value}; "):
             replace(TOY, **{field: value}).check()
-
-
-# Whole runs
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return make_stores(tmp_path_factory.mktemp("stores"))
-
-
-def arguments(run, stores, *more):
-    """Six steps of rows of 12 tokens, with a memory of 20."""
-    sizes = "--model.width 16 --model.feed-forward-width 24 --model.memory-length 20 --length 12".split()
-    steps = "--num-steps 6 --checkpoint-every 2 --eval-every 3 --optimizer.warmup 1".split()
-    return (
-        "debug/transformer_xl",
-        "--run",
-        run,
-        "--data.store",
-        stores[0],
-        "--data.validation",
-        stores[1],
-        *sizes,
-        *steps,
-        *more,
-    )
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, stores):
-    run = tmp_path_factory.mktemp("base") / "run"
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    return run
-
-
-@pytest.mark.versions
-def test_a_killed_run_goes_on_to_the_bit(base, stores, tmp_path):
-    """Fails when the memory, or the number of its tokens, is not part of the checkpoint."""
-    assert {"carry/x_NBMD", "carry/count_1B"} <= {name.replace(".", "/") for name in checksums(base)}
-    run = tmp_path / "run"
-    process = Process("pretrain", *arguments(run, stores), log=tmp_path / "killed", devices=8)
-    process.until(lambda: newest_step(run) >= 2, "step 2")
-    process.kill(signal.SIGKILL)
-    ended = run_here("pretrain", *arguments(run, stores))
-    assert ended.code == 0, ended.errors
-    assert metrics(run) == metrics(base) and metrics(run, "validation_loss") == metrics(base, "validation_loss")
-    assert checksums(run) == checksums(base)
-
-
-def test_a_run_goes_on_in_another_dtype(base, stores, tmp_path):
-    """Fails when a run cannot go on where the default dtype is another one, or its memory is lost there."""
-    run = copy_at(base, 4, tmp_path / "run")
-    ended = run_here("pretrain", *arguments(run, stores, "--execution.dtype", "bfloat16"))
-    assert ended.code == 0, ended.errors
-    assert "the carried state of step 4 is converted from float32 to bfloat16" in ended.errors
-    assert metrics(run)[5] == pytest.approx(metrics(base)[5], rel=1e-2)
-
-
-def test_a_state_is_continued_with_as_many_streams(base, stores, tmp_path):
-    """Fails when the batch size, which decides, is not named."""
-    words = ("debug/transformer_xl", "--run", tmp_path / "run", "--data.store", stores[0], "--length", 12)
-    more = ("--num-steps", 8, "--start", base, "--start-with", "state", "--batch-size", 16)
-    ended = run_here("pretrain", *words, *more)
-    assert_one_line(ended, 2, f"--batch-size must be 8, the streams that the state of {base}@6 has read, got 16; give")
-
-
-def test_another_mesh_and_micro_batches_give_the_same_losses(base, stores, tmp_path):
-    """Fails when the memory is not sharded or split as the rows are."""
-    run = tmp_path / "run"
-    flags = ("--mesh.data", 2, "--mesh.fsdp", 2, "--mesh.tensor", 2, "--micro-batches", 2, "--model.dropout-rate", 0)
-    ended = run_here("pretrain", *arguments(run, stores, *flags))
-    assert ended.code == 0, ended.errors
-    plain = tmp_path / "plain"
-    assert run_here("pretrain", *arguments(plain, stores, "--model.dropout-rate", 0)).code == 0
-    assert list(metrics(run).values()) == pytest.approx(list(metrics(plain).values()), rel=1e-4)
-
-
-def test_other_commands_read_the_family(base, stores):
-    """Fails when evaluate or generate cannot read the family, or evaluation forgets what came before."""
-    words = ("evaluate", "perplexity", "--run", base, "--data.store", stores[1], "--batch-size", 8)
-    found = json.loads(run_here(*words).output.splitlines()[-1])
-    assert found["carry"] and found["layout"] == "streams"
-    assert found["validation_loss"] == pytest.approx(metrics(base, "validation_loss")[6], rel=1e-5)
-    made = run_here("generate", "--run", base, "--prompt", "bada", "--length", 5)
-    assert made.code == 0, made.errors
 
 
 def test_packed_rows_are_refused():

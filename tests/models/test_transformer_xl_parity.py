@@ -5,13 +5,12 @@ runs everywhere; with the extra [parity] the same is computed live on random siz
 empty slot that takes attention, a memory of a layer's outputs, a bias on the wrong product fails.
 """
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 from flax import linen as nn
 from parity import transformer_xl_case as case
+from parity.check import WHY, assert_frozen, frozen
 
 from jaxlm.data.batch import Batch
 from jaxlm.models import build, without_dropout
@@ -22,24 +21,12 @@ from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "transformer_xl_parity.npz"
-WHY = "needs PyTorch, the extra [parity]; the frozen twin in tests/golden runs without"
 PARTS = [*case.VARIANTS, "steps"]
 
 
-@pytest.fixture(scope="module")
-def frozen() -> dict[str, dict[str, np.ndarray]]:
-    groups: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(GOLDEN, allow_pickle=False) as file:
-        for key in file.files:
-            group, name = key.split("/", 1)
-            groups.setdefault(group, {})[name] = file[key]
-    return groups
-
-
 @pytest.mark.parametrize("part", PARTS)
-def test_frozen_twin(frozen, part):
-    check(part, case.Sizes(), 1, frozen)
+def test_frozen_twin(part):
+    check(part, case.Sizes(), 1, frozen("transformer_xl"))
 
 
 @pytest.mark.parity
@@ -58,14 +45,12 @@ def test_pytorch_live_at_random_sizes(seed, part):
 
 
 @pytest.mark.parity
-def test_the_script_gives_the_frozen_numbers(frozen):
+def test_the_script_gives_the_frozen_numbers():
     """Fails when the statement in tests/parity was changed and the file was not written again."""
     pytest.importorskip("torch", reason=WHY)
     from parity import transformer_xl_torch
 
-    for group, members in transformer_xl_torch.answers(case.Sizes(), 1).items():
-        for name, value in members.items():
-            np.testing.assert_allclose(frozen[group][name], value, rtol=1e-6, atol=1e-6, err_msg=f"{group}/{name}")
+    assert_frozen("transformer_xl", transformer_xl_torch.answers(case.Sizes(), 1))
 
 
 def model_of(sizes: case.Sizes, variant: str) -> Model:

@@ -3,15 +3,12 @@
 Needs PyTorch (the extra [parity]). All numbers are made in float64 and kept as float32.
 """
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from parity import gpt_case as case
 from parity import gpt_torch, openai_adam
-
-FILE = Path(__file__).resolve().parent.parent / "golden" / "gpt_parity.npz"
+from parity.check import freeze
 
 
 def answers(sizes: case.Sizes, tree: dict, rows: dict) -> dict[str, dict[str, np.ndarray]]:
@@ -48,13 +45,7 @@ def main() -> None:
     sizes = case.Sizes()
     tree, rows = case.make_tree(sizes, seed=1), case.make_rows(sizes, seed=2)
     groups = {"params": case.to_flat(tree), "rows": rows} | answers(sizes, tree, rows)
-    arrays = {}
-    for group, members in groups.items():
-        for name, value in members.items():
-            value = np.asarray(value)
-            arrays[f"{group}/{name}"] = value if group == "rows" else value.astype(np.float32)
-    np.savez_compressed(FILE, **arrays)
-    print(f"{FILE.name}: {FILE.stat().st_size} bytes")
+    freeze("gpt", groups)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,15 @@
 `cd tests && python -m parity.freeze_transformer_xl`
 """
 
-from pathlib import Path
-
-import numpy as np
-
 from parity import transformer_xl_case as case
 from parity import transformer_xl_torch
-
-FILE = Path(__file__).resolve().parent.parent / "golden" / "transformer_xl_parity.npz"
+from parity.check import freeze
 
 
 def main() -> None:
-    """Write the file, all numbers as float32."""
+    """Write the file."""
     found = transformer_xl_torch.answers(case.Sizes(), seed=1)
-    np.savez_compressed(
-        FILE,
-        **{f"{group}/{name}": np.float32(value) for group, members in found.items() for name, value in members.items()},
-    )
+    freeze("transformer_xl", found)
 
 
 if __name__ == "__main__":

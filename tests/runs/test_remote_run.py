@@ -41,6 +41,8 @@ from jaxlm.runs.metrics_log import MetricsLog, read_metrics
 from jaxlm.runs.storage import Mirror, entries
 from jaxlm.text import load_tokenizer, train_sentencepiece
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "gcs.py"
 STEPS = 100
 SAVES = ("--num-steps", STEPS, "--checkpoint-every", 20, "--eval-every", 50)

@@ -14,6 +14,8 @@ from jaxlm.runs import text_log
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.text_log import TextLog, copied_output
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 CONFIG = {"seed": 0}
 
 

@@ -18,6 +18,8 @@ from jaxlm.runs import trackers
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.trackers import Tracker, scalars
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 class Recorded:
     """A run of a stand-in: the arguments that opened it, the lines it was given, and whether it was finished."""

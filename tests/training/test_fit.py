@@ -23,7 +23,7 @@ CONFIG = PretrainConfig(
     replace(TOY, vocab_size=5000, num_layers=1),
     optimizer=OptimizerConfig(peak_lr=1e-3, warmup=2),
     execution=Execution(loss_chunks=1),
-    batch_size=128,
+    batch_size=32,
     length=TOY.num_positions,
     micro_batches="auto",
 )
@@ -63,9 +63,9 @@ def test_auto_is_one_where_memory_is_not_known(mesh, caplog):
         assert fitted(CONFIG, mesh).micro_batches == 1
     assert "do not report their memory" in caplog.text
     assert fitted(replace(CONFIG, micro_batches=2), mesh).micro_batches == 2
-    assert check_batches(CONFIG, mesh) == 128
-    with pytest.raises(InputError, match="batch_size must be .*, got 129"):
-        check_batches(replace(CONFIG, batch_size=129), mesh)
+    assert check_batches(CONFIG, mesh) == 32
+    with pytest.raises(InputError, match="batch_size must be .*, got 33"):
+        check_batches(replace(CONFIG, batch_size=33), mesh)
 
 
 def test_auto_is_what_the_compiler_says_fits(mesh, monkeypatch):

@@ -13,6 +13,8 @@ from jaxlm.text import bytes_tokenizer, train_words
 from jaxlm.text.backward import BackwardTokenizer
 from jaxlm.training.initialization import NEW, matched_rows
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 GENERAL, TASK = "the cat sat on the mat the cat sat", "where is the cat ? where is the mat now ?"
 
 

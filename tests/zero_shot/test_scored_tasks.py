@@ -15,7 +15,7 @@ import pytest
 import toy_run
 from sklearn.metrics import matthews_corrcoef
 from toy_processes import run_several
-from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here, run_process
+from toy_runs import assert_one_line, checksums, make_stores, pretrain_arguments, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShotOptions
@@ -440,8 +440,8 @@ def test_two_processes_evaluate_together(files, tmp_path):
     words = ["--num-steps", 4, "--checkpoint-every", 2, "--length", 32, "--zero-shot-every", 2]
     words += ["--zero-shot", f"lambada:{files}/lambada.jsonl", "--zero-shot", f"blimp:{files}/blimp"]
     runs = tmp_path / "one", tmp_path / "two"
-    one = run_process("pretrain", *pretrain_arguments(runs[0], stores, *words), log=tmp_path / "log", devices=8)
-    two = run_several("pretrain", *pretrain_arguments(runs[1], stores, *words), log=tmp_path / "log_2")
+    one = run_here("pretrain", *pretrain_arguments(runs[0], stores, *words))
+    two = run_several("pretrain", *pretrain_arguments(runs[1], stores, *words), log=tmp_path / "log")
     assert [ended.code for ended in (one, *two)] == [0, 0, 0], [ended.errors for ended in (one, *two)]
     expected, found = (read_results(run / "zero_shot.jsonl") for run in runs)
     assert [line["step"] for line in found] == [line["step"] for line in expected]

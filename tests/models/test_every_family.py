@@ -1,0 +1,129 @@
+"""What holds for every family of models, at the toy sizes of its debug config; a new family is tested by its line.
+
+Whole runs of every family are in test_family_runs, what holds for one family in a file of its name.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+from flax import linen as nn
+from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, packed, windows
+
+from jaxlm.config import load_config
+from jaxlm.distributed.mesh import MeshConfig, make_mesh
+from jaxlm.inference.decoding import CachedModel, Prompt
+from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.inference.scoring import Scored, Scorer
+from jaxlm.models import FAMILIES, build, with_length, with_vocabulary, without_dropout
+from jaxlm.models.model import Inputs, Model
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.step import make_train_step, new_state
+
+DECODERS = [name for name, family in FAMILIES.items() if not family.is_encoder]
+LENGTH, VOCABULARY = 16, 64
+
+
+def toy(name: str) -> PretrainConfig:
+    """Return the family's debug config with a toy vocabulary and without dropout."""
+    config = load_config(f"debug/{name}", PretrainConfig)
+    model = without_dropout(with_vocabulary(with_length(config.model, LENGTH), VOCABULARY))
+    return dataclasses.replace(config, model=model, length=LENGTH, batch_size=4)
+
+
+def random_like(tree, seed: int = 0):
+    """Return a tree of this shape, all of whose parameters are random: biases and gains matter too."""
+    rng = np.random.default_rng(seed)
+
+    def fill(path, x):
+        return np.float32(0.3) * rng.standard_normal(x.shape, np.float32) + np.float32(path[-1].key == "scale")
+
+    return jax.tree_util.tree_map_with_path(fill, nn.unbox(tree))
+
+
+@functools.cache
+def made(name: str) -> tuple[Model, dict]:
+    """Return a family's toy model and random parameters, with those of its output layer."""
+    model = build(toy(name).model)
+    init = lambda key: {"backbone": model.init(key), "head": model.output_layer.init(key)}  # noqa: E731
+    return model, random_like(jax.eval_shape(init, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_has_a_golden_table_and_parity_with_another_implementation(name):
+    """Fails when a family is added without a table of its parameters, or without numbers of another program."""
+    tests = REPOSITORY / "tests"
+    for file in (f"golden/{name}.txt", f"golden/{name}_parity.npz", f"models/test_{name}_parity.py"):
+        assert (tests / file).exists(), f"tests/{file} is missing; docs/adding.md says how it is made"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_state_depends_on_the_tokens_that_the_family_says(name):
+    """Fails when a state sees a later token of a decoder, or another document of a packed row or its padding, or does
+    not see its own token, an earlier one, or any token of an encoder's sequence.
+    """
+    (model, params), family = made(name), FAMILIES[name]
+    batch = packed(4) if "packed" in family.layouts else windows(2)
+    states = jax.jit(lambda ids: model(params, Inputs(ids, batch.positions, batch.segments)).states)
+    before, real = np.asarray(states(batch.ids)), batch.segments > 0
+    for at in (0, 6, 11, LENGTH - 1):
+        ids = np.array(batch.ids)
+        ids[:, at] = (ids[:, at] + 1) % VOCABULARY
+        changed = np.abs(np.asarray(states(ids)) - before).max(-1)
+        seen = real & (batch.segments == batch.segments[:, at : at + 1])
+        if family.sees(model.config) == "left":
+            seen &= np.arange(LENGTH) >= at
+        assert np.all(changed[seen] > 1e-6) and not np.any(changed[real & ~seen])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoding_and_scoring_are_those_of_whole_passes(name):
+    """Fails when what a layer remembers is lost between steps, belongs to another row or to the padding of a shorter
+    prompt, positions are not those of the decoded tokens, or the output layer's bias is left out.
+    """
+    model, params = made(name)
+    rng = np.random.default_rng(5)
+    prompts = [Prompt(rng.integers(VOCABULARY, size=size).tolist(), LENGTH - 7) for size in (3, 7)]
+    sampler = Sampler(CachedModel(model, params, positions=64), Sampling(temperature=0.0))
+    rows = np.array([row.tolist() for row in sampler(prompts, samples=2)])  # (steps, prompts, samples)
+    assert (rows[..., 0] == rows[..., 1]).all()
+    scorer = Scorer(model, mesh=make_mesh(MeshConfig(), jax.devices()[:1]), batch_size=2)
+
+    @jax.jit
+    def log_probs(ids):
+        outputs = model(params, Inputs(ids[None], np.arange(LENGTH)[None]))
+        return jax.nn.log_softmax(model.logits(params, outputs.states[0], outputs.output))
+
+    for number, prompt in enumerate(prompts):
+        ids = [*prompt.ids, *rows[:, number, 0].tolist()]
+        scores = np.asarray(log_probs(np.pad(ids, (0, LENGTH - len(ids)))))[: len(ids)]
+        assert scores.argmax(-1)[len(prompt.ids) - 1 : -1].tolist() == ids[len(prompt.ids) :]
+        (found,) = scorer(params, [Scored(ids)])
+        wanted = scores[np.arange(len(ids) - 1), ids[1:]].sum()
+        assert found.log_probability == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_micro_batches_do_not_change_the_gradient_nor_the_carry(name):
+    """Fails when the carry is not split as the rows are, or a term of the loss is weighted by its micro-batch."""
+    config = toy(name)
+    learner = make_pretraining(config, None)
+    params = random_like(jax.eval_shape(learner.init_params, jax.random.key(0)))
+    found = []
+    for micro_batches in (1, 2):
+        step = jax.jit(make_train_step(learner.objective, KEEP_GRADIENT, micro_batches=micro_batches))
+        state = new_state(params, KEEP_GRADIENT, 0, learner.carry(4))
+        losses = []
+        for seed in range(2):
+            batch = windows(4, seed=seed).replace(begins=np.array([True, False, False, True]))
+            state, metrics = step(state, batch, SETTINGS)
+            losses.append(float(metrics["loss"]))
+        found.append((losses, state.opt_state, state.carry))
+    whole, split = found
+    assert split[0] == pytest.approx(whole[0], rel=1e-5)
+    assert_trees_close(split[1], whole[1], relative=1e-5, absolute=1e-6)
+    assert_trees_close(split[2], whole[2], relative=1e-5, absolute=1e-6)
