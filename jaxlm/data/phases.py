@@ -79,7 +79,7 @@ class PhasedRows:
         batch = self.rows[number].read([int(index) - first for index in indices])
         return self._with_seeds(batch, indices)
 
-    def slots(self, step: int) -> list[tuple[int, int]]:
+    def tokens_until(self, step: int) -> list[tuple[int, int]]:
         """Return the length of each phase, and the tokens of its rows in the first `step` steps of the run."""
         found = []
         for phase, rows in zip(self.phases, self.rows, strict=True):

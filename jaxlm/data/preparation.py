@@ -20,7 +20,7 @@ from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
 from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_units, parse_source, read_unit, sampled
-from jaxlm.data.store import VERSION, Store, lies_elsewhere, open_store, partial_path
+from jaxlm.data.store import VERSION, Store, is_url, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, names_arguments
 from jaxlm.host import cpu_cores
@@ -385,8 +385,8 @@ def _estimate(
         f"{byte_size(disk)} on disk ({byte_size(free)} free), "
         f"{takes} with {counted(workers, 'worker')}"
     )
-    if not tokenizer.cuts and job.sentences == "none":
-        _print_memory(largest, largest * tokenizer.whole_bytes, messages)
+    if not tokenizer.can_split and job.sentences == "none":
+        _print_memory(largest, largest * tokenizer.bytes_per_character, messages)
     if disk > free:
         raise InputError(
             f"{output} needs about {byte_size(disk)}, but only {byte_size(free)} are free; make room, or name "
@@ -406,7 +406,7 @@ def _print_memory(largest: int, memory: int, messages: Output) -> None:
 
 def _check(config: PrepareConfig) -> None:
     """Raise InputError for arguments that are invalid by themselves, before anything is read."""
-    if lies_elsewhere(config.output):
+    if is_url(config.output):
         raise InputError(
             f"--output must be a local directory, got {config.output}; name one, and copy the store afterwards"
         )

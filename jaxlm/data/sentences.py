@@ -31,7 +31,7 @@ def resolved(sentences: Sentences, tokenizer: Tokenizer) -> Sentences:
     """
     if sentences == "auto":
         return "split" if tokenizer.kind == "wordpiece" else "none"
-    if sentences != "none" and not tokenizer.cuts:
+    if sentences != "none" and not tokenizer.can_split:
         raise InputError(
             f"--sentences must be none for a vocabulary of kind {tokenizer.kind!r}, where splitting changes ids, "
             f"got {sentences}; use none, or a WordPiece, BPE or GPT-2 vocabulary"
@@ -77,9 +77,9 @@ def sentences_of(fragments: Fragments, tokenizer: Tokenizer, boundaries: Boundar
         for end in boundaries(paragraph):
             place = end + len(open_text)
             # The boundary is the first place from there on that allows a split, skipping white space only.
-            while not (cut := tokenizer.cuts_at(text, place)) and place < len(text) and text[place].isspace():
+            while not (safe := tokenizer.is_split_point(text, place)) and place < len(text) and text[place].isspace():
                 place += 1
-            if cut and place > begin:
+            if safe and place > begin:
                 yield text[begin:place], False
                 begin = place
         open_text = text[begin:]

@@ -232,17 +232,17 @@ def blocks(fragments: Fragments, tokenizer: Tokenizer, boundaries: Boundaries | 
 def _blocks(fragments: Fragments, tokenizer: Tokenizer) -> Fragments:
     waiting: list[str] = []
     for text, last in fragments:
-        if waiting and not last and (not tokenizer.cuts or not (" " in text or "\n" in text)):
+        if waiting and not last and (not tokenizer.can_split or not (" " in text or "\n" in text)):
             waiting.append(text)  # no place to split, so the waiting text is not searched again
             continue
         text = "".join([*waiting, text])
         waiting.clear()
         begin = 0
-        while tokenizer.cuts and len(text) - begin > BLOCK:
+        while tokenizer.can_split and len(text) - begin > BLOCK:
             place = reach = 0
             while not place and begin + reach < len(text):
                 reach = max(BLOCK, 2 * reach)
-                place = tokenizer.cut(text[begin : begin + reach + 1], reach)
+                place = tokenizer.split_point(text[begin : begin + reach + 1], reach)
             if not place:
                 break
             yield text[begin : begin + place], False

@@ -144,7 +144,7 @@ def open_store(path: str | Path) -> Store:
 
     Raises InputError if there is no complete store at `path`.
     """
-    if lies_elsewhere(path):
+    if is_url(path):
         raise InputError(
             f"a store must be on a local disk, got {path}; copy it with gcloud storage rsync --recursive (on a pod, "
             "launch/tpu_pod.sh does this)"
@@ -241,8 +241,8 @@ def _no_store(path: Path) -> str:
     return f"{path} is not a token store; make one with python -m jaxlm.prepare --output STORE"
 
 
-def lies_elsewhere(path: str | Path) -> bool:
-    """Return whether a path is a URL, for example gs://BUCKET/STORE, or was one before it became a Path."""
+def is_url(path: str | Path) -> bool:
+    """Return True if a path is a URL, for example gs://BUCKET/STORE, or was one before it became a Path."""
     return re.match(r"\w+:/", str(path)) is not None
 
 

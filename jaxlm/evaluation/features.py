@@ -36,7 +36,7 @@ class TokenFeatures(NamedTuple):
 
     pieces: list[str]
     values: np.ndarray
-    cut: bool
+    truncated: bool
 
     def to_json(self, index: int, layers: Sequence[int]) -> dict[str, Any]:
         """Return the line of the output."""
@@ -88,14 +88,14 @@ def token_features(
     width, source = run.model.config.width, iter(lines)
     step, pairs = states_step(run.model, tuple(layers), run.mesh), run.task is not None or not run.model.is_causal
     while some := list(islice(source, batch_size)):
-        rows, cuts = [], []
+        rows, truncations = [], []
         for number, text in some:
             parts = [run.tokenizer.encode(part) for part in (text.rsplit(SEPARATOR, 1) if pairs else [text])]
-            row, cut = arranged(run, parts, length)
+            row, truncated = arranged(run, parts, length)
             if not row.ids:
                 raise InputError(f"input line {number} must not be empty for {run.name}; remove it")
             rows.append(row)
-            cuts.append(cut)
+            truncations.append(truncated)
         found = token_outputs(
             step,
             run.params,
@@ -105,8 +105,8 @@ def token_features(
             longest=length,
             values=len(layers) * width,
         )
-        for row, of_tokens, cut in zip(rows, found, cuts, strict=True):
-            yield TokenFeatures(run.tokenizer.pieces(row.ids), of_tokens, cut)
+        for row, of_tokens, truncated in zip(rows, found, truncations, strict=True):
+            yield TokenFeatures(run.tokenizer.pieces(row.ids), of_tokens, truncated)
 
 
 def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
@@ -121,18 +121,18 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     length = length_for(arguments, run, tuned or run.positions(beyond=arguments.beyond_length))
     batch_size = batch_size_for(arguments.batch_size, run)
     name = input_name(arguments.input)
-    count = tokens = cut = 0
+    count = tokens = truncated = 0
     with output_file(arguments.output) as file, progress_of("rows") as progress:
         lines = Lines(arguments.input, arguments.errors)
         for found in token_features(run, lines, layers, batch_size=batch_size, length=length):
             line = found.to_json(count, layers) if pooling is None else found.embedding(count, pooling)
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count, tokens, cut = count + 1, tokens + len(found.pieces), cut + found.cut
+            count, tokens, truncated = count + 1, tokens + len(found.pieces), truncated + found.truncated
             progress.count(None)
     say(
-        f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {cut} truncated"
+        f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {truncated} truncated"
         + (f" to {length} tokens" if length < UNLIMITED else "")
     )
-    figures = {"lines": count, "tokens": tokens, "truncated": cut, "layers": list(layers)}
+    figures = {"lines": count, "tokens": tokens, "truncated": truncated, "layers": list(layers)}
     figures |= {} if pooling is None else {"pooling": pooling}
     return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures

@@ -30,7 +30,7 @@ from jaxlm.wording import counted
 
 
 @dataclass(frozen=True)
-class Opinion:
+class MemberOutputs:
     """Outputs of one run: the encoded rows of each split, and its predictions."""
 
     run: str
@@ -41,23 +41,23 @@ class Opinion:
     """Everything that the tokens of its rows depend on."""
 
 
-def opinion(run: LoadedRun, parts: dict[str, Split], *, batch_size: int) -> Opinion:
+def member_outputs(run: LoadedRun, parts: dict[str, Split], *, batch_size: int) -> MemberOutputs:
     """Predict every split with one run."""
     predictor = Predictor(run, "evaluate ensemble", batch_size=batch_size)
     encoded = {part: predictor.encode(split.examples, part=part) for part, split in parts.items()}
     labelled = {part: predictor.predict(rows) for part, rows in encoded.items()}
     reads = (run.tokenizer.fingerprint, predictor.limit, predictor.task.options)
-    return Opinion(run.name, predictor.task, encoded, labelled, reads)
+    return MemberOutputs(run.name, predictor.task, encoded, labelled, reads)
 
 
-def check_agreement(opinions: Sequence[Opinion]) -> None:
+def check_agreement(members: Sequence[MemberOutputs]) -> None:
     """Raise InputError for runs of other tasks and, for spans and tags, runs with other tokens."""
-    first = opinions[0]
+    first = members[0]
 
     def identity(task: Task) -> tuple[Any, ...]:
         return task.name, task.kind, task.labels, task.mean, task.deviation, task.no_answer
 
-    for other in opinions[1:]:
+    for other in members[1:]:
         if identity(other.task) != identity(first.task):
             raise InputError(
                 f"all runs must be of the same task, with the same labels, got {other.run} beside {first.run}; leave "
@@ -101,29 +101,29 @@ def with_dev(parts: dict[str, Split], runs: Sequence[RunDirectory], task: Task) 
     return parts, why
 
 
-def together(task: Task, opinions: Sequence[Opinion], part: str, threshold: float | None) -> Predicted:
+def together(task: Task, members: Sequence[MemberOutputs], part: str, threshold: float | None) -> Predicted:
     """Return the predictions and metrics of the averaged outputs of a split."""
-    of_rows = zip(*(one.labelled[part].outputs for one in opinions), strict=True)
+    of_rows = zip(*(one.labelled[part].outputs for one in members), strict=True)
     outputs = [task.averaged(np.stack([np.asarray(row, np.float64) for row in of_runs])) for of_runs in of_rows]
-    return predictions(task, opinions[0].encoded[part], outputs, threshold=threshold)
+    return predictions(task, members[0].encoded[part], outputs, threshold=threshold)
 
 
-def shared_threshold(task: Task, opinions: Sequence[Opinion], why_no_dev: str) -> float:
+def shared_threshold(task: Task, members: Sequence[MemberOutputs], why_no_dev: str) -> float:
     """Return the threshold for unanswerable questions, independent of the order of the runs.
 
     It is tuned on the split that the runs' own thresholds were tuned on. Without that split it is their mean, as the
     offset of an averaged score is the mean of the runs' offsets.
     """
-    if task.selects in opinions[0].encoded:
-        return together(task, opinions, task.selects, None).metrics["threshold"]
-    own = sorted((one.run, one.task.threshold or 0.0) for one in opinions)
+    if task.selects in members[0].encoded:
+        return together(task, members, task.selects, None).metrics["threshold"]
+    own = sorted((one.run, one.task.threshold or 0.0) for one in members)
     mean = sum(threshold for _, threshold in own) / len(own)
     listed = ", ".join(f"{threshold:.4f} of {run}" for run, threshold in own)
     say(f"threshold {mean:.4f}, the mean of the runs' own ({listed}), not tuned for the ensemble: {why_no_dev}")
     return mean
 
 
-def figures_alone(one: Opinion, part: str) -> dict[str, float]:
+def figures_alone(one: MemberOutputs, part: str) -> dict[str, float]:
     """Return the metrics of a single run, with its threshold tuned on the selection split, else its saved one."""
     own = one.task.threshold or 0.0 if one.task.no_answer and part != one.task.selects else None
     return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].metrics
@@ -144,7 +144,7 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             f"input must be given with {published[0]}, which has no splits of its own; name a labelled file"
         )
     first = load_model(arguments.runs[0], mesh=mesh)
-    task, _, _ = first.tuned("evaluate ensemble")
+    task, _, _ = first.finetuned_parts("evaluate ensemble")
     directories = [RunDirectory(split_run(name)[0]) for name in arguments.runs if name not in published]
     why_no_dev = ""
     if arguments.input is None:
@@ -153,20 +153,20 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
         parts = tuned_on = {"": read_labelled(arguments.input, task, errors=arguments.errors)}
         if task.no_answer:
             tuned_on, why_no_dev = with_dev(parts, directories, task)
-    opinions = []
+    members = []
     with use_mesh(mesh):
         for number, name in enumerate(
             arguments.runs
         ):  # one at a time: their parameters need not fit in memory together
             run = first if number == 0 else load_model(name, mesh=mesh)
-            opinions.append(opinion(run, tuned_on, batch_size=batch_size_for(arguments.batch_size, run)))
-    check_agreement(opinions)
-    said: dict[str, Any] = {"runs": [one.run for one in opinions], "task": task.name, "metric": task.metric}
-    threshold = shared_threshold(task, opinions, why_no_dev) if task.no_answer else None
+            members.append(member_outputs(run, tuned_on, batch_size=batch_size_for(arguments.batch_size, run)))
+    check_agreement(members)
+    said: dict[str, Any] = {"runs": [one.run for one in members], "task": task.name, "metric": task.metric}
+    threshold = shared_threshold(task, members, why_no_dev) if task.no_answer else None
     lines = []
     for part in sorted(parts, key=lambda part: part != task.selects):
-        predicted = together(task, opinions, part, threshold)
-        alone = [figures_alone(one, part) for one in opinions]
+        predicted = together(task, members, part, threshold)
+        alone = [figures_alone(one, part) for one in members]
         if predicted.metrics:
             metric = task.metric if task.metric in predicted.metrics else task.metrics[0]  # there is no loss
             said[part or "input"] = predicted.metrics | {"alone": [figures[metric] for figures in alone]}

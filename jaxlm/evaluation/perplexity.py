@@ -43,7 +43,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         raise InputError(f"data.store must be given if input is not, got {got}; give one of them")
     run = opened(arguments)
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
-    model = run.decoder("evaluate perplexity", remedy)
+    model = run.require_decoder("evaluate perplexity", remedy)
     if arguments.input is not None:
         with store_of_text(arguments.input, run.tokenizer, arguments.errors) as store:
             return perplexity_of(arguments, run, model, (store,), str(arguments.input))

@@ -165,7 +165,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             *planned.notes,
             *chosen,
             *dropout_notes(source, config.model),
-            *config.execution.says(),
+            *config.execution.reproducibility_notes(),
             *changes,
             *versions,
         )

@@ -348,7 +348,7 @@ def write_failure(context: TrialContext, trial: Trial, reason: str) -> dict[str,
     return result
 
 
-def drop_beaten(context: TrialContext, results: Sequence[dict[str, Any]]) -> None:
+def delete_inferior_checkpoints(context: TrialContext, results: Sequence[dict[str, Any]]) -> None:
     """Remove the parameters of trials that another seed at their learning rate has beaten."""
     if context.keep == "all":
         return

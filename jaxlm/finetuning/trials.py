@@ -25,7 +25,7 @@ from jaxlm.finetuning.trial import (
     Trial,
     TrialContext,
     batch_rows,
-    drop_beaten,
+    delete_inferior_checkpoints,
     evaluate_split,
     finish_trial,
     raw_metric,
@@ -57,7 +57,7 @@ def run_trials(context: TrialContext, programs: Programs, trials: Sequence[Trial
         held = Alone(context, programs, some[0]) if size == 1 else Stacked(context, programs, some, first)
         results += run_together(held, which, is_only=len(trials) == 1)
         del held  # its parameters are not needed while the next trials are trained
-        drop_beaten(context, results)
+        delete_inferior_checkpoints(context, results)
     return results
 
 

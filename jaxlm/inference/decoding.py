@@ -241,7 +241,7 @@ def for_inference(model: Model, params: Any) -> Any:
     return model.by_layer(jax.tree_util.tree_map_with_path(cast, params))
 
 
-def left_context(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:
+def prefix_token(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:
     """Return the id before a text, as a list: an empty prompt begins with it and it predicts the first token.
 
     After pretraining it is `end`, which separates documents; after fine-tuning in GPT-1's format `start`, which begins

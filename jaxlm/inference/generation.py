@@ -69,7 +69,7 @@ class Generator:
         require_forward(run.tokenizer, "generate")
         specials = self.tokenizer.specials
         self._cached = CachedModel(
-            run.decoder("generate", "use fill for an encoder"),
+            run.require_decoder("generate", "use fill for an encoder"),
             run.params,
             mesh=run.mesh,
             positions=run.trained_length,
@@ -129,7 +129,7 @@ class Generator:
         run, inputs = self.run, []
         for index, ids in enumerate(self.tokenizer.encode_batch(list(prompts))):
             name = "a prompt" if len(prompts) == 1 else f"prompt {index + 1}"
-            ids = run.begun(ids)
+            ids = run.with_prefix(ids)
             if not ids:
                 raise InputError(
                     f"{name} must not be empty for this model, which was trained without a token that begins a text; "

@@ -18,7 +18,7 @@ from jaxlm.data.config import DataConfig, SentencePairs, Windows, check_order
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import Weights
-from jaxlm.inference.decoding import left_context
+from jaxlm.inference.decoding import prefix_token
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
 from jaxlm.models import build, family_of
@@ -68,18 +68,20 @@ class LoadedRun:
         return self.config.data if isinstance(self.config, PretrainConfig) else Windows()
 
     @property
-    def left(self) -> list[int]:
+    def prefix_ids(self) -> list[int]:
         """The id before a text as in training, as a list; empty if the text's own first token comes first."""
         tokenizer = self.tokenizer
         if self.data.of_documents and "end" not in tokenizer.specials:
             return []
-        return left_context(tokenizer, finetuned=self.task is not None and self.task.special_tokens == "gpt1")
+        return prefix_token(tokenizer, finetuned=self.task is not None and self.task.special_tokens == "gpt1")
 
-    def begun(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of a text as the model was trained to read them: rows of documents begin with `left`, other
-        rows begin anywhere. A text without tokens begins with `left` too.
+    def with_prefix(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a text as the model was trained to read them.
+
+        Rows of documents begin with `prefix_ids`, other rows begin anywhere. A text without tokens begins with
+        `prefix_ids` too.
         """
-        return [*self.left, *ids] if not ids or self.data.of_documents else list(ids)
+        return [*self.prefix_ids, *ids] if not ids or self.data.of_documents else list(ids)
 
     def positions(self, *, beyond: bool) -> int:
         """Return the number of positions to use: those that were trained, or with `beyond` all of the model."""
@@ -110,14 +112,14 @@ class LoadedRun:
         """RUN@STEP, followed by ` (raw)` without the average that the run has, or the name of published weights."""
         return str(self.path) if self.step is None else f"{self.path}@{self.step}{' (raw)' if self.raw else ''}"
 
-    def tuned(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
+    def finetuned_parts(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
         """Return the task, config and learner of a fine-tuned run. InputError, with the command, for another run."""
         if self.task is None or not isinstance(self.config, FinetuneConfig):
             raise InputError(f"{self.path} is a pretraining run, {command} needs a fine-tuned one; give one")
         network = make_task_learner(self.config, self.task, for_reading(self.config.execution))
         return self.task, self.config, network
 
-    def decoder(self, command: str, remedy: str) -> Model:
+    def require_decoder(self, command: str, remedy: str) -> Model:
         """Return the model of a run that predicts the next token. InputError, with a remedy, for an encoder's."""
         if self.model.family.is_encoder:
             raise InputError(f"{self.path} is {self.model.family.title}: {command} needs a decoder; {remedy}")

@@ -124,7 +124,7 @@ class Predictor:
     """
 
     def __init__(self, run: LoadedRun, command: str, *, batch_size: int, embeddings: bool = False):
-        self.task, config, learner = run.tuned(command)
+        self.task, config, learner = run.finetuned_parts(command)
         if embeddings:
             check_embeddings(self.task)
         self.limit = config.length or run.model.max_length

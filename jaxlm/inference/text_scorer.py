@@ -44,7 +44,7 @@ def text_scorer(run: LoadedRun, *, batch_size: int, positions: int, top: int = 5
             lambda texts: masked_lm_scores(encoder, run.params, texts, run.tokenizer, top=top, **settings),
             "all other tokens of their sentence",
         )
-    left, scorer = run.left, Scorer(run.model, **settings)
+    left, scorer = run.prefix_ids, Scorer(run.model, **settings)
 
     def score(sequences: Iterable[Scored]) -> Iterator[MaskedLMScore]:
         return (MaskedLMScore(tokens, []) for tokens in scorer.tokens(run.params, sequences))

@@ -125,7 +125,7 @@ def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[
     form: Any = "single" if len(parts) == 1 else "entailment"
     family, specials = run.model.family, run.tokenizer.specials
     if run.task is None and not family.is_encoder:
-        whole = run.begun([i for ids in parts for i in ids])
+        whole = run.with_prefix([i for ids in parts for i in ids])
         return TokenRow(whole[:longest], len(whole[:longest])), len(whole) > longest
     special_tokens = "gpt1" if run.task is None else run.task.special_tokens
     (row,), (second,), cut = FORMATS[family.input_format].arrange(

@@ -61,7 +61,7 @@ def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
     run = LoadedRun(config, model, None, tokenizer, 0, "", mesh, longest)
     distinct = _distinct(prompts)
     for prompt, ids in zip(distinct, tokenizer.encode_batch(distinct), strict=True):
-        tokens = len(run.begun(ids))
+        tokens = len(run.with_prefix(ids))
         if not 0 < tokens < longest:
             raise InputError(
                 f"--sample-prompt must have from 1 to {longest - 1} tokens for this model, got {tokens}: "

@@ -94,7 +94,7 @@ class Execution:
     """dtype in which the gradients of the blocks' weights are all-reduced. arithmetic: the compute dtype. float32:
     twice the traffic. The biases of queries, keys and values follow their weights. All other gradients are float32."""
 
-    def says(self) -> tuple[str, ...]:
+    def reproducibility_notes(self) -> tuple[str, ...]:
         """Return sentences about the reproducibility that these choices give up."""
         if self.dropout_bits == "threefry":
             return ()

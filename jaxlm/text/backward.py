@@ -22,8 +22,8 @@ class BackwardTokenizer(Tokenizer):
             raise InputError("tokenizer must be a forward one after backward:, got a backward one; leave backward: out")
         super().__init__(forward.files, forward.base_size, forward.specials)
         self.kind, self.size, self._added, self._forward = PREFIX + forward.kind, forward.size, forward._added, forward
-        self.lost, self.continuing, self.opening = forward.lost, forward.continuing, forward.opening
-        self.whole_bytes, self.notes = forward.whole_bytes, forward.notes
+        self.lossy_note, self.continuing, self.word_start = forward.lossy_note, forward.continuing, forward.word_start
+        self.bytes_per_character, self.notes = forward.bytes_per_character, forward.notes
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the last token first."""

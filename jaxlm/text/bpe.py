@@ -28,7 +28,7 @@ def build_gpt2(vocabulary: bytes, merges: bytes, name: str = "GPT-2's vocabulary
     files = {VOCABULARY_FILE: vocabulary, MERGES_FILE: merges}
     specials = {"end": ids[END]} if END in ids else {}
     # The pattern that splits words takes white space only at the front of a word.
-    return LibraryTokenizer("gpt2", library, files, specials, cuts=True, opening=BLANK)
+    return LibraryTokenizer("gpt2", library, files, specials, can_split=True, word_start=BLANK)
 
 
 def read_gpt2(directory: Path) -> LibraryTokenizer:

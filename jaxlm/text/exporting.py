@@ -155,7 +155,7 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer):
     if proto.normalizer_spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(" "))
     library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _BLANK)])
-    if tokenizer.cuts:  # a blank occurs only at the beginning of a token, so words can be looked up one by one
+    if tokenizer.can_split:  # a blank occurs only at the beginning of a token, so words can be looked up one by one
         library.pre_tokenizer = pre_tokenizers.Split(_BLANK, "merged_with_next")
     back: list[Any] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if proto.normalizer_spec.add_dummy_prefix:

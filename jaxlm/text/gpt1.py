@@ -35,8 +35,8 @@ class GPT1Tokenizer(Tokenizer):
     """GPT-1's `encoder_bpe_40000.json` and `vocab_40000.bpe` (40,478 ids)."""
 
     kind = "gpt1"
-    lost = "lower case, one kind of spacing, unknown characters as one id"
-    whole_bytes = 20
+    lossy_note = "lower case, one kind of spacing, unknown characters as one id"
+    bytes_per_character = 20
 
     def __init__(self, vocabulary: bytes, merges: bytes, name: str = "GPT-1's vocabulary"):
         from tokenizers import Tokenizer as Library

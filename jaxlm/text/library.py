@@ -20,11 +20,11 @@ class LibraryTokenizer(Tokenizer):
     """A tokenizer of the library, a `tokenizers.Tokenizer`, and the files of its kind that it was built from.
 
     The library's padding and truncation are switched off, and text that contains the spelling of a special token is
-    plain text. kind, files, specials, cuts, continuing, opening, lost: as in `Tokenizer`.
+    plain text. kind, files, specials, can_split, continuing, word_start, lossy_note: as in `Tokenizer`.
     bert_words: whether words end where BERT's rules end them, at punctuation too.
     """
 
-    whole_bytes = 120
+    bytes_per_character = 120
 
     def __init__(
         self,
@@ -33,17 +33,18 @@ class LibraryTokenizer(Tokenizer):
         files: Mapping[str, bytes],
         specials: Mapping[str, int],
         *,
-        cuts: bool,
+        can_split: bool,
         bert_words: bool = False,
         continuing: str = "",
-        opening: str = "",
-        lost: str = "",
+        word_start: str = "",
+        lossy_note: str = "",
     ):
         super().__init__(files, max(library.get_vocab(with_added_tokens=True).values()) + 1, specials)
         library.no_padding()
         library.no_truncation()
         library.encode_special_tokens = True
-        self.kind, self.cuts, self.continuing, self.opening, self.lost = kind, cuts, continuing, opening, lost
+        self.kind, self.can_split, self.lossy_note = kind, can_split, lossy_note
+        self.continuing, self.word_start = continuing, word_start
         self._library, self._bert_words = library, bert_words
         self._special_ids = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
 
@@ -59,10 +60,10 @@ class LibraryTokenizer(Tokenizer):
         encodings = self._library.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)) for encoding in encodings]
 
-    def cuts_at(self, text: str, place: int) -> bool:
+    def is_split_point(self, text: str, place: int) -> bool:
         if self._bert_words:
-            return self.cuts and ends_bert_word(text, place)
-        return super().cuts_at(text, place)
+            return self.can_split and ends_bert_word(text, place)
+        return super().is_split_point(text, place)
 
     @property
     def _hidden(self) -> set[int]:

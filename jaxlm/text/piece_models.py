@@ -38,8 +38,8 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, BPE or unigram."""
 
     kind = "sentencepiece"
-    whole_bytes = 25
-    opening = _BLANK
+    bytes_per_character = 25
+    word_start = _BLANK
 
     def __init__(self, model: bytes, name: str = "the model"):
         import sentencepiece
@@ -54,7 +54,7 @@ class SentencePieceTokenizer(Tokenizer):
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{name} is not a SentencePiece model ({error})") from error
         super().__init__({MODEL_FILE: model}, size, _specials(self._processor))
-        self.cuts = _cuts(self._processor)
+        self.can_split = _can_split(self._processor)
 
     @classmethod
     def from_file(cls, path: Path) -> "SentencePieceTokenizer":
@@ -73,9 +73,9 @@ class SentencePieceTokenizer(Tokenizer):
             )
         return [_with_offsets(self._processor.encode_as_proto(text), text) for text in texts]
 
-    def cuts_at(self, text: str, place: int) -> bool:
+    def is_split_point(self, text: str, place: int) -> bool:
         # No token contains a line break, so text can be split before one whatever precedes it.
-        return super().cuts_at(text, place) or (self.cuts and 0 < place < len(text) and text[place] == "\n")
+        return super().is_split_point(text, place) or (self.can_split and 0 < place < len(text) and text[place] == "\n")
 
     def _decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids) if ids else ""
@@ -229,7 +229,7 @@ def _specials(processor) -> dict[str, int]:
     return {role: specials[role] for role in ROLES if role in specials}
 
 
-def _cuts(processor) -> bool:
+def _can_split(processor) -> bool:
     """Return True if splitting text before white space never changes the ids.
 
     That holds for a BPE model that adds no prefix, neither removes nor changes white space, has blanks only at the

@@ -51,11 +51,11 @@ class Tokenizer(ABC):
     """
 
     kind: str
-    cuts = False  # whether text may be split before white space without a change of its ids
-    lost = ""  # what of a text its ids do not keep
-    whole_bytes = 0  # memory per character of a text that is encoded whole, as measured on books
+    can_split = False  # True if text may be split before white space without a change of its ids
+    lossy_note = ""  # the properties of a text that its ids do not keep
+    bytes_per_character = 0  # memory per character of a text that is encoded whole, as measured on books
     continuing = ""  # prefix of tokens that continue a word, for schemes that mark them
-    opening = ""  # prefix of tokens that begin a word, for schemes that mark them
+    word_start = ""  # prefix of tokens that begin a word, for schemes that mark them
     notes: tuple[str, ...] = ()
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
@@ -92,16 +92,16 @@ class Tokenizer(ABC):
         """Return one readable string for each id; special tokens that were added appear as <role>."""
         return [self._added[i] if i in self._added else self._piece(i) for i in self._checked(ids)]
 
-    def cut(self, text: str, limit: int) -> int:
+    def split_point(self, text: str, limit: int) -> int:
         """Return the last position in 1 … `limit` at which splitting `text` does not change its ids; 0 if unknown.
 
         Long documents are encoded block by block with it. A scheme that depends on its whole input always returns 0.
         """
-        return cut_before_white_space(text, limit) if self.cuts else 0
+        return split_before_white_space(text, limit) if self.can_split else 0
 
-    def cuts_at(self, text: str, place: int) -> bool:
+    def is_split_point(self, text: str, place: int) -> bool:
         """Return True if splitting `text` before character `place` is known not to change its ids."""
-        return self.cuts and 0 < place < len(text) and text[place] in " \n" and not text[place - 1].isspace()
+        return self.can_split and 0 < place < len(text) and text[place] in " \n" and not text[place - 1].isspace()
 
     @property
     def continues(self) -> np.ndarray:
@@ -114,8 +114,8 @@ class Tokenizer(ABC):
             piece = self._piece(i)
             if self.continuing:
                 found[i] = piece.startswith(self.continuing) and piece != self.continuing
-            elif self.opening:
-                found[i] = not piece.startswith((self.opening, *_LINE_BREAKS))
+            elif self.word_start:
+                found[i] = not piece.startswith((self.word_start, *_LINE_BREAKS))
         found[list(self._hidden)] = False
         return found
 
@@ -197,7 +197,7 @@ def roles_by_spelling(vocabulary: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def cut_before_white_space(text: str, limit: int) -> int:
+def split_before_white_space(text: str, limit: int) -> int:
     """Return the last position in 1 … `limit` of a blank or line break that does not follow white space, or 0."""
     position = min(limit, len(text) - 1)
     while (position := max(text.rfind(" ", 1, position + 1), text.rfind("\n", 1, position + 1))) > 0:

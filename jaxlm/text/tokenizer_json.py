@@ -95,16 +95,17 @@ def _word_rules(scheme: dict[str, Any], vocabulary: Iterable[str]) -> dict[str, 
     is_lookup = kinds == [None, "Split", "WordLevel"] and splits["pattern"] in patterns
     is_bytes = kinds == [None, "ByteLevel", "BPE"] and not scheme["model"]["merges"]
     is_bytes = is_bytes and splits["add_prefix_space"] is False
-    cuts = kinds == _BERT or _is_gpt2(scheme) or is_lookup or is_bytes
-    cuts = cuts and not any(map(_spans_white_space, scheme["added_tokens"]))
-    rules: dict[str, Any] = {"cuts": cuts, "bert_words": kinds == _BERT}
+    can_split = kinds == _BERT or _is_gpt2(scheme) or is_lookup or is_bytes
+    can_split = can_split and not any(map(_spans_white_space, scheme["added_tokens"]))
+    rules: dict[str, Any] = {"can_split": can_split, "bert_words": kinds == _BERT}
     if is_lookup:
         words = splits["behavior"] == "Removed"
-        return rules | {"lost": "no spacing, unknown words as one id" if words else "unknown characters as one id"}
+        note = "no spacing, unknown words as one id" if words else "unknown characters as one id"
+        return rules | {"lossy_note": note}
     if kinds[2] == "WordPiece":
         return rules | {"continuing": scheme["model"]["continuing_subword_prefix"]}
     # The marks for a blank in SentencePiece's and GPT-2's vocabularies.
-    return rules | {"opening": next((m for m in _BLANKS if any(piece.startswith(m) for piece in vocabulary)), "")}
+    return rules | {"word_start": next((m for m in _BLANKS if any(piece.startswith(m) for piece in vocabulary)), "")}
 
 
 def _is_gpt2(scheme: dict[str, Any]) -> bool:

@@ -78,7 +78,7 @@ def build_wordpiece(
         files[SETTINGS_FILE] = (json.dumps(settings) + "\n").encode()
     specials = roles_by_spelling(ids)
     return LibraryTokenizer(
-        "wordpiece", library, files, specials, cuts=True, bert_words=True, continuing=CONTINUES, lost=LOST
+        "wordpiece", library, files, specials, can_split=True, bert_words=True, continuing=CONTINUES, lossy_note=LOST
     )
 
 

@@ -76,7 +76,7 @@ class ParameterRule:
             return rate * factors.reshape(-1, *[1] * (len(self.axes) - 1))
         return rate if self.rate == 1.0 else rate * self.rate
 
-    def trained(self, leaf: Any) -> Any:
+    def trainable(self, leaf: Any) -> Any:
         """Return the trained layers of a parameter, boxed if it is; an empty node, optax.MaskedNode, if frozen."""
         if self.frozen:
             return optax.MaskedNode()
@@ -117,7 +117,7 @@ def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) ->
 
 def without_frozen(rules: Any, tree: Any) -> Any:
     """Return a tree like the parameters without frozen ones (optax.MaskedNode) and without frozen layers."""
-    return jax.tree.map(lambda rule, leaf: rule.trained(leaf), rules, tree)
+    return jax.tree.map(lambda rule, leaf: rule.trainable(leaf), rules, tree)
 
 
 def _check_layers(name: str, group: ParameterGroup, box: nn.LogicallyPartitioned) -> None:

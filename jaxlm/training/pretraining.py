@@ -47,7 +47,7 @@ class Pretraining(Learner):
         """Return a function from a step to the tokens and FLOPs of a run up to it."""
 
         def work(step: int) -> tuple[float, float]:
-            slots = rows.slots(step)
+            slots = rows.tokens_until(step)
             flops = sum(count * self.flops_per_token(length) for length, count in slots)
             return float(sum(count for _, count in slots)), float(flops)
 

@@ -376,7 +376,7 @@ def _note_beginning(
         *dropout_notes(ready.plan.source, config.model),
         *([] if (chosen := config.mesh.describe(mesh)) is None else [chosen]),
         *ready.pretraining.notes,
-        *config.execution.says(),
+        *config.execution.reproducibility_notes(),
         *_described(ready.rows, config.data.layout),
         *(f"changed since the last start: {as_flags(change)}" for change in changed),
         *notes,

@@ -188,11 +188,11 @@ def text_sizes(stores: Sequence[Store]) -> dict[str, Any]:
 
 def text_notes(tokenizer: Tokenizer) -> list[str]:
     """Return notes on comparing metrics per word or per byte."""
-    if not tokenizer.lost:
+    if not tokenizer.lossy_note:
         return []
     return [
         "metrics per word and per byte count the text without what this vocabulary drops "
-        f"({tokenizer.lost}): they do not compare with those of a tokenizer that keeps the text"
+        f"({tokenizer.lossy_note}): they do not compare with those of a tokenizer that keeps the text"
     ]
 
 

@@ -27,7 +27,7 @@ from jaxlm.tasks import (
 )
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
-from jaxlm.views.text import cut, ends, indented
+from jaxlm.views.text import ends, indented, truncated
 
 
 def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[str]:
@@ -109,7 +109,7 @@ def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Se
         for kind, name in enumerate("AB"):
             slots = np.flatnonzero((segments == segment) & (types == kind))
             text = tokenizer.decode(np.asarray(batch.ids[row, slots]).tolist())
-            yield from indented(f"{name}: {cut(text.strip())}")
+            yield from indented(f"{name}: {truncated(text.strip())}")
 
     def line(slot: int) -> str:
         i = int(batch.ids[row, slot])
@@ -121,7 +121,7 @@ def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Se
 def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the text of a row, and the first and last positions of each segment: token, target and weight."""
     segments = np.asarray(batch.segments[row])
-    yield from indented(cut(tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist())))
+    yield from indented(truncated(tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist())))
 
     def line(slot: int) -> str:
         i, target, weight = int(batch.ids[row, slot]), int(batch.targets[row, slot]), batch.weights[row, slot]
@@ -191,7 +191,7 @@ def finetune_lines(
 def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield an example as in the file and as token sequences; tags follow their tokens after a slash."""
     for text in example.shown:
-        yield from indented(cut(text))
+        yield from indented(truncated(text))
     for number in range(batch.ids.shape[1]):
         tokens, extract = int(batch.lengths[row, number]), int(batch.extract[row, number])
         pieces = [repr(piece) for piece in tokenizer.pieces(batch.ids[row, number, :tokens].tolist())]

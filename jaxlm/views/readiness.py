@@ -37,8 +37,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # of attention outputs, which a
 
 
 @dataclass(frozen=True)
-class Found:
-    """The result of a check. ok: True, False, or None for information."""
+class CheckResult:
+    """The result of a check. ok: True if it passed, False if it failed, None for information."""
 
     name: str
     ok: bool | None
@@ -49,7 +49,7 @@ class Found:
         return f"{ {True: 'ok', False: '!!', None: '--'}[self.ok] }  {self.name:<14} {self.message}"
 
 
-def versions() -> Iterator[Found]:
+def versions() -> Iterator[CheckResult]:
     """Compare the installed packages with the requirements of this version of jaxlm."""
     shown, wrong = [], []
     for line in importlib.metadata.requires("jaxlm") or ():
@@ -67,19 +67,20 @@ def versions() -> Iterator[Found]:
             shown.append(f"{requirement.name} {version}")
     python = ".".join(map(str, sys.version_info[:3]))
     remedy = f"{'; '.join(wrong)}: launch/setup.sh cpu, gpu or tpu installs the tested versions"
-    yield Found("versions", not wrong, remedy if wrong else f"Python {python}, {', '.join(shown)}")
+    yield CheckResult("versions", not wrong, remedy if wrong else f"Python {python}, {', '.join(shown)}")
 
 
-def devices() -> Iterator[Found]:
+def devices() -> Iterator[CheckResult]:
     """Report the devices, and whether their peak is known."""
     found = jax.devices()
     kind, platform = found[0].device_kind, found[0].platform
     message = f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them local"
     idle = _idle() if platform == "cpu" else None
     remedy = f"{message}, and {idle}: launch/setup.sh gpu or tpu installs what it needs (JAX_PLATFORMS=cpu ignores it)"
-    yield Found("devices", idle is None, message if idle is None else remedy)
+    yield CheckResult("devices", idle is None, message if idle is None else remedy)
     if len({device.device_kind for device in found}) > 1:
-        yield Found("devices", False, "they are of several kinds, and the slowest limits all: use machines of one kind")
+        message = "they are of several kinds, and the slowest limits all: use machines of one kind"
+        yield CheckResult("devices", False, message)
     peak = peak_tflops()
     if platform != "cpu":
         known = (
@@ -87,7 +88,7 @@ def devices() -> Iterator[Found]:
             if peak
             else f"{kind} is not in jaxlm/distributed/devices.py: no MFU is reported"
         )
-        yield Found("peak", True if peak else None, known)
+        yield CheckResult("peak", True if peak else None, known)
 
 
 def _idle() -> str | None:
@@ -100,7 +101,7 @@ def _idle() -> str | None:
     return "an idle GPU" if Path("/dev/nvidia0").exists() else None
 
 
-def processes() -> Iterator[Found]:
+def processes() -> Iterator[CheckResult]:
     """Check that all processes run the same program, and that a sum over all devices is correct."""
     count = jax.process_count()
     given = re.sub(r"--distributed\.process[-_]id[= ]\d+", "", " ".join(sys.argv[1:]))  # the one flag that must differ
@@ -110,7 +111,7 @@ def processes() -> Iterator[Found]:
     different = [k for k in range(count) if not np.array_equal(all_of_them[k], all_of_them[0])]
     remedy = f"process {different[:1]} has other versions or another command than process 0: install one commit on all"
     agreed = f"{count}, with the same versions and command"
-    yield Found("processes", not different, remedy if different else agreed)
+    yield CheckResult("processes", not different, remedy if different else agreed)
     mesh = Mesh(np.array(jax.devices()), ("all",))
     ones = jax.make_array_from_callback(
         (mesh.size,), NamedSharding(mesh, PartitionSpec("all")), lambda index: np.ones(mesh.size, np.float32)[index]
@@ -118,10 +119,10 @@ def processes() -> Iterator[Found]:
     total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones))
     remedy = f"the sum of ones over {mesh.size} devices is {total:g}: a link or a device is broken; replace the machine"
     ok = total == mesh.size
-    yield Found("interconnect", ok, f"a sum over {mesh.size} devices is correct" if ok else remedy)
+    yield CheckResult("interconnect", ok, f"a sum over {mesh.size} devices is correct" if ok else remedy)
 
 
-def attention_backends() -> Iterator[Found]:
+def attention_backends() -> Iterator[CheckResult]:
     """Compare attention, causal and with two segments, with softmax(q k / sqrt(K)) v in float64.
 
     The accelerator's kernel, if it has one, is compared in 16 bits, with its gradients, with the XLA backend.
@@ -141,7 +142,7 @@ def attention_backends() -> Iterator[Found]:
         error = float(np.abs(np.asarray(found, np.float64) - expected).max())
         remedy = f"the error of xla in {name} is {error:.1e}: do not train here; report the versions above"
         ok = error <= TOLERANCE[name]
-        yield Found("attention", ok, f"xla in {name}: error {error:.1e}" if ok else remedy)
+        yield CheckResult("attention", ok, f"xla in {name}: error {error:.1e}" if ok else remedy)
     kernel: Backend | None = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())  # type: ignore[assignment]
     if kernel is not None:
         inputs = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
@@ -150,7 +151,7 @@ def attention_backends() -> Iterator[Found]:
         error = max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both)
         ok = error <= TOLERANCE["bfloat16"]
         message = f"{kernel} in bfloat16: outputs and gradients differ from xla's by {error:.1e}"
-        yield Found("attention", ok, message if ok else f"{message}: set --execution.attention xla")
+        yield CheckResult("attention", ok, message if ok else f"{message}: set --execution.attention xla")
 
 
 def _with_gradients(backend: Backend, inputs: list[jax.Array], segments: np.ndarray) -> list[np.ndarray]:
@@ -162,30 +163,30 @@ def _with_gradients(backend: Backend, inputs: list[jax.Array], segments: np.ndar
     return [np.asarray(x, np.float64) for x in (found, *gradients)]
 
 
-def machine() -> Iterator[Found]:
+def machine() -> Iterator[CheckResult]:
     """Check host memory, disk and the compilation cache."""
     memory = available_memory()
     known = "unknown" if memory is None else f"{memory / GIB:.1f} GiB free on this host"
-    yield Found("memory", None if memory is None else True, known)
+    yield CheckResult("memory", None if memory is None else True, known)
     free = shutil.disk_usage(".").free
     message = f"{free / GIB:.1f} GiB free in {Path.cwd()}"
-    yield Found("disk", free > GIB, message if free > GIB else f"{message}: make room for checkpoints")
+    yield CheckResult("disk", free > GIB, message if free > GIB else f"{message}: make room for checkpoints")
     cache = Path(jax.config.jax_compilation_cache_dir or "")  # type: ignore[attr-defined]
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        yield Found(
+        yield CheckResult(
             "cache",
             None,
             f"{cache} is not writable ({error.strerror}): every start compiles again; set XDG_CACHE_HOME",
         )
     else:
-        yield Found("cache", True, f"compiled programs are cached in {cache}")
+        yield CheckResult("cache", True, f"compiled programs are cached in {cache}")
 
 
-def of_config(config: PretrainConfig) -> Iterator[Found]:
+def of_config(config: PretrainConfig) -> Iterator[CheckResult]:
     """Check the config on this mesh: its batch, the memory of its state, and its stores."""
     if config.data.store and not config.model.vocab_size:
         with contextlib.suppress(InputError):  # reported by the check of the stores
@@ -197,10 +198,10 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
         mesh = make_mesh(config.mesh)
         check_batches(config, mesh)
     except InputError as error:
-        yield Found("config", False, str(error))
+        yield CheckResult("config", False, str(error))
         return
     shape = ", ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
-    yield Found("config", True, f"{config.batch_size} x {config.length} tokens per step on {shape}")
+    yield CheckResult("config", True, f"{config.batch_size} x {config.length} tokens per step on {shape}")
     with use_mesh(mesh):
         program = make_program(make_pretraining(config, None), config, mesh)
     leaves = jax.tree.leaves(program.abstract)
@@ -211,41 +212,41 @@ def of_config(config: PretrainConfig) -> Iterator[Found]:
     if limit:
         message += f" of {limit / GIB:.1f} GiB, without activations (jaxlm.aot estimates them for TPUs)"
     remedy = f"{message}: it cannot fit; shard it over more --mesh.fsdp or --mesh.tensor"
-    yield Found("state", not limit or here < limit, message if not limit or here < limit else remedy)
+    yield CheckResult("state", not limit or here < limit, message if not limit or here < limit else remedy)
     needed, memory = COPIES * whole / jax.process_count(), available_memory()
     if memory is not None:
         message = f"a checkpoint needs {needed / GIB:.2f} GiB of this host's memory"
         remedy = f"{message}, which has {memory / GIB:.1f} GiB free: use larger hosts, or more of them"
-        yield Found("host memory", needed < memory, message if needed < memory else remedy)
+        yield CheckResult("host memory", needed < memory, message if needed < memory else remedy)
     free, kept = shutil.disk_usage(".").free, (config.keep_newest + 1) * whole
     message = f"{config.keep_newest} checkpoints and one being written take {kept / GIB:.2f} GiB in the run directory"
-    yield Found("run", None, message if kept < free else f"{message}; only {free / GIB:.1f} GiB are free here")
+    yield CheckResult("run", None, message if kept < free else f"{message}; only {free / GIB:.1f} GiB are free here")
     for path in (*config.data.store, *config.data.validation):
         yield from _of_store(path)
 
 
-def _of_store(path: str) -> Iterator[Found]:
+def _of_store(path: str) -> Iterator[CheckResult]:
     try:
         store = open_store(path)
         store.verify()
     except InputError as error:
-        yield Found("store", False, str(error))
+        yield CheckResult("store", False, str(error))
     else:
-        yield Found("store", True, f"{path}: {store.num_tokens:,} tokens, every checksum is right")
+        yield CheckResult("store", True, f"{path}: {store.num_tokens:,} tokens, every checksum is right")
 
 
 def _version_of(package: str) -> str:
     return f"{package} {importlib.metadata.version(package)}"
 
 
-def examine(config: PretrainConfig | None) -> list[Found]:
+def examine(config: PretrainConfig | None) -> list[CheckResult]:
     """Run all checks in order; a check that raises counts as failed, and the others continue."""
-    checks: list[tuple[str, Callable[[], Iterator[Found]]]] = [
+    checks: list[tuple[str, Callable[[], Iterator[CheckResult]]]] = [
         (check.__name__, check) for check in (versions, devices, processes, attention_backends, machine)
     ]
     if config is not None:
         checks.append(("config", functools.partial(of_config, config)))
-    found: list[Found] = []
+    found: list[CheckResult] = []
     for name, check in checks:
         try:
             for one in check():
@@ -253,12 +254,12 @@ def examine(config: PretrainConfig | None) -> list[Found]:
                 _print(one)
         except Exception as error:  # a broken machine may raise anything
             reason = str(error).splitlines() or ["no message"]
-            found.append(Found(name, False, f"{type(error).__name__}: {reason[0]}"))
+            found.append(CheckResult(name, False, f"{type(error).__name__}: {reason[0]}"))
             _print(found[-1])
     return found
 
 
-def _print(one: Found) -> None:
+def _print(one: CheckResult) -> None:
     number = jax.process_index()
     if number == 0 or one.ok is False:
         print(one.line() if number == 0 else f"{one.line()} (process {number})", flush=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxlm.data.store import Store
 from jaxlm.text import Tokenizer
-from jaxlm.views.text import HEAD, TEXT, cut, indented, ratio
+from jaxlm.views.text import HEAD, TEXT, indented, ratio, truncated
 from jaxlm.wording import counted
 
 SENTENCES = 8  # sentences of a document that are shown
@@ -39,7 +39,7 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
         yield ""
         yield f"document {document}: {end - first:,} tokens from {first:,}"
         if store.sentence_starts is None:
-            yield from indented(cut(tokenizer.decode(ids), end - first > len(ids)))
+            yield from indented(truncated(tokenizer.decode(ids), end - first > len(ids)))
         else:
             yield from _sentence_lines(store, tokenizer, first, end)
         yield f"    tokens: {' '.join(map(repr, tokenizer.pieces(ids[:HEAD])))}{' …' if end - first > HEAD else ''}"
@@ -52,7 +52,7 @@ def _sentence_lines(store: Store, tokenizer: Tokenizer, first: int, end: int) ->
     yield f"    {counted(stop - begin, 'sentence')}"
     for k in range(begin, min(stop, begin + SENTENCES)):
         ids = np.asarray(store.tokens[starts[k] : min(starts[k + 1], starts[k] + TEXT)]).tolist()
-        yield from indented(f"{k - begin}: {cut(tokenizer.decode(ids).strip())}")
+        yield from indented(f"{k - begin}: {truncated(tokenizer.decode(ids).strip())}")
     if stop - begin > SENTENCES:
         yield "    | …"
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxlm.tasks import Task, TaskData, encode_examples
 from jaxlm.text import Tokenizer
-from jaxlm.views.text import cut, indented
+from jaxlm.views.text import indented, truncated
 
 UNLIMITED = 1 << 30  # a length that truncates nothing
 NOT_TEXT = ("id", "document")  # fields of an example that a model does not read
@@ -31,7 +31,7 @@ def task_lines(task: Task, data: TaskData, reader: Reader | None, count: int) ->
     kind = task.kind if task.form == task.kind else f"{task.kind}, {task.form}"
     yield f"task {task.name}: {kind}, metric {task.metric}"
     if task.labels:
-        yield f"  {len(task.labels)} labels: {cut(', '.join(map(repr, task.labels)))}"
+        yield f"  {len(task.labels)} labels: {truncated(', '.join(map(repr, task.labels)))}"
     train = _golds(data.splits["train"].examples)
     reports = data.report()
     for name, split in data.splits.items():
@@ -49,7 +49,7 @@ def task_lines(task: Task, data: TaskData, reader: Reader | None, count: int) ->
         yield ""
         yield f"example {number} of train, label {example.gold!r}"
         for column, value in example.fields(task.columns).items():
-            yield from indented(f"{column}: {cut(_text(value))}")
+            yield from indented(f"{column}: {truncated(_text(value))}")
 
 
 def _text(value: Any) -> str:

@@ -16,8 +16,8 @@ def indented(text: str) -> Iterable[str]:
     return (f"    | {line}" for line in text.split("\n"))
 
 
-def cut(text: str, more: bool = False) -> str:
-    """Return the first TEXT characters of a text. more: whether it is itself only the start of one."""
+def truncated(text: str, more: bool = False) -> str:
+    """Return the first TEXT characters of a text. more: True if the text is only the start of a longer one."""
     return text[:TEXT] + (" …" if more or len(text) > TEXT else "")
 
 

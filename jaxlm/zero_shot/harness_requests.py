@@ -65,20 +65,20 @@ class HarnessRequests:
         prefix: Sequence[int] | None = None,
         show_progress: bool = True,
     ) -> None:
-        model = run.decoder("the harness", "use evaluate task or evaluate zero-shot for an encoder")
+        model = run.require_decoder("the harness", "use evaluate task or evaluate zero-shot for an encoder")
         self.run, self.tokenizer, self.batch_size = run, run.tokenizer, batch_size
         require_forward(run.tokenizer, "the harness")
         positions = run.positions(beyond=beyond_length)
         self.longest = DEFAULT_WINDOW if positions == UNLIMITED else positions
         self.prefix = list(prefix_of(self.tokenizer) if prefix is None else prefix)
-        if prefix is None and run.left and run.left != self.prefix:
-            given, trained = (self.tokenizer.pieces(ids)[0] for ids in (self.prefix, run.left))
+        if prefix is None and run.prefix_ids and run.prefix_ids != self.prefix:
+            given, trained = (self.tokenizer.pieces(ids)[0] for ids in (self.prefix, run.prefix_ids))
             log.info(
                 "note: %s is in front of a text without a context, as in the exported model; training separated "
                 "documents by %s: --prefix-token-id %d uses it",
                 given,
                 trained,
-                run.left[0],
+                run.prefix_ids[0],
             )
         self.counts: Counter[str] = Counter()
         self._scorer = Scorer(model, mesh=run.mesh, batch_size=batch_size, positions=self.longest)

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import left_context
+from jaxlm.inference.decoding import prefix_token
 from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
 from jaxlm.inference.scoring import Scored, Scorer, StreamScorer, TokenScores
 from jaxlm.models.model import Model
@@ -48,7 +48,7 @@ class ZeroShotModel:
         self.params: Any = None
         self.samplers: dict[Any, Any] = {}  # those of `generated`, which keep their compiled programs
         self.begin_all, self.within_word, self.show_progress = begin_all, within_word, show_progress
-        self.begin = left_context(tokenizer) if model.is_causal else []
+        self.begin = prefix_token(tokenizer) if model.is_causal else []
         self.scorer: Any = None
         self.stream: StreamScorer | None = None
         if model.family.carries and stream_length is not None:

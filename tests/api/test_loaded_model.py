@@ -40,7 +40,7 @@ def test_logits_are_those_that_score_the_text(models, name):
     text. The scores are those of `evaluate score`, which shares no code with logits beyond the model.
     """
     model = models[name]
-    left = model.run.left
+    left = model.run.prefix_ids
     ids = [[*left, *model.run.tokenizer.encode(text)] for text in TEXTS]
     found = model.logits(ids)
     assert [len(rows) for rows in found] == [len(row) for row in ids] and found[0].dtype == np.float32

@@ -137,7 +137,7 @@ def test_blocks_and_batches_change_nothing(corpus, monkeypatch):
         other = prepare(replace(corpus, output=Path(f"store-{block}")))
         assert np.array_equal(other.tokens, expected), block
         assert other.words == store.words
-        monkeypatch.setattr(tokenizer, "cuts", False)
+        monkeypatch.setattr(tokenizer, "can_split", False)
 
 
 def test_the_same_command_on_a_complete_store_says_so(corpus, capsys):

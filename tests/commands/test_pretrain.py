@@ -209,7 +209,7 @@ def test_a_run_on_packed_rows_goes_on_with_the_rows_it_was_made_with(stores, tmp
     whole = metrics(tmp_path / "run")
     assert metrics(run) == whole and metrics(fork) == {step: whole[step] for step in (4, 5)}
     assert "do not compare" not in ended.errors
-    monkeypatch.setattr(SentencePieceTokenizer, "lost", GPT1Tokenizer.lost)
+    monkeypatch.setattr(SentencePieceTokenizer, "lossy_note", GPT1Tokenizer.lossy_note)
     ended = run_here("pretrain", *arguments, "--run", tmp_path / "new", "--num-steps", 1)
     assert ended.code == 0 and "metrics per word and per byte count the text" in ended.errors, ended.errors
     assert metrics(tmp_path / "new")[1] == whole[1]
@@ -265,10 +265,10 @@ def test_a_packed_run_is_judged_as_it_was_trained(tmp_path):
     assert figures["validation_loss"] == pytest.approx(said, rel=1e-5)
     # As scored, a document costs what it cost in training, and its first token no more than by its frequency.
     ids = [tokenizer.encode(text) for text in documents]
-    starts_and_wholes = [Scored([*run.left, *tokens]) for tokens in [*(tokens[:1] for tokens in ids), *ids[380:]]]
+    starts_and_wholes = [Scored([*run.prefix_ids, *tokens]) for tokens in [*(tokens[:1] for tokens in ids), *ids[380:]]]
     scores = list(Scorer(run.model, mesh=run.mesh, batch_size=64)(run.params, starts_and_wholes))
     firsts, wholes = scores[:400], scores[400:]
-    assert run.left == [tokenizer.specials["end"]] and all(score.tokens == 1 for score in firsts)
+    assert run.prefix_ids == [tokenizer.specials["end"]] and all(score.tokens == 1 for score in firsts)
     counts = collections.Counter(tokens[0] for tokens in ids)
     entropy = -sum(count / 400 * math.log(count / 400) for count in counts.values())
     first = -sum(score.log_probability for score in firsts) / 400

@@ -71,4 +71,4 @@ def test_rows_of_a_run_have_one_shape_and_all_tokens(tmp_path):
     steps = data.steps_of_passes([store], num_epochs=2.5, **sizes)
     assert rows.windows.steps(2) < steps < rows.windows.steps(3)
     run = phased_rows([store], data, num_steps=steps, **sizes)
-    assert run.slots(rows.windows.steps(2)) == [(20, 2 * 3 * stream)]
+    assert run.tokens_until(rows.windows.steps(2)) == [(20, 2 * 3 * stream)]

@@ -19,7 +19,7 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.evaluation import perplexity
-from jaxlm.inference.decoding import left_context
+from jaxlm.inference.decoding import prefix_token
 from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer, text_sequence
@@ -189,7 +189,7 @@ def test_figures_of_a_text_that_was_made_easier_say_so(run, store, monkeypatch, 
     """Fails on 2968321: bits per byte of GPT-1's vocabulary stood beside others without a word."""
     words = ["perplexity", "--run", run, "--data.store", store.path]
     assert "do not compare" not in command(evaluate.main, monkeypatch, capsys, *words)[0]
-    monkeypatch.setattr(SentencePieceTokenizer, "lost", GPT1Tokenizer.lost)
+    monkeypatch.setattr(SentencePieceTokenizer, "lossy_note", GPT1Tokenizer.lossy_note)
     text, _ = command(evaluate.main, monkeypatch, capsys, *words)
     assert "lower case" in text and "do not compare with those of a tokenizer that keeps the text" in text
 
@@ -240,7 +240,7 @@ def test_exhausted_memory_is_one_line(run, store, monkeypatch, capsys):
 
 
 def one_score(loaded, text, positions=16, **more):
-    scored = text_sequence(loaded.tokenizer, text, left=left_context(loaded.tokenizer), **more)
+    scored = text_sequence(loaded.tokenizer, text, left=prefix_token(loaded.tokenizer), **more)
     sizes = {"mesh": loaded.mesh, "batch_size": 1, "positions": positions}
     return next(Scorer(loaded.model, **sizes)(loaded.params, [scored]))
 
@@ -445,7 +445,7 @@ def test_generate_continues_beyond_the_positions(run, tmp_path, monkeypatch, cap
     command(generate.main, monkeypatch, capsys, *words, "--beyond-length", "--min-length", 20)
     (sample,) = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     loaded = load_run(run)
-    ids = loaded.begun(loaded.tokenizer.encode(text))
+    ids = loaded.with_prefix(loaded.tokenizer.encode(text))
     assert len(ids) > 48 and len(sample["tokens"]) == 20
     sequence = Scored([*ids, *sample["tokens"]], len(ids))
     sizes = {"mesh": loaded.mesh, "batch_size": 8, "positions": 16}

@@ -53,7 +53,7 @@ def test_a_text_begins_as_in_the_language_models_training(whole):
     """Fails when a classifier, or a command that reads it, puts in a token that no language model has read."""
     model = jaxlm.load(whole)
     end, text = model.run.tokenizer.specials["end"], model.run.tokenizer.encode("ba be")
-    assert model.encode(["ba be"]) == [[end, *text]] and model.run.left == [end]
+    assert model.encode(["ba be"]) == [[end, *text]] and model.run.prefix_ids == [end]
 
 
 def test_each_stage_trains_one_group_more(whole):

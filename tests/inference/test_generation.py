@@ -80,7 +80,7 @@ def test_windows_slide(gpt_run, window, penalty):
 
     lengths = []
     for prompt, (sample,) in zip(PROMPTS, generate(run, PROMPTS, settings), strict=True):
-        ids = run.begun(run.tokenizer.encode(prompt))
+        ids = run.with_prefix(run.tokenizer.encode(prompt))
         lengths.append(len(ids))
         for token in sample.tokens:
             start = 0
@@ -115,7 +115,7 @@ def test_log_probabilities_are_those_of_a_full_pass(run):
         length=12, num_samples=3, sampling=Sampling(0.7, top_k=9), seed=1, log_probabilities=True
     )
     for prompt, samples in zip(PROMPTS[:2], generate(run, PROMPTS[:2], settings), strict=True):
-        begun = run.begun(run.tokenizer.encode(prompt))
+        begun = run.with_prefix(run.tokenizer.encode(prompt))
         for sample in samples:
             ids = np.array([[*begun, *sample.tokens]])
             outputs = run.model(run.params, Inputs(ids, np.arange(ids.shape[1])[None]))

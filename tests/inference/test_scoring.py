@@ -10,7 +10,7 @@ import toy
 
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
-from jaxlm.inference.decoding import left_context
+from jaxlm.inference.decoding import prefix_token
 from jaxlm.inference.rows import PaddedSizes, batch_length
 from jaxlm.inference.scoring import Scored, Scorer, _chunks, text_sequence
 from jaxlm.models import build
@@ -160,7 +160,7 @@ class Words:
 
 def test_what_a_text_is_predicted_from():
     end, none = Words(end=1, start=2), Words(pad=0)
-    assert left_context(end) == [1] and left_context(end, finetuned=True) == [2] and left_context(none) == []
+    assert prefix_token(end) == [1] and prefix_token(end, finetuned=True) == [2] and prefix_token(none) == []
     assert text_sequence(end, "ab", left=[1]) == Scored([1, 33, 34], 1)
     assert text_sequence(none, "ab", left=[]) == Scored([33, 34], 1)  # the first token is not scored
     assert text_sequence(end, "ab", left=[1], context="c") == Scored([1, 35, 32, 33, 34], 2)

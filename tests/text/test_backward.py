@@ -24,7 +24,7 @@ def test_ids_are_reversed_and_a_copy_is_the_same(forward, tmp_path):
     backward, text = BackwardTokenizer(forward), "the sea\nand the sky"
     assert backward.encode(text) == forward.encode(text)[::-1] and backward.decode(backward.encode(text)) == text
     assert dict(backward.specials) == dict(forward.specials) and backward.size == forward.size
-    assert backward.fingerprint != forward.fingerprint and backward.cut(text * 9, 20) == 0
+    assert backward.fingerprint != forward.fingerprint and backward.split_point(text * 9, 20) == 0
     small = BackwardTokenizer(train_words(["a b c"], 9)).with_specials(["extract", "start"])
     for number, tokenizer in enumerate((backward, small)):
         tokenizer.save(tmp_path / str(number))

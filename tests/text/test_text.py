@@ -10,7 +10,7 @@ import pytest
 from jaxlm.errors import InputError
 from jaxlm.text import ROLES, load_tokenizer, tokenizer_from_spec, train_sentencepiece
 from jaxlm.text.piece_models import SENTENCE_BYTES, split_sentence
-from jaxlm.text.tokenizer import cut_before_white_space
+from jaxlm.text.tokenizer import split_before_white_space
 
 WORDS = "the a of sea ship captain wind night stormy dark grey-green it's naïve 42 café Ωμέγα 日本 мир".split()
 
@@ -111,24 +111,24 @@ def test_long_lines_are_split_and_nothing_is_lost():
 
 
 def test_cutting_before_white_space_changes_no_id(tokenizer):
-    assert tokenizer.cuts
+    assert tokenizer.can_split
     rng = random.Random(2)
     for _ in range(300):
         text = "".join(random_text(rng) for _ in range(5))
         limit = rng.randrange(1, 60)
-        place = tokenizer.cut(text, limit)
+        place = tokenizer.split_point(text, limit)
         assert 0 <= place <= limit
         if place:
             assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == tokenizer.encode(text)
 
 
 def test_the_cut_is_the_last_one_within_the_limit():
-    assert cut_before_white_space("ab cd ef", 5) == 5
-    assert cut_before_white_space("ab cd ef", 4) == 2
-    assert cut_before_white_space("ab   cd", 4) == 2
-    assert cut_before_white_space(" abcd", 5) == 0
-    assert cut_before_white_space("ab\n cd", 5) == 2
-    assert cut_before_white_space("", 5) == cut_before_white_space("abc", 5) == 0
+    assert split_before_white_space("ab cd ef", 5) == 5
+    assert split_before_white_space("ab cd ef", 4) == 2
+    assert split_before_white_space("ab   cd", 4) == 2
+    assert split_before_white_space(" abcd", 5) == 0
+    assert split_before_white_space("ab\n cd", 5) == 2
+    assert split_before_white_space("", 5) == split_before_white_space("abc", 5) == 0
 
 
 def test_save_and_load(tokenizer, tmp_path):

@@ -100,7 +100,7 @@ def test_gpt2_keeps_any_text_and_can_be_cut(vocabularies):
         text = "".join(rng.choice(kinds) for _ in range(rng.randrange(1, 40)))
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
-        if place := tokenizer.cut(text, len(text) // 2):
+        if place := tokenizer.split_point(text, len(text) // 2):
             assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == ids, (text, place)
 
 
@@ -113,7 +113,7 @@ def test_a_tokenizer_json_of_gpt2s_scheme_is_cut_like_gpt2(vocabularies, tmp_pat
     ours = tokenizer_from_spec(f"gpt2:{vocabularies}/gpt2")
     (tmp_path / "tokenizer.json").write_bytes(published_files(ours, 1024)["tokenizer.json"])
     tokenizer = tokenizer_from_spec(f"hf:{tmp_path}/tokenizer.json")
-    assert tokenizer.kind == "tokenizers" and tokenizer.cuts
+    assert tokenizer.kind == "tokenizers" and tokenizer.can_split
     for book in sorted((vocabularies.parent / "books" / "valid").glob("*.txt"))[:3]:
         text = book.read_text(encoding="utf-8")[:300_000]
         parts = [block.text for block in blocks(iter([(text, True)]), tokenizer)]
@@ -125,7 +125,7 @@ def test_a_tokenizer_json_of_gpt2s_scheme_is_cut_like_gpt2(vocabularies, tmp_pat
     for _ in range(500):
         text = "".join(rng.choice(kinds) for _ in range(rng.randrange(1, 40)))
         ids = tokenizer.encode(text)
-        for place in [place for place in range(len(text)) if tokenizer.cuts_at(text, place)]:
+        for place in [place for place in range(len(text)) if tokenizer.is_split_point(text, place)]:
             assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == ids, (text, place)
 
 
@@ -143,7 +143,8 @@ def test_other_byte_level_schemes_are_not_cut(tmp_path, what):
         library.add_tokens([AddedToken("York", rstrip=True, normalized=False)])
     library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = tokenizer_from_spec(f"hf:{tmp_path}")
-    assert not tokenizer.cuts and not tokenizer.cut("a New York b", 8) and not tokenizer.cuts_at("a New York b", 5)
+    assert not tokenizer.can_split and not tokenizer.split_point("a New York b", 8)
+    assert not tokenizer.is_split_point("a New York b", 5)
 
 
 # GPT-1
@@ -265,7 +266,7 @@ def test_a_published_sentencepiece_model_keeps_its_own_ways(vocabularies, tmp_pa
     path = vocabularies / "sentencepiece_cc_all.32000.100extra.model"
     library = sentencepiece.SentencePieceProcessor(model_file=str(path))
     tokenizer = tokenizer_from_spec(f"sentencepiece:{path}")
-    assert tokenizer.size == library.get_piece_size() and not tokenizer.cuts
+    assert tokenizer.size == library.get_piece_size() and not tokenizer.can_split
     assert tokenizer.encode(TEXT) == library.encode(TEXT)
     assert tokenizer.specials["pad"] == library.pad_id() and tokenizer.specials["end"] == library.eos_id()
     assert tokenizer.decode(tokenizer.encode("Hello   world.")) == "Hello world."

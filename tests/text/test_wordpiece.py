@@ -72,16 +72,16 @@ def test_text_never_yields_a_special_token(tokenizer):
 
 @pytest.mark.parametrize("case", ["uncased", "cased"])
 def test_cutting_changes_no_id(case, tokenizer):
-    """At places that `cuts_at` allows, and at those that `cut` finds; what combines is never cut off."""
+    """At places that `is_split_point` allows, and at those that `split_point` finds; what combines is never cut off."""
     tokenizer = tokenizer if case == "uncased" else train_wordpiece(sentences(400), 135, "cased")
-    assert tokenizer.cuts
+    assert tokenizer.can_split
     rng = random.Random(2)
     tried = 0
     for _ in range(600):
         text = "".join(random_text(rng) + rng.choice([".", "。", " ", "\u0301", '!"', "", " ”"]) for _ in range(4))
         ids = tokenizer.encode(text)
-        places = [place for place in range(len(text) + 1) if tokenizer.cuts_at(text, place)]
-        places += [place] if (place := tokenizer.cut(text, len(text) // 2)) else []
+        places = [place for place in range(len(text) + 1) if tokenizer.is_split_point(text, place)]
+        places += [place] if (place := tokenizer.split_point(text, len(text) // 2)) else []
         for place in rng.sample(places, min(8, len(places))):
             tried += 1
             assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == ids, (text, place)

@@ -53,7 +53,7 @@ def arrange_segments(
         pairs = [(texts[0], choice) for choice in choices] if texts else [(choice, None) for choice in choices]
     else:
         pairs = [(texts[0], texts[1] if len(texts) > 1 else None)]
-    sequences, seconds, cut = [], [], False
+    sequences, seconds, truncated = [], [], False
     for first, second in pairs:
         if second is None:
             kept, rest = min(len(first), length - 2), 0
@@ -63,8 +63,8 @@ def arrange_segments(
             kept, rest = truncate_pair(len(first), len(second), length - 3, keep_second=keep_second)
             sequences.append([cls, *first[:kept], sep, *second[:rest], sep])
             seconds.append(kept + 2)
-        cut = cut or kept < len(first) or rest < len(second or ())
-    return sequences, seconds, cut
+        truncated = truncated or kept < len(first) or rest < len(second or ())
+    return sequences, seconds, truncated
 
 
 def truncate_pair(first: int, second: int, room: int, *, keep_second: bool = False) -> tuple[int, int]:

@@ -85,14 +85,14 @@ def arrange(
         keep_context, keep_choice = split_room(len(before) + len(question), longest, room)
         kept_before = max(0, keep_context - len(question))
         context = [*before[:kept_before], *question[:keep_context]]
-        cut = keep_context < len(before) + len(question) or keep_choice < longest
+        truncated = keep_context < len(before) + len(question) or keep_choice < longest
         sequences = [pair(context, choice[:keep_choice]) for choice in choices]
     else:
         first, second = texts
         kept, rest = split_room(len(first), len(second), room)
-        first, second, cut = first[:kept], second[:rest], kept + rest < len(first) + len(second)
+        first, second, truncated = first[:kept], second[:rest], kept + rest < len(first) + len(second)
         sequences = [pair(first, second), pair(second, first)] if form == "similarity" else [pair(first, second)]
-    return sequences, [len(sequence) for sequence in sequences], cut
+    return sequences, [len(sequence) for sequence in sequences], truncated
 
 
 def split_room(first: int, second: int, room: int) -> tuple[int, int]:

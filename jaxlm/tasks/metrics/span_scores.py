@@ -64,17 +64,17 @@ def best_threshold(odds: np.ndarray, gain: np.ndarray, without: np.ndarray) -> f
     # sums[k]: the score when the k questions with the least odds are answered. Equal odds cannot be separated.
     sums = without.sum() + np.concatenate([[0.0], np.cumsum((gain - without)[order])])
     n = len(ranked)
-    cuts = [cut for cut in range(n + 1) if cut in (0, n) or ranked[cut - 1] < ranked[cut]]
-    highest = max(sums[cut] for cut in cuts)
-    best = [cut for cut in cuts if sums[cut] >= highest - 1e-9]
+    places = [place for place in range(n + 1) if place in (0, n) or ranked[place - 1] < ranked[place]]
+    highest = max(sums[place] for place in places)
+    best = [place for place in places if sums[place] >= highest - 1e-9]
     boundary = min((_boundary(ranked, k) for k in best), key=abs)
     return -boundary if boundary else 0.0
 
 
-def _boundary(ranked: np.ndarray, cut: int) -> float:
-    """Return odds that exactly `cut` of the ranked odds are below: 0 if that qualifies, else the midpoint."""
-    below = ranked[cut - 1] if cut else -np.inf
-    above = ranked[cut] if cut < len(ranked) else np.inf
+def _boundary(ranked: np.ndarray, place: int) -> float:
+    """Return odds that exactly `place` of the ranked odds are below: 0 if that qualifies, else the midpoint."""
+    below = ranked[place - 1] if place else -np.inf
+    above = ranked[place] if place < len(ranked) else np.inf
     if below < 0.0 <= above:
         return 0.0
     if not np.isfinite(below):
