@@ -21,12 +21,7 @@ from jaxlm.data.config import Packed, SentencePairs, Streams, Windows
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.flags import field_help, reflowed
-from jaxlm.models.awd_lstm import AWDLSTMConfig
-from jaxlm.models.bert import BertConfig
-from jaxlm.models.character_transformer import CharacterTransformerConfig
-from jaxlm.models.gpt import GPTConfig
-from jaxlm.models.lstm import LSTMConfig
-from jaxlm.models.transformer_xl import TransformerXLConfig
+from jaxlm.models import FAMILIES
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.masking import MaskingConfig
@@ -34,10 +29,9 @@ from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 
-MODELS = (GPTConfig, BertConfig, LSTMConfig, AWDLSTMConfig, CharacterTransformerConfig, TransformerXLConfig)
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
-    "models": ("Models", dict.fromkeys(MODELS, "model.")),
+    "models": ("Models", dict.fromkeys((family.config for family in FAMILIES.values()), "model.")),
     "data": ("Data and layouts", {Windows: "data.", Packed: "data.", SentencePairs: "data.", Streams: "data."}),
     "objectives": (
         "Objectives",

@@ -1,16 +1,16 @@
 """The families of models, and what their configs have in common.
 
 A family is a folder: its `__init__.py` describes it, its `model.py` holds the arithmetic. To add a family, write both
-and list it here. This package and the descriptions do not import JAX, so that a command line is parsed, and the config
-of a run is checked, without it.
+and name the folder in `FAMILIES`. This package and the descriptions do not import JAX, so that a command line is
+parsed, and the config of a run is checked, without it.
 """
 
+import importlib
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 
-from jaxlm.models import awd_lstm, bert, character_transformer, gpt, lstm, transformer_xl
 from jaxlm.models.family import Family
 from jaxlm.nn.config import Execution
 
@@ -19,20 +19,16 @@ if TYPE_CHECKING:
 
     ModelConfig = Any
 
-_FAMILIES = (
-    gpt.FAMILY,
-    bert.FAMILY,
-    lstm.FAMILY,
-    awd_lstm.FAMILY,
-    character_transformer.FAMILY,
-    transformer_xl.FAMILY,
-)
-FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
-DEFAULT_MODEL: Any = _FAMILIES[0].config
-SIZES: dict[str, Any] = {name: config for family in _FAMILIES for name, config in family.sizes.items()}
+FAMILIES: dict[str, Family] = {
+    name: importlib.import_module(f"jaxlm.models.{name}").FAMILY
+    for name in ("gpt", "bert", "lstm", "awd_lstm", "character_transformer", "transformer_xl")
+}
+DEFAULT_MODEL: Any = FAMILIES["gpt"].config
+SIZES: dict[str, Any] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}
 if not TYPE_CHECKING:
     # A config file fixes the family of its model; the command line offers the fields of that family.
-    ModelConfig = Annotated[Union[tuple(family.config for family in _FAMILIES)], tyro.conf.AvoidSubcommands]  # noqa: UP007
+    _CONFIGS = tuple(family.config for family in FAMILIES.values())
+    ModelConfig = Annotated[Union[_CONFIGS], tyro.conf.AvoidSubcommands]  # noqa: UP007
 
 
 def family_of(config: Any) -> Family:

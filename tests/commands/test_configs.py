@@ -39,14 +39,10 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
 KINDS = {name: FinetuneConfig if "finetune" in name else PretrainConfig for name in NAMES}
-TOY_MODEL = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
-TOY_MODEL += "--model.num-positions 64 --length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
-TOY_LSTM = ("--model.num-layers", 2, "--model.width", 32, "--model.units", 48, "--batch-size", 8)
-TOY_XL = (
-    "--model.memory-length",
-    24,
-    *[word for at, word in enumerate(TOY_MODEL) if "--model.num-positions" not in TOY_MODEL[max(at - 1, 0) : at + 1]],
-)
+# Of these sizes a model has those of its fields.
+TOY_SIZES = {"num_layers": 2, "width": 32, "num_heads": 4, "feed_forward_width": 64, "num_positions": 64}
+TOY_SIZES |= {"units": 48, "memory_length": 24}
+TOY_RUN = "--length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
 ONE_LENGTH = {"pairs": ("--data.short-length", 0)}
 
 
@@ -68,11 +64,13 @@ def layout_of(name: str) -> str:
     return load_config(name, PretrainConfig).data.layout
 
 
-def toy_model(name: str) -> tuple:
+def toy_model(name: str) -> list:
     model = load_config(name, KINDS[name]).model
-    if isinstance(model, TransformerXLConfig):
-        return (*TOY_XL, "--model.adaptive.divisor", min(model.adaptive.divisor, 2))
-    return TOY_LSTM if isinstance(model, LSTMConfig | AWDLSTMConfig) else TOY_MODEL
+    sizes = {field: size for field, size in TOY_SIZES.items() if hasattr(model, field)}
+    if hasattr(model, "adaptive"):
+        sizes["adaptive.divisor"] = min(model.adaptive.divisor, 2)
+    flags = [(f"--model.{field}".replace("_", "-"), size) for field, size in sizes.items()]
+    return [*itertools.chain(*flags), *TOY_RUN]
 
 
 def test_the_configs_that_the_contract_names_are_there():
