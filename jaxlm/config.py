@@ -47,7 +47,7 @@ def find_config(name: str) -> Path:
 
 
 def is_config(name: str) -> bool:
-    """Return whether a config is found by this path or name."""
+    """Return True if a config is found by this path or name."""
     return _config_file(name) is not None
 
 

@@ -47,12 +47,12 @@ class RunError(Exception):
       ...     jaxlm.prepare_store("text:books/*.txt", tokenizer="train-sentencepiece:300", output="books/0.txt/store")
       ... except jaxlm.RunError as error:
       ...     print(error)
-      books/0.txt/store.partial: Not a directory; the same command continues
+      books/0.txt/store.partial: Not a directory; rerun the same command to resume
     """
 
 
 class Stopped(Exception):
-    """A stop by SIGTERM or SIGINT after everything was saved; the same command continues."""
+    """A stop by SIGTERM or SIGINT after everything was saved; rerun the same command to resume."""
 
 
 class StoppedEarly(KeyboardInterrupt):
@@ -62,7 +62,7 @@ class StoppedEarly(KeyboardInterrupt):
     """
 
     def __init__(self) -> None:
-        super().__init__("stopped before training began, nothing is lost; the same command continues")
+        super().__init__("stopped before training began, nothing is lost; rerun the same command to resume")
 
 
 def run_command(main: Callable[[], None]) -> None:
@@ -162,7 +162,7 @@ class _Plain(logging.Formatter):
 
 
 class _StandardError(logging.StreamHandler):
-    """A handler for the standard error of the moment, which a command may replace by a copy."""
+    """A handler that writes to the current sys.stderr, which may have been replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -233,7 +233,7 @@ def _not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 class _WithoutStorage:
-    """A hook for exceptions that nothing can catch; those of Orbax's tasks and TensorStore's threads are dropped."""
+    """An unraisable hook that ignores exceptions from background tasks of Orbax and TensorStore."""
 
     def __init__(self, before: Callable[[Any], Any]) -> None:
         self.before = before

@@ -13,7 +13,7 @@ from jaxlm.errors import Stopped, run_command
 from jaxlm.progress import STANDARD
 
 ARGUMENTS = (PrepareConfig,)
-_STOPPED = "stopped; finished shards are kept, and the same command continues"
+_STOPPED = "stopped; finished shards are kept; rerun the same command to resume"
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ runs/demonstrations/NAME). NAME:
   ulmfit            the stages of ULMFiT with 100 and 500 labels (docs/ulmfit.md)
   language_models   bits per byte of GPT, Transformer-XL, the LSTM and AWD-LSTM after the same tokens of the same books,
                     the loss by position, and the gain from a longer attention (docs/transformer_xl.md)
-Every command is printed before it runs. After a stop at any moment the same command continues; completed steps are not
+Every command is printed before it runs. After a stop at any moment, rerun the same command to resume; completed steps are not
 repeated. DATA has books/train, books/valid and books/test (*.txt); for ulmfit also classify/trec/{train,test}.txt and
 glue/SST-2/{train,dev}.tsv.
 TEXT

@@ -11,7 +11,7 @@ Trains a small model of each family that reads word pieces on N tokens (default 
 with three seeds on TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the
 entities of WNUT-17, and writes DIRECTORY/systems.md, DIRECTORY/systems.json and DIRECTORY/report.html (default
 runs/systems).
-It takes about two hours on two cores. After a stop at any moment the same command continues; completed steps are not
+It takes about two hours on two cores. After a stop, rerun the same command to resume; completed steps are not
 repeated. DATA has:
   books/train/*.txt, books/test/*.txt          plain text
   classify/trec/train.txt, test.txt            TREC's questions

@@ -2,7 +2,7 @@
 
 BERT's recipe at the size of a laptop: three fifths of the steps use rows of 32 tokens, the rest rows of 128, early
 enough that the learning rate is not yet small. The short rows let so small a model learn within the time: on rows of
-128 alone the masked-LM loss stays at 6 for thousands of steps, at any learning rate. Positions past 128 are left for
+128 alone the masked-LM loss stays near 6 for thousands of steps, at any learning rate. Positions past 128 are left for
 fine-tuning (SQuAD) to learn. There is no dropout, as the model sees its text less than once. The initial deviation is
 0.046 = 0.04 / 0.88, where 0.04 = 0.02 sqrt(768 / 192) and 0.88 is the deviation of a standard normal truncated at 2:
 with the paper's 0.02 so narrow a post-norm model stays at the unigram entropy.

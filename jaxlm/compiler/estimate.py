@@ -88,7 +88,7 @@ class Estimate:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Return whether `milliseconds` leaves out a kernel."""
+        """Return True if `milliseconds` leaves out a kernel."""
         return any(kernel.milliseconds is None for kernel in self.kernels)
 
 

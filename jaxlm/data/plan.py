@@ -72,7 +72,7 @@ def _check_tokenizer(store: Store, spec: str, case: Case) -> None:
 
 
 def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
-    """Return whether the same plan was begun before; raise InputError if another plan was."""
+    """Return True if the same plan was begun before; raise InputError if another plan was."""
     file = partial / "plan.json"
     try:
         begun = parse_json(file.read_bytes())

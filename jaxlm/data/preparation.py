@@ -75,7 +75,7 @@ class PrepareConfig:
     """Sampling weights of the sources in training, one per source. Default: proportional to their tokens."""
 
     sample: Count | None = None
-    """Keep so many random documents of each source, to try things on a part. Default: all documents."""
+    """Keep this number of random documents of each source, to try things on a part. Default: all documents."""
 
     workers: Annotated[int, Range(0, fix="give 0 for one per core")] = 0
     """Number of encoding processes. 0: one per core. The result does not depend on it."""
@@ -159,7 +159,7 @@ def prepare_store(
         store = prepare(config, messages)
     except OSError as error:
         raise RunError(
-            f"{error.filename or config.output}: {error.strerror or error}; the same command continues"
+            f"{error.filename or config.output}: {error.strerror or error}; rerun the same command to resume"
         ) from error
     counts = {"documents": store.documents, "tokens": store.num_tokens, "words": store.words, "bytes": store.bytes}
     return {"store": str(store.path)} | counts | {"vocabulary": store.vocab_size}
@@ -434,7 +434,7 @@ def _check(config: PrepareConfig) -> None:
 
 
 def _no_documents(spec: str) -> InputError:
-    return InputError(f"source {spec!r} has no document, only blanks; fix it or leave it out")
+    return InputError(f"source {spec!r} must have a document, got only blanks; correct it or leave it out")
 
 
 def _duration(seconds: float) -> str:

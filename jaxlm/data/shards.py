@@ -317,7 +317,7 @@ def _alive(process: BaseProcess) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)
         raise RunError(
             f"a worker process died (exit {process.exitcode}), perhaps out of memory; use fewer --workers, then "
-            "the same command continues"
+            "rerun the same command to resume"
         ) from error
 
 
@@ -344,12 +344,12 @@ def _work(connection: Connection, job: Job) -> None:
         except OSError as error:
             answer = (
                 "failed",
-                f"{error.filename or job.shards}: {error.strerror or error}; the same command continues",
+                f"{error.filename or job.shards}: {error.strerror or error}; rerun the same command to resume",
             )
         except MemoryError:
             answer = (
                 "failed",
-                "a worker process ran out of memory; use fewer --workers, then the same command continues",
+                "a worker process ran out of memory; use fewer --workers, then rerun the same command to resume",
             )
         connection.send(answer)
 

@@ -218,7 +218,7 @@ class StreamRows:
         )
 
     def _is_reset(self, index: int) -> bool:
-        """Return whether row `index` is drawn to begin with an empty carry."""
+        """Return True if row `index` is sampled to begin with an empty carry."""
         if not self._reset_probability:
             return False
         return bool(Draws(self._reset_key, (0, 0, 0, index)).fractions(1)[0] < self._reset_probability)

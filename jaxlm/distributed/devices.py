@@ -45,7 +45,7 @@ def platform() -> str:
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """Trace for devices that this process may lack."""
+    """Trace programs for a platform, even if this process has no such device."""
     token = _compiled_for.set(platform)
     try:
         yield

@@ -73,7 +73,9 @@ class _Failure:
         how = "was lost" if self.error is None else "failed"
         why = "killed, or its machine was taken away" if self.error is None else self.error
         ago = time.monotonic() - self.since
-        return f"failed: {self.worker} {how} {ago:.0f} s ago: {why}; all stop, and the same command goes on"
+        return (
+            f"failed: {self.worker} {how} {ago:.0f} s ago: {why}; all processes stop; rerun the same command to resume"
+        )
 
 
 class _Watch:
@@ -257,8 +259,7 @@ def _notice_silence(connection: socket.socket) -> None:
 
 
 def _delay_abort() -> None:
-    """Delay the runtime's abort of this process, which follows at once when the coordinator is gone, until the line is
-    out.
+    """Delay the runtime's abort, which follows immediately when the coordinator dies, until the error line is printed.
 
     The handler is the C library's `sleep`, which gets the signal's number as its argument: it sleeps 6 s, then the
     abort continues.

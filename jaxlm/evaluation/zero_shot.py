@@ -118,7 +118,7 @@ def measured_lines(
 
 
 def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
-    """Return the evaluation of zero-shot tasks, each NAME:PATH, every so many steps of pretraining; none without tasks.
+    """Return the evaluation of zero-shot tasks, each NAME:PATH, every `every` steps of pretraining; none without tasks.
 
     Values go to RUN/zero_shot.jsonl and to TensorBoard. Those of a step that is reached again are not computed again.
     """

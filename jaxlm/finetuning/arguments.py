@@ -28,7 +28,7 @@ class DataArguments:
     held_out_seed: int = 0
     """Seed that chooses the rows of the dev split for a task without one, and those of --sample."""
     sample: Count | None = None
-    """Train on so many random rows of the training split. Dev and test are kept whole. Default: all rows."""
+    """Train on this number of random rows of the training split. Dev and test are kept whole. Default: all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,13 +37,17 @@ def read_ids(file: Path, model: Any) -> IdRows:
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or "ids" not in values or set(values) - {"ids", "segments"}:
-        raise InputError(f'{file} must hold an object with "ids", and for an encoder "segments"; fix it')
+        shown = sorted(values) if isinstance(values, dict) else type(values).__name__
+        raise InputError(
+            f'{file} must hold an object with "ids", and for an encoder "segments", got {shown}; correct it'
+        )
     ids, segments = values["ids"], values.get("segments")
     if segments is not None and (not isinstance(segments, list) or len(segments) != len(ids)):
-        raise InputError(f'{file}: "segments" must have one row per row of "ids"; fix it')
+        found = f"{len(segments)} for {len(ids)}" if isinstance(segments, list) else f"{segments!r:.80}"
+        raise InputError(f'{file}: "segments" must have one row per row of "ids", got {found}; correct it')
     types, longest = family_of(model).num_segments(model), build(model).max_length
     if not isinstance(ids, list) or not ids:
-        raise InputError(f'{file}: "ids" must be a list of rows, at least one; fix it')
+        raise InputError(f'{file}: "ids" must be a list of rows, at least one, got {ids!r:.80}; correct it')
     for row, given in enumerate(ids):
         _check_row(file, f"ids[{row}]", given, model.vocab_size)
         if len(given) > longest:
@@ -109,10 +113,10 @@ def model_outputs(
 
 def _check_row(file: Path, name: str, row: Any, size: int) -> None:
     if not isinstance(row, list) or not row:
-        raise InputError(f"{file}: {name} must be a list of numbers, at least one; fix it")
+        raise InputError(f"{file}: {name} must be a list of numbers, at least one, got {row!r:.80}; correct it")
     wrong: Sequence[Any] = [i for i in row if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
     if wrong:
-        raise InputError(f"{file}: {name} has {wrong[0]!r}; the numbers must be whole and from 0 to {size - 1}")
+        raise InputError(f"{file}: {name} must have whole numbers from 0 to {size - 1}, got {wrong[0]!r}; correct it")
 
 
 def evaluate_activations(arguments: Activations) -> dict[str, Any]:

@@ -148,4 +148,4 @@ class GenerateArguments:
     top: Count = 5
     """Number of candidates per blank, for an encoder."""
     output: Path | None = None
-    """JSONL file for the samples. With --prompts nothing is printed, and the same command continues the file."""
+    """JSONL file for the samples. With --prompts nothing is printed, and a rerun of the command resumes the file."""

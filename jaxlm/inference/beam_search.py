@@ -4,9 +4,9 @@ The rules are those of transformers' `generate(num_beams=K, early_stopping=False
 
 - Each step extends the K running beams by every id and keeps the 2 K extensions with the highest sum of
   log-probabilities. Of the best K of them those that end are finished; the best K that do not end run on.
-- A finished continuation of n tokens, the end included, has the score sum / n^length_penalty (Wu et al., "Google's
-  Neural Machine Translation System", 2016, section 7, without their constant). A length penalty above 0 favours long
-  continuations, one below 0 short ones, 0 ranks by the sum.
+- A finished continuation of n tokens, including the end token, has the score sum / n^length_penalty (Wu et al.,
+  "Google's Neural Machine Translation System", 2016, section 7, without their constant). A length penalty above 0
+  favours long continuations, one below 0 short ones, 0 ranks by the sum.
 - A search ends when K continuations are finished and the best running beam, scored at its present length, is not above
   the worst of them, or at the prompt's length.
 
@@ -28,7 +28,7 @@ Stopped = Callable[[int, list[int]], bool]
 
 
 class Hypothesis(NamedTuple):
-    """A finished continuation. tokens: its ids, the end included. score: its sum of log-probabilities, normalized."""
+    """A finished continuation. tokens: the ids with the end token. score: the normalized sum of log-probabilities."""
 
     score: float
     tokens: list[int]

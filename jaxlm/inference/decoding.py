@@ -62,8 +62,9 @@ class Rows(NamedTuple):
 class CachedModel:
     """A causal model that is given one token of each row at a time, and rules for the scores of the next.
 
-    params: {"backbone": …}, on any devices. mesh: theirs, if they are several. positions: the number of positions to
-    use; default: all. sliding: continue texts of more positions, given a window of their last tokens: `window_starts`.
+    params: {"backbone": …}, on any devices. mesh: the mesh of params, or None for one device.
+    positions: the number of positions to use; default: all. sliding: continue texts of more positions, given a window
+    of their last tokens: `window_starts`.
     forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table
     are padding and never generated. end: the id that ends a text.
     repetition_penalty: a score of an id that the row has, prompt included, is divided by it if positive, and multiplied

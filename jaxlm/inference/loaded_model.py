@@ -187,7 +187,7 @@ class LoadedModel:
         except ValueError:  # of lists of different lengths
             given = np.array([math.nan])
         if given.size and (given.ndim != 1 or given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= size):
-            raise InputError(f"ids must be a list of numbers from 0 to {size - 1}, got {str(ids):.80}; fix it")
+            raise InputError(f"ids must be a list of numbers from 0 to {size - 1}, got {str(ids):.80}; correct it")
         return self.run.tokenizer.decode(given.tolist())
 
     @names_arguments

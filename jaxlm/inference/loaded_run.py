@@ -115,7 +115,7 @@ class LoadedRun:
     def finetuned_parts(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
         """Return the task, config and learner of a fine-tuned run. InputError, with the command, for another run."""
         if self.task is None or not isinstance(self.config, FinetuneConfig):
-            raise InputError(f"{self.path} is a pretraining run, {command} needs a fine-tuned one; give one")
+            raise InputError(f"{command} must have a fine-tuned run, got the pretraining run {self.path}; fine-tune it")
         network = make_task_learner(self.config, self.task, for_reading(self.config.execution))
         return self.task, self.config, network
 

@@ -22,7 +22,7 @@ from jaxlm.tasks.prediction_lines import check_embeddings, check_top_k, scores_o
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.task_model import TaskLearner
 
-MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, up to so many times its size
+MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, up to this many times its size
 log = logging.getLogger(__name__)
 
 

@@ -114,7 +114,7 @@ def check_texts(texts: Any, name: str = "texts") -> None:
         raise InputError(f"{name} must be a list of strings, got a string; put it into a list")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"{name}[{number}] must be a string, got {text!r:.80}; fix it")
+            raise InputError(f"{name}[{number}] must be a string, got {text!r:.80}; correct it")
 
 
 def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[TokenRow, bool]:
@@ -159,7 +159,7 @@ def _given(run: LoadedRun, number: int, ids: Any, longest: int, truncate: bool) 
     size, row = run.model.config.vocab_size, np.asarray(ids)
     if row.ndim != 1 or not row.size or row.dtype.kind not in "iu" or row.min() < 0 or row.max() >= size:
         raise InputError(
-            f"texts[{number}] must be a text, or ids from 0 to {size - 1}, at least one, got {str(ids):.80}; fix it"
+            f"texts[{number}] must be a text, or ids from 0 to {size - 1}, at least one, got {str(ids):.80}; correct it"
         )
     _check_length(run, number, len(row) > longest, longest, truncate)
     kept = row[:longest].tolist()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def during_pretraining(
     prompts: Sequence[str], every: int, model: ModelConfig | None = None
 ) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
-    """Return the sampling of a continuation of each prompt, every so many steps of pretraining; none with `every` 0.
+    """Return the sampling of a continuation of each prompt, every `every` steps of pretraining; none if `every` is 0.
 
     A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
     metrics.jsonl. Without prompts the model begins a text of its own.

@@ -79,7 +79,9 @@ def exchange_of(model: Any) -> Exchange:
     if isinstance(model, BertConfig):
         return EXCHANGES["bert"]
     if not isinstance(model, GPTConfig):
-        raise InputError(f"Hugging Face has no counterpart of {family_of(model).title}; it cannot be exported")
+        raise InputError(
+            f"model must be a family that Hugging Face has, got {family_of(model).title}; export a GPT or a BERT"
+        )
     return EXCHANGES["gpt2" if model.norm == "pre" else "openai-gpt"]
 
 
@@ -132,12 +134,14 @@ def _check_counterpart(model: GPTConfig | BertConfig, model_type: str) -> None:
     """Raise InputError for features of a model that Hugging Face's lacks."""
     if isinstance(model, BertConfig):
         if model.attention == "causal":
-            raise InputError("a left-to-right BERT has no counterpart in Hugging Face's models; it is not exported")
+            raise InputError("model.attention must be bidirectional to export a BERT, got causal; export another run")
         return
     if model.tables == "one":
-        raise InputError("model.tables one: Hugging Face's models have tokens alone in the softmax; it is not exported")
+        raise InputError("model.tables must be two to export a GPT, got one; export another run")
     if len(model.adaptive.sizes(model.vocab_size)) > 1:
-        raise InputError("model.adaptive.cutoffs: Hugging Face's models have a full softmax; it is not exported")
+        raise InputError(
+            f"model.adaptive.cutoffs must be empty to export a GPT, got {model.adaptive.cutoffs}; export another run"
+        )
     if model_type == "gpt2":
         return
     if model.feed_forward_width != 4 * model.width:

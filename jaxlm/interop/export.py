@@ -73,7 +73,10 @@ def planned_export(
             "--special-tokens gpt1"
         )
     if heads != {"kernel", "bias"}:
-        raise InputError(f"a head of {', '.join(sorted(heads))} has no counterpart in Hugging Face's models")
+        raise InputError(
+            f"the head must have the parameters kernel and bias to be exported, got {', '.join(sorted(heads))}; "
+            "export another run"
+        )
     found = _tuned(model, exchange, dict(leaves), task)
     if task.kind == "regression" and "id2label" not in (config or {}):
         found = replace(found, config=found.config | {"id2label": {"0": "score"}, "label2id": {"score": 0}})
@@ -121,8 +124,8 @@ def _tuned(model: GPTConfig | BertConfig, exchange: Exchange, leaves: dict[str, 
         return Export(model, f"{prefix}DoubleHeadsModel", ("summary",), leaves, config | choices, tuple(notes))
     if task.form == "similarity":
         raise InputError(
-            f"task {task.name}: a decoder reads such a pair in both orders and sums them, for which Hugging Face's "
-            "models have no counterpart; it is not exported"
+            "task must have inputs that a decoder reads in one order to be exported, got "
+            f"{task.name}, whose pairs are read in both orders; fine-tune a BERT on it"
         )
     if leaves["head/bias"].any():
         leaves = _folded(leaves, "final_norm" if model.norm == "pre" else "blocks/feed_forward_norm")

@@ -63,7 +63,7 @@ def verify(
 
 
 def transformers_installed() -> bool:
-    """Return whether transformers and PyTorch can be imported."""
+    """Return True if transformers and PyTorch can be imported."""
     return bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"))
 
 

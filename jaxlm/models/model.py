@@ -44,8 +44,8 @@ class Outputs(NamedTuple):
     states: (B, L, D) in the compute dtype, of the last layer. layers: (N + 1, B, L, D), the embeddings first, if
     requested; where layers differ in width, D is the widest and the others end in zeros. carry: the state that the
     model keeps of these tokens, None if no carry was given. output: the arrays of this pass that the output layer
-    needs, for example the token table that it is tied to. undropped: `states` before their dropout, None if they have
-    none.
+    needs, for example the token table that it is tied to. undropped: `states` before the output
+    dropout, or None if the model has no output dropout.
     """
 
     states: jax.Array
@@ -93,7 +93,7 @@ class Arithmetic:
     """(config, rows, dtype) -> the state before the first token of a training stream, leaves (layers, rows, …); None:
     no state. dtype: of the computation."""
     cached_carry: Callable[[Any, int, Any], Any] | None = None
-    """As initial_carry, for an evaluation, whose parameters do not change; None: the same."""
+    """Like initial_carry, but for evaluation, where keys and values can be cached. Default: initial_carry."""
     decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
     """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
     next_sentence_head: Callable[[Any], nn.Module] | None = None
@@ -168,7 +168,7 @@ class Model:
         return found
 
     def windowed_states(self, params: Any, inputs: Inputs, window: int, key: jax.Array | None = None) -> jax.Array:
-        """Return the states (B, L, D) of rows read in windows of so many tokens, for a family that carries a state.
+        """Return the states (B, L, D) of rows read in windows of `window` tokens, for a family that carries a state.
 
         A window begins with the state that the one before left, and no gradient flows between them. Dropout masks are
         new in each. ULMFiT's backpropagation through time for text classification (Howard and Ruder, 2018, section 3.3;

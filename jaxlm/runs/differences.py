@@ -1,4 +1,4 @@
-"""Differences between the configs of two runs, or of a run and a command, in words for people."""
+"""Differences between the configs of two runs, or of a run and a command, in words."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
-    """Return whether a field has the same value in two flat configs. 10 and 10.0 are the same number."""
+    """Return True if a field has the same value in two flat configs. 10 and 10.0 are the same number."""
     values = (one.get(name), other.get(name))
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return values[0] == values[1]

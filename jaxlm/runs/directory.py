@@ -102,7 +102,7 @@ class RunDirectory:
                 )
 
     def exists(self) -> bool:
-        """Return whether a run exists there."""
+        """Return True if a run exists there."""
         with contextlib.nullcontext() if self._mirror is None else self._mirror.reached():
             return (self.root / "config.json").exists()
 
@@ -370,7 +370,7 @@ def split_start(start: str) -> tuple[Path | str, int | None]:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether an early kill, a user or a shell may leave a file of this name in a run directory."""
+    """Return True if an early kill, a user or a shell may leave a file of this name in a run directory."""
     return name in (LOCK, "config.json.tmp", "config.json.partial") or name.startswith(".") or name.endswith(".log")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Reading:
     """Speed over an interval: tokens and FLOPs per second, the fraction of time waiting for data, seconds left.
 
-    tokens: those of all steps from the first one on.
+    tokens: the total number of tokens that were trained so far.
     """
 
     tokens: float

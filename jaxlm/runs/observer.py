@@ -19,7 +19,7 @@ class Observer:
     """The caller of a training. Every process needs one; callbacks and messages are those of process 0.
 
     signals: the signals that stop the run; None: no signal does. output: destination of the messages. listeners: called
-    with each record on process 0, like callbacks, but without a say in the run.
+    with each record on process 0, like callbacks, but their return values are ignored.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ _CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # of gs://: their errors 
 
 
 def is_url(place: Path | str) -> bool:
-    """Return whether a run is at a URL."""
+    """Return True if a run is at a URL."""
     return isinstance(place, str) and "://" in place
 
 
@@ -187,7 +187,7 @@ def check_room(directory: PathLike, size: int, kept: int) -> str | None:
 
 
 def _is_away(error: Exception) -> bool:
-    """Return whether an error means that the storage or the network is down, not a wrong name or missing access."""
+    """Return True if an error means that the storage or the network is down, not a wrong name or missing access."""
     client = type(error).__module__.partition(".")[0]
     code = getattr(error, "code", None)  # of gcsfs's errors
     down = isinstance(code, int) and (code == 429 or code >= 500)

@@ -25,7 +25,7 @@ _active: "TextLog | None" = None  # of the command that runs; set by `copied_out
 
 
 class TextLog:
-    """Lines of one or more streams, kept in memory until `open` names a file. Errors of the disk end the file."""
+    """Lines of one or more streams, kept in memory until `open` names a file. Stops writing after the first OSError."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT)

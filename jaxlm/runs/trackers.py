@@ -131,7 +131,7 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
 
 
 class _Wandb:
-    """A run of Weights & Biases. Its step is a metric, as its own counter accepts no step a second time."""
+    """A run of Weights & Biases. The step is a metric, because W&B's step counter rejects repeated steps."""
 
     def __init__(self, identity: Identity) -> None:
         import wandb

@@ -54,7 +54,7 @@ def class_weights(given: Sequence[str], task: Task, train: Split) -> tuple[float
 
 
 def weight_notes(task: Task) -> tuple[str, ...]:
-    """Return a line for people with the weight of each of the first labels; none where all are 1."""
+    """Return a human-readable line with the weight of each of the first labels; none where all are 1."""
     if not task.class_weights:
         return ()
     pairs = list(zip(task.labels, task.class_weights, strict=True))

@@ -46,7 +46,7 @@ def check_embeddings(task: Task) -> None:
 
 
 def scores_of(task: Task, predicted: Predicted, top_k: int | None = None) -> list[dict[str, Any]]:
-    """Return the scores of each row. top_k: only those of so many labels, best first; of so many answers, as `answers`.
+    """Return the scores of each row. top_k: only those of the `top_k` best labels, or answers as `answers`.
 
     Labels of equal probability keep the order of the task.
     """

@@ -148,7 +148,7 @@ def rows_of_records(rows: Iterable[Mapping[str, Any]], task: Task, *, keep: bool
 def _checked_rows(rows: Iterable[Mapping[str, Any]], unit: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping) or not row:
-            raise InputError(f"{unit} {number} must be a dictionary of the row's columns, got {row!r:.80}; fix it")
+            raise InputError(f"{unit} {number} must be a dictionary of the row's columns, got {row!r:.80}; correct it")
         yield number, dict(row)
 
 

@@ -191,7 +191,7 @@ class RowReader:
         return itertools.chain(read, lines), delimiter
 
     def _has_columns(self, first: str, delimiter: str) -> bool:
-        """Return whether a first line names all required columns with this text between them."""
+        """Return True if a first line names all required columns with this text between them."""
         header = [field.strip().strip('"') for field in first.split(delimiter)]
         wanted = (*self.columns.texts, *self.columns.choices)
         return bool(wanted) and all(any(name in header for name in names) for names in wanted)
@@ -344,7 +344,9 @@ def parse(label: str | float | tuple[str, ...] | None, task: Task, where: str) -
 def check_choices(example: Example, task: Task, where: str) -> Example:
     """Return the example. Raise InputError if its number of choices is not the task's."""
     if task.has_choices and len(example.choices) != task.num_choices:
-        raise InputError(f"{where}: the row must have {task.num_choices} choices, got {len(example.choices)}; fix it")
+        raise InputError(
+            f"{where}: the row must have {task.num_choices} choices, got {len(example.choices)}; correct it"
+        )
     return example
 
 

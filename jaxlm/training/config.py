@@ -202,7 +202,7 @@ class FinetuneConfig(RunConfig):
     """Keep the embeddings fixed, with the rows of special tokens that the start lacks."""
     unfreeze: Literal["all", "gradual"] = "all"
     """all: train the whole model from the first step. gradual: train the head in the first epoch, and one more layer
-    from the top in each later epoch, the embeddings last. The optimizer's moments begin anew with each (ULMFiT)."""
+    from the top in each later epoch, the embeddings last. The optimizer's moments are reset with each (ULMFiT)."""
     head_dropout_rate: Rate = 0.1
     """Dropout rate before the head."""
     transfer_layers: Natural | None = None
@@ -250,7 +250,9 @@ class FinetuneConfig(RunConfig):
             if (value := getattr(self, name) or 0) > layers:
                 raise InputError(f"{name} must be at most {layers}, the model's layers, got {value}; give fewer")
         if self.reinit_layers and self.transfer_layers is not None:
-            raise InputError("transfer_layers and reinit_layers are both given; give one of them")
+            raise InputError(
+                f"reinit_layers must be 0 with transfer_layers, got {self.reinit_layers}; give one of them"
+            )
         self._check_window()
         check_freezing(self)
 
@@ -361,7 +363,10 @@ def one_duration(config: Any, given: Set[str]) -> Any:
     """
     if config.num_steps is not None and config.num_epochs is not None:
         if ("num_steps" in given) == ("num_epochs" in given):
-            raise InputError("num_steps and num_epochs are both given; give one of them")
+            raise InputError(
+                f"num_steps must be given without num_epochs, got {config.num_steps} and {config.num_epochs}; "
+                "give one of them"
+            )
         return replace(config, **{"num_epochs" if "num_steps" in given else "num_steps": None})
     return config
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """The consequences of an evaluation. ends: training ends here. state: the one to continue with, None: the same."""
+    """The consequences of an evaluation. ends: True if training ends. state: the new state, or None for no change."""
 
     ends: bool = False
     state: TrainState | None = None
@@ -168,8 +168,8 @@ def train(state: TrainState, step: Step, batches: Iterator[Any], session: Sessio
         session.run_save(done, state)
         saved = done
     if damage is not None:
-        raise RunError(f"{damage}; then the same command continues from step {saved}") from damage
-    raise Stopped(f"stopped at step {done} of {session.num_steps}, saved; the same command continues")
+        raise RunError(f"{damage}; then rerun the same command to resume from step {saved}") from damage
+    raise Stopped(f"stopped at step {done} of {session.num_steps}, saved; rerun the same command to resume")
 
 
 def _steps(state: TrainState) -> int:
@@ -188,8 +188,8 @@ def _diverged(error: NotFinite, session: Session, state: TrainState, first: int,
     )
     if finite == first and session.began is not None:
         remedy = (
-            f"it is the first step of this run, which began {session.began}, and nothing is saved: begin a new run "
-            "with another start or a smaller --model.init-std, or look at these rows"
+            f"this was the first step of the run, which began {session.began}, and nothing was saved: start a new "
+            "run from other weights or with a smaller --model.init-std, or look at these rows"
         )
     rows = session.describe_batch(error.step - 1)
     return Diverged(f"loss or gradient are not finite in step {error.step} ({rows})", remedy)
@@ -230,5 +230,5 @@ def explain_failure(error: Exception) -> Exception:
             f"--execution.loss-chunks, or spread the model with --mesh.fsdp ({text.splitlines()[0][:200]})"
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return RunError(f"disk full: {error.filename or error}; make room, then the same command continues")
+        return RunError(f"disk full: {error.filename or error}; make room, then rerun the same command to resume")
     return error

@@ -2,10 +2,10 @@
 
 In gradual unfreezing, training begins at the top of the model and reaches one more layer in each stage (Howard and
 Ruder, 2018, ULMFiT, section 3.3). In stage 0 only the parameters above the last layer train, the head among them. In
-each later stage one more group of parameters begins, from the last layer to the embeddings. A group that has not begun
-counts in no norm and keeps its bits. As in the authors' code (courses/dl2/imdb_scripts/train_clas.py), a new optimizer
-begins with each stage: the moments of the stage before are dropped. Where their code unfreezes everything in its third
-stage, the paper's stages go on to the last group.
+each later stage one more group of parameters begins, from the last layer to the embeddings. A group that is not
+yet unfrozen counts in no norm and keeps its bits. As in the authors' code (courses/dl2/imdb_scripts/train_clas.py), a
+new optimizer begins with each stage: the moments of the stage before are dropped. Where their code unfreezes everything
+in its third stage, the paper's stages continue to the last group.
 
 A stage is a number of steps, an epoch in fine-tuning. It is data of the compiled step, which computes the gradients of
 all parameters in every stage.
@@ -69,9 +69,9 @@ def unfreeze_gradually(optimizer: Optimizer, rules: Any, last_stage: int) -> Opt
     """Return the optimizer with gradual unfreezing. rules: a tree of ParameterRule.
 
     stage_of(step, stage_steps): the stage of update `step`, counted from 0. mask_frozen_stage(tree, stage, fill): a
-    tree like the parameters, or with empty nodes for frozen ones, with `fill` (0) where training has not begun; of
-    stacked parameters, in the layers that have not begun. The update takes the stage, and counts: True if the step is
-    not halted.
+    tree like the parameters, or with empty nodes for frozen ones, with `fill` (0) in place of entries that are not yet
+    unfrozen in `stage`; of stacked parameters, of the layers that are not yet unfrozen. The update takes the stage, and
+    counts: True if the step is not halted.
     """
 
     def stage_of(step: Any, stage_steps: Any) -> Stage:

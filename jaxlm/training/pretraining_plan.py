@@ -175,5 +175,5 @@ def profiled_steps(arguments: PretrainArguments) -> tuple[int, int] | None:
         return None
     start, colon, end = arguments.profile.partition(":")
     if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
-        raise InputError(f"--profile must be START:STOP with START below STOP, got {arguments.profile}; fix it")
+        raise InputError(f"--profile must be START:STOP with START below STOP, got {arguments.profile}; correct it")
     return int(start), int(end)

@@ -31,7 +31,7 @@ def no_norms() -> jax.Array:
 def judged(
     norms: jax.Array, norm: jax.Array, state: Any, is_finite: jax.Array, factor: Any, skips: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
-    """Return whether an update is applied, whether its step counts, the norms with its own, and the metric `spike`.
+    """Return two bools (the update is applied, the step counts), the norms with its own, and the metric `spike`.
 
     norms, norm: of the gradients before and of this one. state: the TrainState before the update. factor: as above;
     skips: True to skip spikes. `spike`: found, True if the update is one; skipped; the median before it.

@@ -57,7 +57,7 @@ def updated_average(average: Any, params: Any, update: Any, decay: Any) -> Any:
 class Iterates(NamedTuple):
     """The mean of the iterates: how many it has, and the validation losses that decide when it begins.
 
-    averaged: int32, the number of iterates in the mean; 0: it begins with the next one; -1: it has not begun.
+    averaged: int32, the number of iterates in the mean; 0: the mean begins with the next one; -1: no mean has begun.
     losses: float32 (interval,), the newest validation losses, the oldest first. lowest: float32, the lowest one before
     these. Losses that do not exist yet are inf.
     """

@@ -1,1 +1,1 @@
-"""Stores, runs and batches as lines of text, for people to look at."""
+"""Stores, runs and batches as human-readable lines of text."""

@@ -77,7 +77,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
 
 
 def _begins(batch: Batch | PairBatch, row: int) -> bool:
-    """Return whether a row of a stream begins with an empty carry."""
+    """Return True if a row of a stream begins with an empty carry."""
     return isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
 
 

@@ -72,7 +72,7 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
 
 
 def is_split(value: Any) -> bool:
-    """Return whether a value of results.json holds the metrics of a split."""
+    """Return True if a value of results.json holds the metrics of a split."""
     return isinstance(value, dict) and bool(value) and all(isinstance(item, dict) for item in value.values())
 
 

@@ -2,7 +2,7 @@ r"""Detokenizers: the tokens of published data sets as plain text, and back.
 
 Radford et al., 2019, section 3.1, score WikiText, the Penn Treebank and the One Billion Word Benchmark as plain text by
 "invertible de-tokenizers", which were not published. Here two tokens are joined only where `tokenized`, the inverse,
-separates them again. A line does not come back if one of its tokens is one that the inverse separates, for example a
+separates them again. A line does not round-trip if one of its tokens would be split by the inverse, for example a
 word with a comma at its end. `comes_back` finds such lines.
 
 `<unk>` and the `N` of the Penn Treebank's numbers are tokens like others and stay. Blanks at the edges of a line are
@@ -77,7 +77,7 @@ class Detokenizer:
         return self.tokenized(plain) == line.strip(" ")
 
     def _sides(self, token: str, before: str, opened: set[str]) -> tuple[bool, bool]:
-        """Return whether a token is joined to the one before it, and to the next; keep the open quotes."""
+        """Return two bools: the token is joined to the one before it, and to the next one. Keep the open quotes."""
         if token in self.inner:
             return True, True
         if token == "=" == before:  # headings of WikiText

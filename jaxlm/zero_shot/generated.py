@@ -72,12 +72,14 @@ def read_template(task: str, path: Path | None, fields: Sequence[str]) -> Templa
     listed = ", ".join(f"{{{field}}}" for field in (*fields, "answer"))
     if sorted(found) != sorted((*fields, "answer")) or found[-1] != "answer":
         got = ", ".join(f"{{{field}}}" for field in found) or "none"
-        raise InputError(f"--prompt {name} must have the fields {listed} once, {{answer}} last, got {got}; fix it")
+        raise InputError(f"--prompt {name} must have the fields {listed} once, {{answer}} last, got {got}; correct it")
     return Template(name, text)
 
 
 class Continuation(NamedTuple):
-    """A continuation. text: up to a stop string. ids: those generated, the end included. shortened: whether the prompt
+    """A continuation of a prompt.
+
+    text: the text up to a stop string. ids: the generated ids, including the end token. shortened: True if the prompt
     was too long for the model.
     """
 

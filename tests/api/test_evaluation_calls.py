@@ -59,7 +59,10 @@ def test_figures_are_those_of_the_commands(folder, tmp_path, capsys):
             "sample must be at least 1, got 0",
         ),
         (lambda: jaxlm.evaluate_zero_shot(gpt, task=()), "task must be given"),
-        (lambda: jaxlm.export_model(folder / "runs/lstm", to=tmp_path / "no"), "Hugging Face has no counterpart of"),
+        (
+            lambda: jaxlm.export_model(folder / "runs/lstm", to=tmp_path / "no"),
+            "model must be a family that Hugging Face has",
+        ),
     ):
         with pytest.raises(jaxlm.InputError, match=f"^.*{message}") as caught:
             call()

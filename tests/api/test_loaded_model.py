@@ -173,7 +173,7 @@ def test_scores_texts_and_fillings_are_those_of_the_commands(models, folder, tmp
 
 REFUSALS = [
     ("bert", "generate", (["ba"],), "generate needs a decoder"),
-    ("gpt", "predict", ([{"text": "a"}],), "needs a fine-tuned one"),
+    ("gpt", "predict", ([{"text": "a"}],), "must have a fine-tuned run"),
     ("gpt", "fill", ("a [MASK]",), "must have an encoder trained to fill masks"),
     ("bert", "fill", ("ba",), "put [MASK] into the prompt"),
     ("answers", "logits", (["ba"],), "has no scores over the vocabulary"),

@@ -66,7 +66,7 @@ def pretrained(tmp_path_factory, stores):
         ("--execution.unroll 3", ["execution.unroll must be at most 2, the model's layers", "got 3"]),
         ("--batch-size 0", ["--batch-size must be at least 1, got 0"]),
         ("--num-epochs nan", ["--num-epochs must be finite, got nan"]),
-        ("--num-steps 5 --num-epochs 1", ["--num-steps and --num-epochs are both given"]),
+        ("--num-steps 5 --num-epochs 1", ["--num-steps must be given without --num-epochs, got 5 and 1"]),
         ("--optimizer.peak-lr nan", ["--optimizer.peak-lr must be finite, got nan"]),
         ("--model.width 30", ["--model.width must be divisible by --model.num-heads 4, got 30"]),
         ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it 0"]),

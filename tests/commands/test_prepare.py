@@ -302,7 +302,7 @@ def test_a_worker_that_dies_is_named(corpus, monkeypatch):
     config = replace(corpus, tokenizer="sentencepiece:tokenizer/sentencepiece.model", workers=2)
     with monkeypatch.context() as patch:
         patch.setattr(BaseProcess, "start", start_and_kill)
-        with pytest.raises(RunError, match=r"a worker process died.*the same command continues"):
+        with pytest.raises(RunError, match=r"a worker process died.*rerun the same command to resume"):
             prepare(config)
         gc.collect()
     assert prepare(config).documents == 145
@@ -410,7 +410,7 @@ def test_a_signal_stops_it_with_75(corpus, number):
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
-    assert errors.splitlines()[-1] == "stopped; finished shards are kept, and the same command continues"
+    assert errors.splitlines()[-1] == "stopped; finished shards are kept; rerun the same command to resume"
     assert wait_for(lambda: no_process_in(process.pid), 5)
 
 

@@ -379,7 +379,7 @@ def test_a_first_step_that_is_not_finite_and_a_warmup_longer_than_the_run(stores
     assert ended.code == 1 and not checkpoints(tmp_path / "run")
     assert "warning: --optimizer.warmup is 50 steps, but the run has 4" in ended.errors
     said = ended.errors.splitlines()[-1]
-    assert "not finite in step 1 (" in said and "began from scratch, and nothing is saved" in said
+    assert "not finite in step 1 (" in said and "began from scratch, and nothing was saved" in said
 
 
 @pytest.mark.parametrize("name", ["batch-size", "eval-batch-size"])

@@ -267,7 +267,7 @@ def test_sigterm_before_at_and_after_the_switch(base, stores, tmp_path):
             ended = run_here("pretrain", *bert_arguments(run, stores, *STEADY, *TWO_LENGTHS))
         assert ended.code == 75, ended.errors
         last = ended.errors.splitlines()[-1]
-        assert last == f"stopped at step {step} of {STEPS}, saved; the same command continues"
+        assert last == f"stopped at step {step} of {STEPS}, saved; rerun the same command to resume"
     ended = train(run, stores, *TWO_LENGTHS)
     assert ended.errors.count("compiled the training step") == 1, "the short step is not needed any more"
     assert [start["started_from"] for start in starts(run)] == [None, *(f"resumed at step {step}" for step in stops)]
@@ -342,7 +342,7 @@ def test_a_first_step_that_is_not_finite_says_that_nothing_is_saved(base, stores
     assert ended.code == 1 and not checkpoints(run)
     said = ended.errors.splitlines()[-1]
     assert f"not finite in step {STEPS - SAVES + 1} " in said and "is saved: start from it" not in said
-    assert f"began with the state of {base.run}@{STEPS - SAVES}, and nothing is saved" in said
+    assert f"began with the state of {base.run}@{STEPS - SAVES}, and nothing was saved" in said
 
 
 # Starts, and what is predicted. The first update has rate 0: what is saved after it is what a run started with.

@@ -254,7 +254,7 @@ def test_sigterm_to_one_process_stops_all_at_the_same_step(stores, tmp_path, cou
     ends = [process.ended() for process in processes]
     assert [ended.code for ended in ends] == [75] * count, ends
     (said,) = {ended.errors.splitlines()[-1] for ended in ends}
-    stopped = re.fullmatch(r"stopped at step (\d+) of 5000, saved; the same command continues", said)
+    stopped = re.fullmatch(r"stopped at step (\d+) of 5000, saved; rerun the same command to resume", said)
     assert stopped and checkpoints(run) == [int(stopped[1])], said
     assert list(metrics(run)) == list(range(1, int(stopped[1]) + 1))
 

@@ -32,7 +32,7 @@ from toy_runs import (
 from jaxlm.distributed.watchdog import GONE_AFTER, OWN_END
 
 pytestmark = [pytest.mark.slow, pytest.mark.versions]
-LOST = r"failed: worker {} was lost (\d+) s ago: killed, or its machine was taken away; all stop, .*"
+LOST = r"failed: worker {} was lost (\d+) s ago: killed, or its machine was taken away; all processes stop; .*"
 
 PROGRAM = """
 import os, signal, sys, time
@@ -163,7 +163,7 @@ def test_a_store_that_one_machine_lacks_is_told_by_all(stores, tmp_path):
     second = processes[1].ended()
     assert_one_line(second, 2, "error: ", str(tmp_path / "nowhere"))
     worker = rf"worker 1 \(process {processes[1].process.pid} on \S+\)"
-    assert_ends(processes[0], 10, rf"failed: {worker} failed \d s ago: InputError: .*nowhere.*; all stop, .*")
+    assert_ends(processes[0], 10, rf"failed: {worker} failed \d s ago: InputError: .*nowhere.*; all processes stop; .*")
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -178,7 +178,7 @@ time.sleep(100)"""
     assert failed.errors.endswith("ValueError: a ball\n") and "Traceback" in failed.errors
     said = other.errors.splitlines()[-1]
     assert re.fullmatch(
-        rf"failed: worker {number} \(.*\) failed {OWN_END} s ago: ValueError: a ball; all stop, .*", said
+        rf"failed: worker {number} \(.*\) failed {OWN_END} s ago: ValueError: a ball; all processes stop; .*", said
     )
     assert max(pair.seconds) < OWN_END + 5, pair
 

@@ -402,7 +402,7 @@ def test_a_fine_tuned_run_is_evaluated_on_another_file(task_run, tmp_path, monke
 
 def test_task_needs_a_fine_tuned_run_and_labels(run, task_run, tmp_path, monkeypatch, capsys):
     file = write_rows(tmp_path / "new.jsonl", [{"t": "x", "a": "y", "b": "z"}])
-    with pytest.raises(InputError, match=r"is a pretraining run, evaluate task needs a fine-tuned one"):
+    with pytest.raises(InputError, match=r"evaluate task must have a fine-tuned run, got the pretraining run"):
         command(evaluate.main, monkeypatch, capsys, "task", "--run", run, "--input", file)
     with pytest.raises(InputError, match=r"line 1 has no label"):
         command(evaluate.main, monkeypatch, capsys, "task", "--run", task_run[0], "--input", file)

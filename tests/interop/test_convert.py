@@ -393,7 +393,7 @@ def test_without_a_tokenizer_ids_can_be_read_and_text_cannot(runs, tmp_path, cap
         ('{"ids": [[1, 99]]}', "ids[0] has 99; the numbers must be whole and from 0 to"),
         ('{"ids": [[1], []]}', "ids[1] must be a list of numbers"),
         ('{"ids": [[1]], "segments": [[0, 1]]}', "segments[0] has 2 numbers, ids[0] 1"),
-        ('{"ids": [[1]], "segments": [[2]]}', "segments[0] has 2; the numbers must be whole and from 0 to 1"),
+        ('{"ids": [[1]], "segments": [[2]]}', "segments[0] must have whole numbers from 0 to 1, got 2"),
         ('{"rows": []}', 'an object with "ids"'),
         ("[", "cannot be read as JSON"),
         (json.dumps({"ids": [[1] * 33]}), "ids[0] has 33 ids and the model 32 positions"),
@@ -450,7 +450,11 @@ def test_a_regression_exports_scores_in_the_files_unit(tmp_path):
 @pytest.mark.parametrize(
     ("model", "task", "said"),
     [
-        (dataclasses.replace(toy_encoder.SIZES, vocab_size=40, attention="causal"), None, "left-to-right BERT"),
+        (
+            dataclasses.replace(toy_encoder.SIZES, vocab_size=40, attention="causal"),
+            None,
+            "model.attention must be bidirectional",
+        ),
         (dataclasses.replace(GPT, tables="one"), None, "model.tables one"),
         (dataclasses.replace(GPT, adaptive=Adaptive((20,))), None, "model.adaptive.cutoffs"),
         (dataclasses.replace(GPT, feed_forward_width=48), None, "four times the width, 64"),

@@ -100,7 +100,7 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_75(stops, name):
     assert ended.code == 75, ended.errors
     line = ended.errors.splitlines()[-1]
     step = stops.last[name]
-    assert line == f"stopped at step {step} of {STEPS}, saved; the same command continues"
+    assert line == f"stopped at step {step} of {STEPS}, saved; rerun the same command to resume"
     following = starts(stops.run)[["terminated", "interrupted"].index(name) + 1]
     assert following["started_from"] == f"resumed at step {step}"  # no step is lost
 

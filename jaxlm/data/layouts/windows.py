@@ -83,7 +83,7 @@ class ValidationWindows(ValidationRows):
     """Windows of stores in order, with each token a target exactly once; rows after the end have weight 0.
 
     Each store begins a new row. Its first token is predicted from the end-of-document id; if the tokenizer has none,
-    this token is not predicted. stride: move each window by so many tokens, so that they overlap, instead of by its
+    this token is not predicted. stride: move each window by `stride` tokens, so that they overlap, instead of by its
     length. Only the last `stride` targets of a window then have weight 1: each is given at least length - stride tokens
     before it, or all of its store. Windows at the beginning of a store are shorter.
     """

@@ -225,7 +225,7 @@ class Attention(nn.Module):
         n_BLD = x_BLD if norm is None else norm(x_BLD)
         q_BHLK = project_to_heads(n_BLD, kernel_in[:, 0], None, names, execution)
         source_BSD = n_BLD
-        if kept is not None and len(kept) == 1:  # a Memory, whose keys and values are made anew
+        if kept is not None and len(kept) == 1:  # a Memory, whose keys and values are recomputed
             (memory_BMD,) = kept
             source_BSD = jnp.concatenate([memory_BMD if norm is None else norm(memory_BMD), n_BLD], axis=1)
             together_BSD = source_BSD if norm is None else jnp.concatenate([memory_BMD, x_BLD], axis=1)

@@ -141,7 +141,7 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a report as lines for people."""
+    """Return a report as human-readable lines."""
     lines: list[str] = []
     for title in ("classes", "types"):
         if title in report:

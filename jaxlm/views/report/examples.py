@@ -15,7 +15,7 @@ NOT_INPUTS = {"split", "index", *TRIAL, "prediction", "scores", "label"}
 class Examples:
     """Predictions of one trial on one split.
 
-    lines: as in predictions.jsonl, at most so many as were asked for. total: all of the split. wrong: those that differ
+    lines: as in predictions.jsonl, at most the requested number. total: all of the split. wrong: those that differ
     from their label; None if the lines have no labels or are numbers, of which those with the largest error are shown.
     """
 

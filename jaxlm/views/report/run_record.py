@@ -52,7 +52,7 @@ class Clock:
 class Record:
     """A run. summary: its name, config and results.json, and the means of its main curves.
 
-    kind: its kind, for people. main: names of the metrics that are shown first. curves: metric -> trial -> curve.
+    kind: the kind in words. main: names of the metrics that are shown first. curves: metric -> trial -> curve.
     clock: None without logged tokens. resumed: steps at which it was resumed. zero_shot: lines of zero_shot.jsonl.
     problems: sentences about damaged parts.
     """

@@ -301,5 +301,5 @@ def _start(name: str, start: Mapping[str, Any]) -> Row:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text of at most so many characters."""
+    """Return a text of at most `longest` characters."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
