@@ -86,7 +86,7 @@ def with_sections(lines: list[str]) -> list[str]:
 
 
 def write_mathml(writer, node):
-    """Write a formula as MathML, which browsers draw by themselves: no script, image or font is loaded."""
+    """Write a formula as MathML, which browsers render by themselves: no script, image or font is loaded."""
     inline = node.tagname == "math"
     formula = tex2mathml(node.astext(), as_block=not inline)
     writer.body.append(formula if inline else f'<div class="formula">{formula}</div>')

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterable, Mapping
 
 RECORDED = ("jaxlm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-"""Packages whose versions a run records at each start, beside those of COMPILERS."""
+"""Packages whose versions a run records at each start, besides those of COMPILERS."""
 
 PLATFORM_COMPILERS = {"cpu": (), "tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
-"""Packages that compile programs for a platform, beside jax and jaxlib."""
+"""Packages that compile programs for a platform, besides jax and jaxlib."""
 
 COMPILERS = ("jax", "jaxlib", *(package for packages in PLATFORM_COMPILERS.values() for package in packages))
 """Packages that compile programs: with other versions of them the last bits of a result may differ."""

@@ -60,7 +60,7 @@ def lacks_field(where: str, names: str | Sequence[str], known: Iterable[str], re
 
 
 def similar_directory(path: str | Path, holding: str, otherwise: str = "") -> str:
-    """Return `did you mean X?` with the directory beside a missing one that is nearest in name, else `otherwise`.
+    """Return `did you mean X?` with the directory next to a missing one that is nearest in name, else `otherwise`.
 
     holding: name of a file that the directory must contain.
     """

@@ -254,7 +254,7 @@ start() {
     if [[ " ${stores[*]} " = *" $word "* ]]; then
       folder=stores/$(basename "$word")-$(cksum <<<"$word" | cut -d ' ' -f 1)
       on_all "$worker" stage "$word" "jaxlm-pod/$folder" || return
-      word=../$folder # the job runs in the checkout, beside stores/
+      word=../$folder # the job runs in the checkout, next to stores/
     fi
     copied+=("$word")
   done

@@ -1,7 +1,7 @@
 """BERT_BASE's pretraining (Devlin et al., 2019, section 3, appendix A.2): 12 x 768, a million steps of 256 sequences.
 
 Nine tenths of the steps use 128 tokens, the rest 512. A row holds as many pairs as fit, and pairs do not attend to each
-other; `--data.pairs-per-row 1` is the original's one pair and padding. Tables 5, 6 and 8 have configs beside this one.
+other; `--data.pairs-per-row 1` is the original's one pair and padding. Tables 5, 6 and 8 have configs next to this one.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """The collectives of a compiled step: kind, mesh axis, network, count, bytes, and their time on a TPU.
 
-The TPU compiler hides some of them: in fusions, where one that spans several (an asynchronous gather beside matrix
+The TPU compiler hides some of them: in fusions, where one that spans several (an asynchronous gather next to matrix
 products) appears in each, with one channel; and, across slices, as a transfer to the host, which reduces over the data
 center network.
 """

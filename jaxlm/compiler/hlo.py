@@ -1,8 +1,8 @@
 """An optimized HLO module as text: its operations, and how often each runs in a step.
 
-The TPU compiler writes `estimated_cycles` beside its fusions. Collectives and custom kernels have none, and the body of
-a loop appears once: here loops, also nested ones, are multiplied out by the constant that their condition compares with
-(or by the known trip count, which the compilers of other platforms state).
+The TPU compiler writes `estimated_cycles` next to its fusions. Collectives and custom kernels have none, and the body
+of a loop appears once: here loops, also nested ones, are multiplied out by the constant that their condition compares
+with (or by the known trip count, which the compilers of other platforms state).
 """
 
 import functools

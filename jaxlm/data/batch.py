@@ -20,7 +20,7 @@ class Batch:
     ids, targets, positions, segments: int32 (B, L). targets[b, l] is the token that follows ids[b, l].
     segments number the documents of a row from 1; 0 is padding. positions restart with each segment.
     weights: float32 (B, L), 1 if the target counts, otherwise 0 (padding, the boundary between two segments).
-    begins: bool (B,), True if the row begins with an empty carry: the first of its stream, and rows drawn with
+    begins: bool (B,), True if the row begins with an empty carry: the first of its stream, and rows sampled with
     `reset_probability`. None unless the layout is streams.
     mask_seeds: uint32 (B, 2), seeds of the masks of each row. None if the objective masks nothing.
     """

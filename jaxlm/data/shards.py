@@ -355,7 +355,7 @@ def _work(connection: Connection, job: Job) -> None:
 
 
 def _end_with_parent() -> None:
-    # An orphaned worker must not keep writing beside the workers of the next start.
+    # An orphaned worker must not keep writing next to the workers of the next start.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -247,7 +247,7 @@ def is_url(path: str | Path) -> bool:
 
 
 def partial_path(output: Path) -> Path:
-    """Return the directory that a store is built in: beside its output, so that the last step is a rename."""
+    """Return the directory that a store is built in: next to its output, so that the last step is a rename."""
     return output.with_name(output.name + ".partial")
 
 

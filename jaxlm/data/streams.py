@@ -76,11 +76,11 @@ class FixedWindows:
 
 
 class VariedWindows:
-    """Windows of varied numbers of inputs, drawn for each epoch; the last of an epoch ends with the stream.
+    """Windows of varied numbers of inputs, sampled for each epoch; the last of an epoch ends with the stream.
 
     A window has max(5, int(n)) inputs, n from N(length, 5), or with a probability of 5 % from N(length / 2, 5) (Merity
     et al., 2018, section 4.1; awd-lstm-lm, main.py:180-187), and at most length + LONGER, as in its finetune.py, so
-    that all rows have one shape. The draws are a function of the seed and the epoch.
+    that all rows have one shape. The samples are a function of the seed and the epoch.
     """
 
     note, unused = ", in windows of varied lengths", 0
@@ -145,7 +145,7 @@ class StreamRows:
     windows. Fixed windows have `length` inputs: S mod length inputs at the end of each stream are in no row. Varied
     windows are padded to `longest` inputs. (T - 1) mod B inputs at the end of the text are in no row. Every epoch has
     the same streams. rows: number of rows per epoch, of varied windows those of the first one. unused: number of inputs
-    in no row. seed: of the varied windows and of the rows that begin with an empty carry, beside the first of each
+    in no row. seed: of the varied windows and of the rows that begin with an empty carry, besides the first of each
     stream, with `reset_probability` (Melis et al., 2018, "On the state of the art of evaluation in neural language
     models"); these are a function of the seed and the row, other ones in each epoch.
 

@@ -60,13 +60,13 @@ def check_agreement(members: Sequence[MemberOutputs]) -> None:
     for other in members[1:]:
         if identity(other.task) != identity(first.task):
             raise InputError(
-                f"all runs must be of the same task, with the same labels, got {other.run} beside {first.run}; leave "
+                f"all runs must be of the same task, with the same labels, got {other.run} and {first.run}; leave "
                 "one out"
             )
         if first.task.of_tokens and other.reads != first.reads:
             raise InputError(
                 f"all runs of a {first.task.kind} task must have the same tokenizer, length and options, got "
-                f"{other.run} beside {first.run}; leave one out"
+                f"{other.run} and {first.run}; leave one out"
             )
 
 

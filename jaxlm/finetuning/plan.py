@@ -117,7 +117,7 @@ def notes_on_length(
     room = length - task.options.question_length - 3
     if task.of_windows and room < task.options.stride:
         notes.append(
-            f"length {length}: beside a question of {task.options.question_length} tokens a window has room for "
+            f"length {length}: with a question of {task.options.question_length} tokens a window has room for "
             f"{max(room, 1)} of its text, fewer than options.stride {task.options.stride}: windows do not overlap, and "
             "an answer that crosses two of them is in neither; give a smaller --options.stride"
         )

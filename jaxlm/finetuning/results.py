@@ -77,7 +77,7 @@ def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> 
 def write_results(context: TrialContext, summary: dict[str, Any], inputs: TaskData | None = None) -> None:
     """Write all predictions to one file, copy the best trial's files, and then write results.json.
 
-    inputs: the examples whose columns and gold labels are written beside their predictions; None: none are.
+    inputs: the examples whose columns and gold labels are written next to their predictions; None: none are.
     results.json completes the run. The threshold tuned for the best trial goes into task.json, for predict. All inputs
     of this function are kept until it returns, so after a stop at any moment it is repeated.
     """

@@ -91,7 +91,7 @@ def run_finetuning(
       changes: Other values of the config's fields, by the names of their flags: `{"num_epochs": 5}`.
       callbacks: Functions that receive each record of metrics.jsonl as a dictionary. A callback that returns True stops
         the run after the step in progress, with its state saved. The same call continues it.
-      given: Names of the config's fields that were set on purpose, as flags are, beside those in `changes`.
+      given: Names of the config's fields that were set on purpose, as flags are, besides those in `changes`.
       observer: Replaces `callbacks` in a program that handles signals and prints, as the command does.
 
     Returns:

@@ -269,7 +269,7 @@ def evaluate_split(
 
 
 def raw_metric(context: TrialContext, programs: Programs, params: Any, lengths: tuple[int, ...]) -> dict[str, float]:
-    """Return the selection metric of the parameters beside their average, for the log; nothing for None."""
+    """Return the selection metric of the parameters besides their average, for the log; nothing for None."""
     if params is None:
         return {}
     split, metric = context.task.selects, context.task.metric

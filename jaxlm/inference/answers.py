@@ -1,7 +1,7 @@
 """Answers of a model to prompts: samples of a decoder, fillings of an encoder's blanks; printed, or into a file.
 
-A killed command continues a file: the answers that are in it are kept. `OUTPUT.settings.json` beside the file holds the
-settings that made it. The file of the same prompts and settings is continued after its last whole answer; any other
+A killed command continues a file: the answers that are in it are kept. `OUTPUT.settings.json` next to the file holds
+the settings that made it. The file of the same prompts and settings is continued after its last whole answer; any other
 file is refused.
 """
 

@@ -97,7 +97,7 @@ class LoadedRun:
         """The run's tokenizer. InputError without one."""
         if self.given_tokenizer is None:
             raise InputError(
-                f"{self.path} has no tokenizer, and text needs one; import it again with the tokenizer's files beside "
+                f"{self.path} has no tokenizer, and text needs one; import it again with the tokenizer's files next to "
                 "the weights"
             )
         return self.given_tokenizer

@@ -118,7 +118,7 @@ def check_texts(texts: Any, name: str = "texts") -> None:
 
 
 def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[TokenRow, bool]:
-    """Return the ids of a text, or of the two texts of a pair, with their special tokens, and whether they were cut.
+    """Return the ids of a text or a pair of texts with their special tokens, and True if they were truncated.
 
     A row without tokens is an empty text of a model without a token that begins one.
     """

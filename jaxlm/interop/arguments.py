@@ -18,7 +18,7 @@ class ImportArguments:
     run: str
     """Run directory to create, local or gs://BUCKET/RUN."""
     verify: bool = False
-    """Compare each layer's output with transformers' own, or with the reference output beside the files."""
+    """Compare each layer's output with transformers' own, or with the reference output next to the files."""
     unanswerable: bool = False
     """Allow questions without an answer, as in SQuAD 2.0. For models that answer questions."""
     custom: CustomConfig = CustomConfig()

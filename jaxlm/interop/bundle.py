@@ -104,7 +104,7 @@ def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     block = table[offset : offset + size]
     if len(block) != size or table[offset + size] != 0:
-        raise ValueError("a block is cut short, or compressed")
+        raise ValueError("a block is truncated or compressed")
     (checksum,) = struct.unpack("<I", table[offset + size + 1 : offset + size + 5])
     if _masked_crc32c(table[offset : offset + size + 1]) != checksum:
         raise ValueError("a block does not match its checksum")

@@ -1,7 +1,7 @@
 """Exchange with Hugging Face's `bert`, `openai-gpt` and `gpt2`: config values, tensors and classes, in and out.
 
 Sizes come from the files, not from defaults, and older spellings of tensors are read. Parts are what a checkpoint may
-have or lack beside the backbone: `pooler`, `masked_lm`, `next_sentence`, and the heads of fine-tuned models.
+have or lack besides the backbone: `pooler`, `masked_lm`, `next_sentence`, and the heads of fine-tuned models.
 """
 
 import math
@@ -29,10 +29,10 @@ class Exchange:
 
     prefix: of its classes' names. config: the class of our config. fields: our fields and their keys in config.json.
     derived: the fields that config.json does not state, from those that it states. activations: its names of them and
-    ours. only: settings beside the sizes, and the one value that has a counterpart. written: values of every export.
+    ours. only: settings besides the sizes, and the one value that has a counterpart. written: values of every export.
     root: the prefix of the backbone's tensors. own: the beginnings of their names without it. tied: tensors that repeat
     another one under a second name, in checkpoints saved without sharing. backbone: the rules of a model without a head
-    (and without a BERT's pooler). classes: the parts of each class beside the backbone, and the kind of task of its
+    (and without a BERT's pooler). classes: the parts of each class besides the backbone, and the kind of task of its
     fine-tuned head.
     """
 

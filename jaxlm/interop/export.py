@@ -28,7 +28,7 @@ _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 @dataclass(frozen=True)
 class Export:
-    """A planned export: the class, the parts beside the backbone, the leaves by our paths, and notes."""
+    """A planned export: the class, the parts besides the backbone, the leaves by our paths, and notes."""
 
     model: GPTConfig | BertConfig
     architecture: str
@@ -84,7 +84,7 @@ def planned_export(
 
 
 def _pretrained(exchange: Exchange, heads: set[str], architecture: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the class of a pretrained model, and its parts beside the backbone."""
+    """Return the class of a pretrained model, and its parts besides the backbone."""
     name = f"{exchange.prefix}LMHeadModel"
     if architecture is not None and architecture in exchange.classes:
         name = architecture

@@ -175,7 +175,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         names = parse_json(read_regular(index))["weight_map"]
         if not names or not all(map(_is_file_name, names.values())):
-            raise ValueError("weight_map must give each tensor the name of a file beside it")
+            raise ValueError("weight_map must give each tensor the name of a file next to it")
         return names
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is damaged ({type(error).__name__}: {error}); download it again") from error

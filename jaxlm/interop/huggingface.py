@@ -83,7 +83,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
 
 
 def _longest(directory: Path) -> tuple[int | None, str]:
-    """Return the most tokens of a text that the files beside the weights name, and the field; None without a limit."""
+    """Return the most tokens of a text that the files next to the weights name, and the field; None without a limit."""
     found = []
     for file, field in LENGTHS.items():
         value = read_object(directory / file).get(field) if (directory / file).is_file() else None

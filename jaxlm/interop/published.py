@@ -34,8 +34,8 @@ class Published:
 
     leaves: our path -> float32 array, `backbone/…` and `head/…`. dtype: safetensors' name of the type in the files.
     architecture: Hugging Face's class for it. task: the task of a fine-tuned model's head, with the label names of its
-    config. parts: the parts beside the backbone. config: the values of its config.json, if it has one. notes: sentences
-    about it. longest: the most tokens of a text that its tokenizer names; None: all positions.
+    config. parts: the parts besides the backbone. config: the values of its config.json, if it has one. notes:
+    sentences about it. longest: the most tokens of a text that its tokenizer names; None: all positions.
     """
 
     name: str
@@ -71,7 +71,7 @@ def backbone_shapes(model: GPTConfig | BertConfig) -> dict[str, Shape]:
 
 
 def part_shapes(model: GPTConfig | BertConfig, parts: Sequence[str], outputs: int) -> dict[str, Shape]:
-    """Return path -> shape of the parts beside the backbone; `outputs` is the output size of a fine-tuned head."""
+    """Return path -> shape of the parts besides the backbone; `outputs` is the output size of a fine-tuned head."""
     d = model.width
     found: dict[str, Shape] = {}
     for part in parts:

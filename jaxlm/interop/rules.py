@@ -102,7 +102,7 @@ def read_leaves(
     """Return our leaves in float32, from `tensors`; `names` maps the current spelling of a tensor to its stored name.
 
     Every rule's tensors must be in `names`, and nothing else: InputError with a listing. One tensor at a time is in
-    memory beside the leaves.
+    memory besides the leaves.
     """
     wanted: dict[str, tuple[Rule, Shape]] = {}
     for rule in rules:

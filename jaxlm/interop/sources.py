@@ -32,7 +32,7 @@ def read_published(spec: str, case: Case = "auto") -> Published:
 
     InputError, one line, if it is unreadable.
 
-    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it.
+    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files next to it.
     """
     kind, colon, location = spec.partition(":")
     if kind + colon not in _READERS:

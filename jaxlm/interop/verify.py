@@ -34,7 +34,7 @@ def verify(
     """Return a table of the largest absolute differences, one line per layer.
 
     The reference is transformers, with the model in `directory`; if it is not installed or `architecture` is "", it is
-    the activations beside the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them. RunError above
+    the activations next to the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them. RunError above
     TOLERANCE; InputError without a reference.
     """
     if architecture and transformers_installed():
@@ -68,7 +68,7 @@ def transformers_installed() -> bool:
 
 
 def _reference(directory: Path) -> tuple[list[list[int]], Arrays]:
-    """Return the ids and the activations beside the weights. InputError if they are damaged."""
+    """Return the ids and the activations next to the weights. InputError if they are damaged."""
     ids = read_object(directory / IDS).get("ids")
     if not isinstance(ids, list) or not all(isinstance(row, list) and row for row in ids):
         raise InputError(f"{directory / IDS}: ids must be a list of rows of ids; write it again")

@@ -141,7 +141,7 @@ def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | Non
 
 
 def cudnn(q_BHLK, k_BHLK, v_BHLK, mask: jax.Array | None, *, causal: bool) -> jax.Array:
-    """Run cuDNN's flash attention through JAX, in 16 bits. mask: keys that each query sees beside `causal`, (B, 1, L,
+    """Run cuDNN's flash attention through JAX, in 16 bits. mask: keys that each query sees besides `causal`, (B, 1, L,
     L).
 
     Segments are passed as a mask: the kernel's own lengths support padding only, not several texts per row.

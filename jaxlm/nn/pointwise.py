@@ -16,7 +16,7 @@ Activation = ActivationName | Literal["relu"]
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tuple[int, ...] = ()) -> jax.Array:
     """Zero each element with probability `rate` and scale the rest by 1 / (1 - rate); `key` None keeps `x` as it is.
 
-    Along `shared_axes` all elements share one draw.
+    Along `shared_axes` all elements share one sample.
     """
     if key is None or rate == 0.0:
         return x
@@ -32,7 +32,7 @@ def fold(key: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
 
 
 def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform uint16 of `shape`, two per 32-bit draw if the last axis is even: its halves, low and high."""
+    """Return uniform uint16 of `shape`, two per 32-bit sample if the last axis is even: its halves, low and high."""
     if not shape or shape[-1] % 2:
         return jax.random.bits(key, shape, jnp.uint16)
     words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), jnp.uint32)

@@ -50,7 +50,7 @@ WEIGHTS = (
     "temporal_activation_regularization",
     "intermediate_coefficient",
     "second_target_coefficient",
-)  # of the terms beside the loss of the next token
+)  # of the terms besides the loss of the next token
 
 
 @dataclass(frozen=True)

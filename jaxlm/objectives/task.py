@@ -48,7 +48,7 @@ def _pass(
 def _scores(head: Any, params: Any, read: tuple[Any, ...], key: jax.Array | None) -> tuple[jax.Array, Any]:
     """Return the head's outputs for its inputs, and the sums of its batch norms in training, or None.
 
-    The parts of `params` beside "backbone" and "head" are the head's other collections.
+    The parts of `params` besides "backbone" and "head" are the head's other collections.
     """
     collections = {name: part for name, part in params.items() if name not in ("backbone", "head")}
     variables = {"params": params["head"]} | collections
@@ -130,7 +130,7 @@ def task_objective(
 ) -> Objective:
     """Return the objective of fine-tuning: the task's loss and an optional auxiliary language-model loss.
 
-    backprop_window: tokens between which no gradient flows, 0: none are cut off; not with an auxiliary loss.
+    backprop_window: tokens between which no gradient flows, 0: gradients flow between all; not with an auxiliary loss.
     loss: by default without class weights and label smoothing. `task_loss`: see `TaskLoss`, over its own weight; that
     of a span covers all positions of the window, padding included, as in run_squad.py:646-660. `accuracy`: of examples,
     whole spans, or tags; there is none of scores and sets of labels. `language_model_loss` (Radford et al. 2018,

@@ -91,7 +91,7 @@ def folder_rows(
     """Yield (number from 1, fields) for each text file of a directory, classes and files in sorted order.
 
     Fields: the whole text, `file` (its path below the directory) and the class, the name of the directory that holds
-    it. A directory without others holds texts without a class. Hidden files and, beside classes, files are ignored.
+    it. A directory without others holds texts without a class. Hidden files and, besides classes, files are ignored.
 
     Raises:
       InputError: a directory within a class; a directory without texts.

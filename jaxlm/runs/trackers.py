@@ -1,4 +1,4 @@
-"""Trackers: the records of metrics.jsonl for Weights & Biases, MLflow or trackio, beside the run's own files.
+"""Trackers: the records of metrics.jsonl for Weights & Biases, MLflow or trackio, besides the run's own files.
 
 A thread of its own passes the records on, so no step waits for a service. A service that fails is reported once and
 has no effect on the training; metrics.jsonl has every record. A resumed run continues the tracker's run: its id is

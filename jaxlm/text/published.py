@@ -50,7 +50,7 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
 
 
 def _exported(directory: Path) -> tuple[Tokenizer | None, tuple[str, ...]]:
-    """Return the copy of its tokenizer that jaxlm's export left in OWN, or None if the files beside it were changed."""
+    """Return the copy of its tokenizer that jaxlm's export left in OWN, or None if files next to it were changed."""
     own, file = directory / OWN, directory / tokenizer_json.FILE
     try:
         found = load_tokenizer(own, read_file)
@@ -58,11 +58,11 @@ def _exported(directory: Path) -> tuple[Tokenizer | None, tuple[str, ...]]:
         raise InputError(f"{error}; restore it, or delete {own} to read {tokenizer_json.FILE} alone") from error
     if file.is_file() and same_vocabulary(found, read_file(file)):
         return found, ()
-    return None, (f"{OWN} is not used: {tokenizer_json.FILE} beside it has been changed since the export",)
+    return None, (f"{OWN} is not used: {tokenizer_json.FILE} next to it has been changed since the export",)
 
 
 def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:
-    """Return a WordPiece vocabulary with the settings beside it, if it is called `vocab.txt`.
+    """Return a WordPiece vocabulary with the settings next to it, if it is called `vocab.txt`.
 
     case: whether text keeps its case; auto: from the settings, else guessed from the vocabulary. `notes` give the
     result.
@@ -87,7 +87,7 @@ def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:
 
 
 def _saved_here(file: Path, case: wordpiece.Case) -> Tokenizer:
-    """Return a vocabulary that jaxlm saved, with the settings that it saved beside it."""
+    """Return a vocabulary that jaxlm saved, with the settings that it saved next to it."""
     names = [name for name in (wordpiece.CASE_FILE, wordpiece.SETTINGS_FILE) if (file.parent / name).is_file()]
     files = {name: read_file(file.parent / name) for name in names} | {wordpiece.FILE: read_file(file)}
     if case != "auto":
@@ -106,7 +106,7 @@ def _case_note(lower_case: bool, source: str | None) -> str:
     if source is None:
         source = (
             f"guessed from the vocabulary; to change it, give --wordpiece-case {other}, or put a {SETTINGS} with "
-            f'{{"do_lower_case": {value}}} beside the vocabulary'
+            f'{{"do_lower_case": {value}}} next to the vocabulary'
         )
     return f"case: {result}, {source}"
 

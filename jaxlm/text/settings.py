@@ -1,4 +1,4 @@
-"""Settings beside a published vocabulary that decide ids: `tokenizer_config.json`, added tokens, the class's name.
+"""Settings next to a published vocabulary that decide ids: `tokenizer_config.json`, added tokens, the class's name.
 
 They are read only for a vocabulary without a `tokenizer.json`. Errors name settings without a counterpart here.
 """

@@ -24,7 +24,7 @@ SPECS = (
 def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False) -> Tokenizer:
     """Return the tokenizer that `spec` names, one of SPECS. InputError for another form or missing files.
 
-    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files beside it. `notes` give the
+    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files next to it. `notes` give the
     result. trains: whether the caller also trains tokenizers, which the error message lists.
     """
     if spec == "bytes":

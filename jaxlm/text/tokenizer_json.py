@@ -1,6 +1,6 @@
 """Vocabularies in the `tokenizer.json` format of Hugging Face `tokenizers`, with their own normalization.
 
-Roles of special tokens come from `tokenizer_config.json` or `special_tokens_map.json` beside the file if there is one,
+Roles of special tokens come from `tokenizer_config.json` or `special_tokens_map.json` next to the file if there is one,
 else from their spelling. The post-processing (special tokens), padding and truncation of the file are not used.
 """
 

@@ -29,7 +29,7 @@ from jaxlm.text.tokenizer import SPELLINGS, roles_by_spelling
 FILE = "vocab.txt"
 CASE_FILE = "case.txt"  # only if the vocabulary does not show whether it lower-cases
 SETTINGS_FILE = "settings.json"  # only if accents or ideographs are treated differently from BERT's models
-# Whether text keeps its case; auto: from the files beside the vocabulary, else guessed from the vocabulary.
+# Whether text keeps its case; auto: from the files next to the vocabulary, else guessed from the vocabulary.
 Case = Literal["auto", "uncased", "cased"]
 UNKNOWN = "[UNK]"
 CONTINUES = "##"

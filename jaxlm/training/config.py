@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as written to config.json
 
 # Fields that may change when a run resumes: execution, output and validation data. Stores may move: `fingerprints`,
-# beside the fields in `config.json`, cover their contents.
+# besides the fields in `config.json`, cover their contents.
 RUN_FIELDS = (
     "mesh.*",
     "execution.*",

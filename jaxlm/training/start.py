@@ -78,7 +78,7 @@ class Source:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the source. InputError without one."""
         if self.given_tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer, and text needs one; put its files beside the weights")
+            raise InputError(f"{self.name} has no tokenizer, and text needs one; put its files next to the weights")
         return self.given_tokenizer
 
     @property
@@ -86,7 +86,7 @@ class Source:
         """The tokenizer of the parameters: for a run with a matched vocabulary, not the one that it has now."""
         found = self.open_parameters().tokenizer
         if found is None:
-            raise InputError(f"{self.name} has no tokenizer to match; put its files beside the weights")
+            raise InputError(f"{self.name} has no tokenizer to match; put its files next to the weights")
         return found
 
     @property

@@ -27,7 +27,7 @@ from jaxlm.views.curves import Curve, curves_of, save_plot, text_curve
 from jaxlm.views.store import tokenizer_lines
 from jaxlm.wording import counted
 
-LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, beside the loss
+LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, besides the loss
 CURVE = 10  # lines of a run's metrics that are shown
 LONGEST = 40  # characters of a value in a table, and of the differences in a label
 WIDEST = 48  # bars of a curve
@@ -132,7 +132,7 @@ def full_config(run: RunDirectory) -> dict[str, Any]:
 def differing_fields(summaries: Sequence[Summary]) -> list[str]:
     """Return the dotted names of the fields in which the runs differ.
 
-    Of runs of different kinds, and of imported ones beside trained ones, only the fields that all have are compared.
+    Of runs of different kinds, or of imported and trained ones, only the fields that all have are compared.
     """
     first, *others = (one.config for one in summaries)
     names = sorted({name for other in others for name in differing(first, other)})

@@ -139,7 +139,7 @@ def cloze_questions(path: Path) -> Iterator[tuple[list[Text], int]]:
     """Yield the candidates in their context, and the index of the correct one, of the Children's Book Test's files.
 
     A question has 20 numbered sentences and `21 query with XXXXX`, answer, an empty field, and the candidates with `|`
-    between them, separated by tabs. InputError for a question that is cut off.
+    between them, separated by tabs. InputError for a question that is truncated.
     """
     lines: list[str] = []
     found = 0

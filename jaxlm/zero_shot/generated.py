@@ -117,7 +117,7 @@ class Continuer:
     def __call__(self, queries: Sequence[Query]) -> list[Continuation]:
         """Return the continuation of each prompt by the model's present parameters.
 
-        Every process must call this with the same prompts. InputError if no prompt fits beside its continuation.
+        Every process must call this with the same prompts. InputError if no prompt fits together with its continuation.
         """
         model = self.model
         self._sampler.cached.params = for_inference(model.model, model.params)

@@ -113,7 +113,7 @@ class Values(NamedTuple):
 class PromptedTask:
     """A task whose answers are generated.
 
-    read: path -> rows, and the number of rows that have no answer. fields: of the prompt file, beside the answer.
+    read: path -> rows, and the number of rows that have no answer. fields: of the prompt file, besides the answer.
     examples: the default number in the prompt. length: the maximum number of new tokens. stop: texts that end an
     answer. document: the field that loses its end in a prompt that is too long. answer: (path, text) -> the answer.
     score: (continuer, continuations, answers, rows) -> values.

@@ -107,7 +107,7 @@ class ZeroShotTask:
 
     title: a noun phrase for help texts. measure: (model, path, options) -> values. needs: the sort of model, "causal"
     or "any" (then encoders score by pseudo-log-likelihood). options: the fields of `ZeroShotOptions` that its values
-    depend on, beside those of every task. harness: the task of lm-evaluation-harness on the same data, if there is one.
+    depend on, besides those of every task. harness: the task of lm-evaluation-harness on the same data, or "".
     """
 
     name: str

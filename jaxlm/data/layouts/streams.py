@@ -29,9 +29,9 @@ class Streams(Layout):
 
     layout: Annotated[Literal["streams"], FLAG] = "streams"
     windows: Literal["fixed", "varied"] = "fixed"
-    """Number of tokens that a step reads of each stream. fixed: `length`. varied: drawn for each step from N(length, 5)
-    and, in 5 % of the steps, from N(length / 2, 5), at least 5 and at most length + 10; the learning rate of the step
-    is multiplied by this number / length (Merity et al., 2018, section 4.1)."""
+    """Number of tokens that a step reads of each stream. fixed: `length`. varied: sampled for each step from N(length,
+    5) and, in 5 % of the steps, from N(length / 2, 5), at least 5 and at most length + 10; the learning rate of the
+    step is multiplied by this number / length (Merity et al., 2018, section 4.1)."""
     reset_probability: Fraction = 0.0
     """Probability that a training row begins with an empty carry instead of that of the row before (Melis et al.,
     2018). Without such rows a model learns little about the beginning of a text."""

@@ -2,7 +2,7 @@
 
 Merity, Keskar and Socher, 2018, and their code, salesforce/awd-lstm-lm (model.py, weight_drop.py, embed_regularize.py,
 locked_dropout.py). The sizes are 400, 1150, 1150, 400: the last layer has the width of the embedding, as the output
-layer is tied to it. Every dropout mask is drawn once per pass, before the recurrence:
+layer is tied to it. Every dropout mask is sampled once per pass, before the recurrence:
 
 - whole words: (V, 1), the same for all rows; not in the output layer;
 - recurrent kernels: each element, the same for all rows and positions;

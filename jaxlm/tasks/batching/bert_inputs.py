@@ -85,7 +85,7 @@ def truncate_pair(first: int, second: int, room: int, *, keep_second: bool = Fal
 
 
 def special_ids(specials: Mapping[str, int], length: int) -> tuple[int, int]:
-    """Return the ids of CLS and SEP. InputError if the vocabulary lacks them or `length` leaves no room beside them."""
+    """Return the ids of CLS and SEP. InputError if the vocabulary lacks them or `length` has room for no others."""
     if missing := [role.upper() for role in ENCODER_ROLES if role not in specials]:
         raise InputError(
             f"the tokenizer must have CLS and SEP tokens for an encoder, got no {' and no '.join(missing)}; "

@@ -64,7 +64,7 @@ class Line:
 class Chart:
     """A metric over the steps.
 
-    shown: whether it is drawn at first. judged: whether it has a best value. unit: "" for a number without one.
+    shown: True if it is plotted at first. judged: True if it has a best value. unit: "" for a number without one.
     """
 
     name: str
@@ -159,7 +159,7 @@ def _unit(name: str, scores: bool = False) -> str:
 
 
 def charts_json(charts: Sequence[Chart], entries: Sequence[Entry], records: Sequence[Record]) -> dict[str, Any]:
-    """Return what the page's script draws, as JSON values."""
+    """Return the data that the page's script plots, as JSON values."""
     of_entries = [
         {
             "label": entry.label,

@@ -105,7 +105,7 @@ def _progress(record: Record) -> str:
 def curves_section(
     charts: Sequence[Chart], entries: Sequence[Entry], records: Sequence[Record], groups: Sequence[str] = ()
 ) -> Section:
-    """Return the charts with their settings and tables; the page's script draws them. groups: fields to group by."""
+    """Return the charts with their settings and tables; the page's script plots them. groups: fields to group by."""
     choices = "".join(
         f'<label><input type="checkbox" name="entry" value="{k}" checked>{swatch(k)}'
         f"<span>{escaped(entry.label)}</span></label>"
@@ -123,11 +123,11 @@ def curves_section(
     content += "".join(_figure(k, chart, entries) for k, chart in enumerate(charts))
     if any(len(line.curve.steps) > EXACT for chart in charts for line in chart.lines):
         content += (
-            f"<p>Curves of more than {EXACT:,} points are drawn through the lowest and the highest value of equal "
+            f"<p>Curves of more than {EXACT:,} points are plotted through the lowest and the highest value of equal "
             "parts, and smoothed over the means of these parts. The tables are computed from all values.</p>\n"
         )
     if any(record.clock is None for record in records):
-        content += "<p>Runs without a logged number of tokens are drawn over steps only.</p>\n"
+        content += "<p>Runs without a logged number of tokens are plotted over steps only.</p>\n"
     return Section("curves", "Curves", content)
 
 

@@ -14,7 +14,7 @@ BRIEF = 32  # characters of a row's header that is kept on one line; half of tha
 class Cell:
     """A cell. value: its number at full precision, for sorting and for CSV. std: the deviation of a mean.
 
-    entry: number of the legend's entry whose line is drawn before the text. code: whether the text is code.
+    entry: number of the legend's entry whose line is plotted before the text. code: True if the text is code.
     share: part of the largest value, from 0 to 1, that the background shows.
     """
 
