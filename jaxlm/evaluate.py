@@ -5,7 +5,7 @@ another labelled file. score: the log-probability of each sentence of a file, or
 encoder the pseudo-log-likelihood, or the best fillings of [MASK]. features: what an encoder's layers give for each
 token. ensemble: several fine-tuned runs as one. activations: all layers and logits for some ids. zero-shot: tasks
 without fine-tuning, with one JSON object per value. harness: tasks of the lm-evaluation-harness. A summary goes to
-standard output; its last line is one JSON object with the figures (nan and infinities as strings).
+standard output; its last line is one JSON object with the values (nan and infinities as strings).
 """
 
 import importlib
@@ -61,16 +61,16 @@ def evaluate(arguments: Any) -> None:
     from jaxlm.distributed.devices import prepare_process
     from jaxlm.distributed.processes import start_processes
     from jaxlm.distributed.watchdog import watching
-    from jaxlm.evaluation.command import explained_memory, figures_json, say
+    from jaxlm.evaluation.command import explained_memory, say, values_json
 
     module, function = next(place for kind, *place in EVALUATIONS.values() if kind is type(arguments))
     start_processes(arguments.distributed, saves=False)
     with watching():
         prepare_process()
         with explained_memory():
-            figures = getattr(importlib.import_module(module), function)(arguments)
-        if figures is not None:
-            say(figures_json(figures))
+            values = getattr(importlib.import_module(module), function)(arguments)
+        if values is not None:
+            say(values_json(values))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The evaluations as functions for programs in Python: the figures of the commands.
+"""The evaluations as functions for programs in Python: the metrics of the commands.
 
 Messages go to the logger `jaxlm`. With several processes each must make the same calls.
 """
@@ -12,9 +12,9 @@ from jaxlm.config import listed, of_call, with_fields
 from jaxlm.errors import names_arguments
 from jaxlm.evaluation.arguments import Ensemble, OnTask, Perplexity, ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import as_call
-from jaxlm.evaluation.fine_tuned import evaluate_ensemble as ensemble_figures
-from jaxlm.evaluation.fine_tuned import evaluate_task as task_figures
-from jaxlm.evaluation.perplexity import evaluate_perplexity as perplexity_figures
+from jaxlm.evaluation.fine_tuned import evaluate_ensemble as ensemble_values
+from jaxlm.evaluation.fine_tuned import evaluate_task as task_values
+from jaxlm.evaluation.perplexity import evaluate_perplexity as perplexity_values
 from jaxlm.evaluation.zero_shot import zero_shot_values
 from jaxlm.ranges import checked
 
@@ -41,14 +41,14 @@ def evaluate_perplexity(
 
     Returns:
       `validation_loss` in nats per token, `perplexity`, `word_perplexity`, `bits_per_byte`, `accuracy`, `tokens` and
-      the other figures of the command.
+      the other metrics of the command.
 
     Example:
-      >>> figures = jaxlm.evaluate_perplexity("runs/gpt", store="stores/valid")
-      >>> figures["tokens"] > 0, figures["perplexity"] > 1
+      >>> metrics = jaxlm.evaluate_perplexity("runs/gpt", store="stores/valid")
+      >>> metrics["tokens"] > 0, metrics["perplexity"] > 1
       (True, True)
     """
-    return _figures(perplexity_figures, Perplexity, locals(), data={"store": listed(store)})
+    return _values(perplexity_values, Perplexity, locals(), data={"store": listed(store)})
 
 
 @names_arguments
@@ -67,11 +67,11 @@ def evaluate_task(
       The metrics of the task, `loss`, the number of `examples`, and a `report` by label.
 
     Example:
-      >>> figures = jaxlm.evaluate_task("runs/tuned", input="rows.tsv")
-      >>> figures["examples"], 0 <= figures["accuracy"] <= 1
+      >>> metrics = jaxlm.evaluate_task("runs/tuned", input="rows.tsv")
+      >>> metrics["examples"], 0 <= metrics["accuracy"] <= 1
       (12, True)
     """
-    return _figures(task_figures, OnTask, locals())
+    return _values(task_values, OnTask, locals())
 
 
 @names_arguments
@@ -127,14 +127,14 @@ def evaluate_ensemble(
       The metrics of each split, or of `input`, with the selecting metric of each run as `alone`.
 
     Example:
-      >>> figures = jaxlm.evaluate_ensemble(["runs/tuned", "runs/tuned"], input="rows.tsv")
-      >>> figures["input"]["accuracy"] == figures["input"]["alone"][0]
+      >>> metrics = jaxlm.evaluate_ensemble(["runs/tuned", "runs/tuned"], input="rows.tsv")
+      >>> metrics["input"]["accuracy"] == metrics["input"]["alone"][0]
       True
     """
-    return _figures(ensemble_figures, Ensemble, locals(), runs=listed(runs))
+    return _values(ensemble_values, Ensemble, locals(), runs=listed(runs))
 
 
-def _figures(evaluate: Any, kind: type, given: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def _values(evaluate: Any, kind: type, given: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     with as_call():
         found: dict[str, Any] = evaluate(_arguments(kind, given, **more))
     return found

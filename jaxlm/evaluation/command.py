@@ -115,16 +115,16 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
+def write_values(path: Path | None, values: dict[str, Any]) -> None:
     """Write metrics as JSON to `path`, if there is one."""
     if path is not None:
         with output_file(path) as file:
-            file.write(figures_json(figures) + "\n")
+            file.write(values_json(values) + "\n")
 
 
-def figures_json(figures: dict[str, Any]) -> str:
+def values_json(values: dict[str, Any]) -> str:
     """Return metrics as one line of JSON, with NaN and infinities as strings."""
-    return json.dumps(finite(figures), ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite(values), ensure_ascii=False, allow_nan=False)
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:

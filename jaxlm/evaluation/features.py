@@ -133,6 +133,6 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
         f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {truncated} truncated"
         + (f" to {length} tokens" if length < UNLIMITED else "")
     )
-    figures = {"lines": count, "tokens": tokens, "truncated": truncated, "layers": list(layers)}
-    figures |= {} if pooling is None else {"pooling": pooling}
-    return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | figures
+    counts = {"lines": count, "tokens": tokens, "truncated": truncated, "layers": list(layers)}
+    counts |= {} if pooling is None else {"pooling": pooling}
+    return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | counts

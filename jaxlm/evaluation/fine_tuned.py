@@ -123,7 +123,7 @@ def shared_threshold(task: Task, members: Sequence[MemberOutputs], why_no_dev: s
     return mean
 
 
-def figures_alone(one: MemberOutputs, part: str) -> dict[str, float]:
+def metrics_alone(one: MemberOutputs, part: str) -> dict[str, float]:
     """Return the metrics of a single run, with its threshold tuned on the selection split, else its saved one."""
     own = one.task.threshold or 0.0 if one.task.no_answer and part != one.task.selects else None
     return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].metrics
@@ -166,13 +166,13 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     lines = []
     for part in sorted(parts, key=lambda part: part != task.selects):
         predicted = together(task, members, part, threshold)
-        alone = [figures_alone(one, part) for one in members]
+        alone = [metrics_alone(one, part) for one in members]
         if predicted.metrics:
             metric = task.metric if task.metric in predicted.metrics else task.metrics[0]  # there is no loss
-            said[part or "input"] = predicted.metrics | {"alone": [figures[metric] for figures in alone]}
+            said[part or "input"] = predicted.metrics | {"alone": [metrics[metric] for metrics in alone]}
             say(
                 f"{part or arguments.input}: {metric} {predicted.metrics[metric]:.4f} of the ensemble; alone "
-                + ", ".join(f"{figures[metric]:.4f}" for figures in alone)
+                + ", ".join(f"{metrics[metric]:.4f}" for metrics in alone)
             )
         for index, (prediction, scores) in enumerate(predicted.lines):
             line = {"split": part, "index": index, "prediction": prediction, "scores": scores}
@@ -200,7 +200,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     with use_mesh(run.mesh):
         labelled = predictor.predict(encoded)
     threshold = task.threshold or 0.0 if task.no_answer else None  # tuned when the run was trained, never here
-    predicted, figures = labelled.predicted(task, encoded, threshold)
+    predicted, metrics = labelled.predicted(task, encoded, threshold)
     if arguments.output is not None:
         lines = [
             {"index": index, "prediction": prediction, "label": example.gold, "scores": scores}
@@ -214,10 +214,10 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
         f"{run.name} on {arguments.input}: {task.name}, {counted(encoded.num_examples, 'example')} of "
         f"{counted(split.rows_read, 'row')} read, {len(split.dropped)} dropped, {encoded.truncated} truncated to "
         f"{predictor.limit} tokens",
-        *(f"  {name:<18}{value:.4f}" for name, value in figures.items()),
+        *(f"  {name:<18}{value:.4f}" for name, value in metrics.items()),
         *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
         *(f"  {line}" for line in report_lines(report)),
     )
     found = {"run": run.name, "input": str(arguments.input), "task": task.name, "metric": task.metric}
     positive = {} if task.positive is None else {"positive": task.positive}
-    return found | positive | figures | counts | {"report": report}
+    return found | positive | metrics | counts | {"report": report}

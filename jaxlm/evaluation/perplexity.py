@@ -22,7 +22,7 @@ from jaxlm.data.text_store import store_of_text
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity
-from jaxlm.evaluation.command import batch_size_for, length_for, opened, progress_of, say, write_figures
+from jaxlm.evaluation.command import batch_size_for, length_for, opened, progress_of, say, write_values
 from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.models.model import Inputs, Model
@@ -56,7 +56,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
 def perplexity_of(
     arguments: Perplexity, run: LoadedRun, model: Model, stores: tuple[Store, ...], names: str
 ) -> dict[str, Any]:
-    """Return the figures of stores, which are called `names` in the summary, on the run's mesh."""
+    """Return the metrics of stores, which are called `names` in the summary, on the run's mesh."""
     mesh = run.mesh
     length = length_for(arguments, run, run.config.length or run.model.max_length)
     batch_size = batch_size_for(arguments.batch_size, run)
@@ -79,13 +79,13 @@ def perplexity_of(
         step = Timed(CompiledStep("evaluation", jax.jit(evaluate)))
         carry = first_carry(make_carry, batch_size, mesh)
         sums = totals(lambda *given: progress.count(step(*given)), run.params, from_host, carry)
-        figures = metrics_of(sums, **sizes)
+        values = metrics_of(sums, **sizes)
         mixed = {"mixed": divide(*sums["mixed"])} if "mixed" in sums else {}
-        figures["tokens_per_second"] = step.tokens_per_second(figures["tokens"])
+        values["tokens_per_second"] = step.tokens_per_second(values["tokens"])
     say(
-        f"{run.name} on {names}: {figures['tokens']:,} tokens, {sizes['words']:,} words, {sizes['bytes']:,} bytes, "
+        f"{run.name} on {names}: {values['tokens']:,} tokens, {sizes['words']:,} words, {sizes['bytes']:,} bytes, "
         f"in {data.describe_rows(batch_size)} of {length}",
-        *_figure_lines(figures | mixed, stores, per_character=bool(sizes["characters"])),
+        *_metric_lines(values | mixed, stores, per_character=bool(sizes["characters"])),
         *(position_lines(sums, length) if arguments.by_position else ()),
         *(f"  note: {note}" for note in text_notes(run.tokenizer)),
     )
@@ -98,8 +98,8 @@ def perplexity_of(
     found |= {"streams": batch_size} if data.carries else {}
     found |= {"stride": arguments.stride} if arguments.stride is not None else {}
     found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
-    found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | figures
-    write_figures(arguments.output, found)
+    found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | values
+    write_values(arguments.output, found)
     return found
 
 
@@ -232,20 +232,20 @@ class Timed:
         return later / (time.perf_counter() - self._begun) if later > 0 else math.nan
 
 
-def _figure_lines(figures: Mapping[str, float], stores: Sequence[Store], *, per_character: bool) -> list[str]:
-    """Return the lines of the summary with the figures of the whole text. per_character: its characters are known."""
+def _metric_lines(values: Mapping[str, float], stores: Sequence[Store], *, per_character: bool) -> list[str]:
+    """Return the lines of the summary with the metrics of the whole text. per_character: its characters are known."""
     entropy = sum(store.unigram_entropy() * store.num_tokens for store in stores) / sum(s.num_tokens for s in stores)
     lines = [
-        f"  loss            {figures['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
-        f"  perplexity      {figures['perplexity']:.3f} per token, {figures['word_perplexity']:.3f} per word",
-        f"  bits per byte   {figures['bits_per_byte']:.4f}",
+        f"  loss            {values['validation_loss']:.4f} nats per token (unigram entropy: {entropy:.4f})",
+        f"  perplexity      {values['perplexity']:.3f} per token, {values['word_perplexity']:.3f} per word",
+        f"  bits per byte   {values['bits_per_byte']:.4f}",
     ]
     if per_character:
-        lines.append(f"  bits per char   {figures['bits_per_character']:.4f}")
-    lines.append(f"  accuracy        {figures['accuracy']:.4f} of next-token prediction")
-    if "mixed" in figures:
-        lines.append(f"  cache           mixed into {figures['mixed']:.1%} of the predictions")
-    if not math.isnan(speed := figures["tokens_per_second"]):
+        lines.append(f"  bits per char   {values['bits_per_character']:.4f}")
+    lines.append(f"  accuracy        {values['accuracy']:.4f} of next-token prediction")
+    if "mixed" in values:
+        lines.append(f"  cache           mixed into {values['mixed']:.1%} of the predictions")
+    if not math.isnan(speed := values["tokens_per_second"]):
         lines.append(f"  speed           {speed:,.0f} tokens per second, without the first batch")
     return lines
 

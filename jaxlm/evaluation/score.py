@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxlm.evaluation.arguments import Scoring
-from jaxlm.evaluation.command import batch_size_for, figures_json, opened, output_file, progress_of, say
+from jaxlm.evaluation.command import batch_size_for, opened, output_file, progress_of, say, values_json
 from jaxlm.evaluation.scored_rows import ScoredRow, Tally, check_rows, row_result, row_text, rows_to_score
 from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, candidates_text
 from jaxlm.inference.scoring import Scored
@@ -50,7 +50,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
             if row.label is not None:
                 tally.add(row, scores)
             if arguments.output is not None:
-                file.write(figures_json(line) + "\n")
+                file.write(values_json(line) + "\n")
             else:
                 say(text)
             index += 1
@@ -64,11 +64,11 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
         *([] if not tally.rows else [f"  accuracy        {tally.by_sum:.4f} by sum, {tally.by_mean:.4f} per token"]),
         *([f"  {longer:,} texts scored in chunks: {run.limit}"] if longer and positions < run.model.max_length else []),
     )
-    figures: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
+    values: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
     if tally.rows:
         by = {"sum": tally.by_sum, "per-token": tally.by_mean}
-        figures |= {"accuracy": by[arguments.by], "accuracy_sum": by["sum"], "accuracy_per_token": by["per-token"]}
-    return {"run": run.name, "input": arguments.input} | figures
+        values |= {"accuracy": by[arguments.by], "accuracy_sum": by["sum"], "accuracy_per_token": by["per-token"]}
+    return {"run": run.name, "input": arguments.input} | values
 
 
 def _positions(one: Scored | MaskedText) -> int:

@@ -17,7 +17,7 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
-from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, figures_json, output_file, say, shows_progress
+from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, output_file, say, shows_progress, values_json
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
@@ -84,7 +84,7 @@ def zero_shot_values(arguments: ZeroShot) -> list[dict[str, Any]]:
                 items += item_lines(task, values)
     if arguments.items is not None:
         with output_file(arguments.items) as file:
-            file.writelines(figures_json(item) + "\n" for item in items)
+            file.writelines(values_json(item) + "\n" for item in items)
     return results.lines
 
 
@@ -187,10 +187,10 @@ class Results:
         """Append lines. Each process must call this."""
         self.lines += map(dict, lines)
         if self.path is None:
-            say(*(figures_json(dict(line)) for line in lines))
+            say(*(values_json(dict(line)) for line in lines))
         elif jax.process_index() == 0:
             with atomic_output(self.path) as file:
-                file.writelines(figures_json(line) + "\n" for line in self.lines)
+                file.writelines(values_json(line) + "\n" for line in self.lines)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:

@@ -173,12 +173,12 @@ def table(task: Task, summary: dict[str, Any]) -> list[str]:
     ]
     splits = [split for split in finished[0] if split in summary and isinstance(summary[split], dict)]
     width = max(5, *(len(split) + 1 for split in splits))
-    lines += [f"  {split:<{width}}" + figures(summary, summary[split], len(best)) for split in splits]
+    lines += [f"  {split:<{width}}" + metrics_line(summary, summary[split], len(best)) for split in splits]
     if len(rates) > 1:
         lines.append(f"each learning rate on {task.selects}:")
         for rate, runs in by_rate.items():
             chosen = " (selected)" if rate == summary["learning_rate"] else ""
-            lines.append(f"  {rate:<8g} {figures(summary, over_seeds(runs)[task.selects], len(runs))}{chosen}")
+            lines.append(f"  {rate:<8g} {metrics_line(summary, over_seeds(runs)[task.selects], len(runs))}{chosen}")
     (chosen_run,) = (run for run in best if run["seed"] == summary["best"]["seed"])
     for report in chosen_run.get("reports", ()):
         lines.append(f"{report['split']}, seed {chosen_run['seed']}:")
@@ -186,7 +186,7 @@ def table(task: Task, summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def figures(summary: dict[str, Any], metrics: dict[str, dict[str, float]], runs: int) -> str:
+def metrics_line(summary: dict[str, Any], metrics: dict[str, dict[str, float]], runs: int) -> str:
     """Return the metrics of a split, the selecting one first and the loss last; a single run has no deviation."""
     names = sorted(metrics, key=lambda name: (name != summary["metric"], name == "loss"))
     spread = {name: f" ± {metrics[name]['std']:.4f}" if runs > 1 else "" for name in names}

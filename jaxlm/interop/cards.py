@@ -80,9 +80,9 @@ def model_card(
     if tokenizer is not None:
         lines += [*_input(export, tokenizer, task, longest or model["num_positions"]), ""]
         lines += _usage(tag, name, task)
-    figures = _results(results) or _last_metrics(directory / "metrics.jsonl")
-    if figures:
-        lines += ["## What was measured", "", *figures, ""]
+    measured = _results(results) or _last_metrics(directory / "metrics.jsonl")
+    if measured:
+        lines += ["## What was measured", "", *measured, ""]
     return "\n".join([*lines, "## The run's config", "", "```json", json.dumps(config, indent=2), "```", ""])
 
 
@@ -154,11 +154,11 @@ def _index(results: dict[str, Any], tag: str) -> list[dict[str, Any]]:
             "dataset": {"name": task, "type": task, "split": split},
             "metrics": [
                 {"type": metric, "name": metric, "value": value["mean"]}
-                for metric, value in figures.items()
+                for metric, value in values.items()
                 if math.isfinite(float(value["mean"]))
             ],
         }
-        for split, figures in _splits(results)
+        for split, values in _splits(results)
     ]
 
 
@@ -183,8 +183,8 @@ def _results(results: dict[str, Any]) -> list[str]:
     count = sum("failed" not in run and run.get("learning_rate") == rate for run in results["runs"])
     runs = "1 run" if count == 1 else f"{count} runs, mean ± deviation"
     lines = [f"Task {results['task']}, {runs}:", "", "| part | figure | |", "|---|---|---|"]
-    for part, figures in _splits(results):
-        for name, value in figures.items():
+    for part, values in _splits(results):
+        for name, value in values.items():
             spread = f" ± {value['std']:.4f}" if count > 1 else ""
             lines.append(f"| {part} | {name} | {value['mean']:.4f}{spread} |")
     return lines

@@ -144,9 +144,9 @@ class Recorder:
             f"{line['median']:.4g} ({rows}){'; the update is skipped' if line['skipped'] else ''}"
         )
 
-    def validation(self, step: int, figures: dict[str, float], said: str) -> None:
+    def validation(self, step: int, record: dict[str, float], said: str) -> None:
         """Write the metrics of an evaluation, and print a line about them."""
-        self.metrics.write(step, figures)
+        self.metrics.write(step, record)
         self.note(f"step {step}: {said}")
 
     def saved(self, steps: list[int]) -> None:

@@ -56,9 +56,9 @@ def measure(model, path: Path, options) -> Iterator[Measured]:
             yield Measured(metric, value, error, sum(len(pairs[one]) for one in inside), len(rows), how, *kept)
 
 
-def _mean_of(figures: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _mean_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the mean of independent accuracies and its standard error."""
-    values, errors = (np.array(column) for column in zip(*figures, strict=True))
+    values, errors = (np.array(column) for column in zip(*pairs, strict=True))
     return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(values))
 
 

@@ -78,10 +78,10 @@ def _rate(results: Mapping[str, Any], rate: float) -> Cell:
     return number(rate, text=f"{rate:g}" + (" *" if several and rate == results.get("learning_rate") else ""))
 
 
-def _mean(figures: Mapping[str, float] | None, seeds: int) -> Cell:
-    if figures is None:
+def _mean(values: Mapping[str, float] | None, seeds: int) -> Cell:
+    if values is None:
         return ABSENT
-    return number(figures["mean"], figures["std"] if seeds > 1 else None)
+    return number(values["mean"], values["std"] if seeds > 1 else None)
 
 
 def _each_seed(runs: Numbered) -> Table:
@@ -151,9 +151,9 @@ def _confusion_table(title: str, report: Mapping[str, Any]) -> Table | None:
         return None
     rows: list[Row] = []
     for name, counts in zip(names, matrix, strict=True):
-        total, figures = max(sum(counts), 1), report["classes"][name]
+        total, values = max(sum(counts), 1), report["classes"][name]
         shares = [Cell(f"{count:,}", float(count), share=count / total) for count in counts]
-        rows.append([Cell(name), *shares, *(number(figures.get(key)) for key in ("precision", "recall", "f1"))])
+        rows.append([Cell(name), *shares, *(number(values.get(key)) for key in ("precision", "recall", "f1"))])
     columns = ("given label", *(f"predicted {name}" for name in names), "precision", "recall", "F1")
     return Table(f"{title}: examples by given and predicted label", columns, rows, sortable=False)
 
