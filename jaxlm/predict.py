@@ -42,7 +42,7 @@ def predict(arguments: PredictArguments) -> int:
         form=arguments.input_format,
         keep=arguments.with_inputs,
     )
-    done, cut, empty, summary = 0, 0, 0, Summary(type(predictor.task))
+    done, num_truncated, empty, summary = 0, 0, 0, Summary(type(predictor.task))
     progress = Progress("rows", active=arguments.output is not None)
     path = arguments.output
     with use_mesh(mesh), contextlib.nullcontext(sys.stdout) if path is None else atomic_output(path) as out:
@@ -54,13 +54,13 @@ def predict(arguments: PredictArguments) -> int:
             writer.write(lines)
             summary.add(lines)
             out.flush()
-            done, cut, empty = done + len(examples), cut + truncated, empty + empty_rows(examples)
+            done, num_truncated, empty = done + len(examples), num_truncated + truncated, empty + empty_rows(examples)
             progress.update(done)
     if arguments.output is not None:
         progress.close()
         print(summary.text(str(arguments.output)))
     name = "standard input" if arguments.input == "-" else arguments.input
-    warn_of_rows(name, done, truncated=cut, empty=empty, limit=predictor.limit)
+    warn_of_rows(name, done, truncated=num_truncated, empty=empty, limit=predictor.limit)
     return done
 
 

@@ -165,7 +165,7 @@ STANDARD = Output(standard=True)
 class Progress:
     """Progress of work with a known or unknown total: `tokens  1,200/9,000 (13%)  85.2k/s  ETA 1:30`.
 
-    done: work that an earlier start did, which does not count for the speed. compiles: whether a program is compiled
+    done: work that an earlier start did, which does not count for the speed. compiles: True if a program is compiled
     before the first update; the speed, and with it the time left, is then that of the work since.
     """
 

@@ -57,7 +57,7 @@ def check_state_memory(state: Any, gradient: Any) -> None:
 def check_program_memory(name: str, program: Compiled, *, holds_arguments: bool) -> None:
     """Raise InputError for a compiled step that does not fit the devices of this process.
 
-    holds_arguments: whether its arguments are on the devices already. On a CPU the devices share the host's memory.
+    holds_arguments: True if its arguments are on the devices already. On a CPU the devices share the host's memory.
     """
     found = memory_of(program)
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")

@@ -19,7 +19,7 @@ class RowOrigin:
 
 @dataclass(frozen=True)
 class PairOrigin:
-    """Origin of the two segments of a pair. is_next: whether `second` follows `first` in its document.
+    """Origin of the two segments of a pair. is_next: True if `second` follows `first` in its document.
 
     chunk: origin of the pair's chunk; its tokens that are in neither segment are dropped in this epoch.
     """

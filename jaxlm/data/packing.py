@@ -77,7 +77,7 @@ class Bins:
 class PackingPlan:
     """Rows of packed documents of a section, index-addressed.
 
-    starts: (documents + 1,) offsets of the documents' tokens. length: slots per row, L. begun: whether the first input
+    starts: (documents + 1,) offsets of the documents' tokens. length: slots per row, L. begun: True if the first input
     of a document is the end-of-document id, so that it has as many pairs as tokens.
     rows: number of rows. pairs: number of pairs of input and target in all rows.
     Memory: 12 bytes per document (16 from 2^31 documents on), 26 while it is computed.

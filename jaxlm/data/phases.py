@@ -56,7 +56,7 @@ def trained_phase(step: int, all_phases: Sequence[Phase]) -> Phase:
 class PhasedRows:
     """Rows of all phases of a run: row r belongs to step r // batch_size.
 
-    phases: one or two. rows: those of each phase. mask_seed: seed of the masks of rows of text, or None for no masks.
+    phases: one or two phases. rows: the rows of each phase. mask_seed: seed of the masks of text, or None.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ def phased_rows(
 ) -> PhasedRows:
     """Return the rows of all phases of a run.
 
-    masked: whether rows of text get seeds for the masks of a masked language model.
+    masked: True if rows of text get seeds for the masks of a masked language model.
     """
     found = phases(data, length=length, num_steps=num_steps)
     sizes: Any = {"batch_size": batch_size, "seed": seed}

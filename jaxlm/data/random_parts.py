@@ -54,18 +54,18 @@ class RandomParts:
         `tokens`. Both are whole sentences. begins_within, ends_within: whether the replaced text begins, or also ends,
         inside a sentence. The span then does too, with exactly `tokens` if its document has as many.
         """
-        cut = room < tokens
+        truncates = room < tokens
         if self.candidates == 1:
             wanted = tokens if begins_within else max(1, room)
-            return self._first_found(own, wanted, draws, within=begins_within, cut=cut)
+            return self._first_found(own, wanted, draws, within=begins_within, truncates=truncates)
         starts, stops, where = self._other_documents(own, draws)
         if begins_within:
             begins, ends = self._within(starts, stops, where, tokens, ends_within=ends_within)
         else:
-            begins, ends = self._whole_sentences(starts, stops, where, tokens, cut=cut)
+            begins, ends = self._whole_sentences(starts, stops, where, tokens, truncates=truncates)
         nearest = int(np.abs(ends - begins - tokens).argmin())
         if begins[nearest] == ends[nearest]:  # every first sentence is too long: truncate one
-            return self._first_found(own, tokens, draws, within=begins_within, cut=cut)
+            return self._first_found(own, tokens, draws, within=begins_within, truncates=truncates)
         return int(begins[nearest]), int(ends[nearest])
 
     def _other_documents(self, own: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -99,24 +99,25 @@ class RandomParts:
         return np.maximum(starts, ends - wanted), ends
 
     def _whole_sentences(
-        self, starts: np.ndarray, stops: np.ndarray, where: np.ndarray, wanted: int, *, cut: bool
+        self, starts: np.ndarray, stops: np.ndarray, where: np.ndarray, wanted: int, *, truncates: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return spans of whole sentences that reach `wanted` (cut) or fit in it; empty if no sentence fits."""
+        """Return spans of whole sentences that reach `wanted` (truncates) or fit in it; empty if no sentence fits."""
         sentences = self._sentences
         boundary = np.searchsorted(sentences, starts)
         last = np.searchsorted(sentences, np.maximum(starts, stops - wanted) + 1)  # beyond it, too few tokens are left
         begins = sentences[boundary + (where * (last - boundary)).astype(np.int64)]
-        if cut:
+        if truncates:
             ends = sentences[np.searchsorted(sentences, np.minimum(begins + wanted, stops))]
         else:
             ends = sentences[np.searchsorted(sentences, begins + wanted, side="right") - 1]
         return begins, np.minimum(ends, stops)
 
-    def _first_found(self, own: int, wanted: int, draws: Draws, *, within: bool, cut: bool) -> tuple[int, int]:
+    def _first_found(self, own: int, wanted: int, draws: Draws, *, within: bool, truncates: bool) -> tuple[int, int]:
         """Return the first span found in at most `TRIES` documents.
 
-        within: the span begins at any token, ends with a sentence and has exactly `wanted` tokens. cut: the span is
-        whole sentences from a random one up to the one that reaches `wanted`. Otherwise: whole sentences that fit.
+        within: the span begins at any token, ends with a sentence and has exactly `wanted` tokens. truncates: the
+        span is whole sentences from a random one up to the one that reaches `wanted`. Otherwise: whole sentences that
+        fit.
         """
         sentences = self._sentences
         for attempt in range(1, TRIES + 1):
@@ -132,7 +133,7 @@ class RandomParts:
             begin = int(sentences[boundary + draws.below(last - boundary)])
             if begin == latest:
                 return begin, end
-            if cut:
+            if truncates:
                 return begin, min(int(sentences[np.searchsorted(sentences, begin + wanted)]), end)
             stop = int(sentences[np.searchsorted(sentences, begin + wanted, side="right") - 1])
             if stop > begin:

@@ -17,7 +17,7 @@ class ValidationRows(Sequence[Any]):
     """Batches of the rows of all sources in order; rows after the last are padding.
 
     layout: that of the rows. source_rows: number of rows of each source. length: slots per row. batch_size: rows of a
-    batch over all processes, of which this process reads `host_rows`, or all. masked: whether rows of text get seeds
+    batch over all processes, of which this process reads `host_rows`, or all. masked: True if rows of text get seeds
     for the masks of a masked language model. num_targets: number of targets, or of pairs, in all batches of all
     processes.
     """

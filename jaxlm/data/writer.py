@@ -32,7 +32,7 @@ class StoreWriter:
     """Writer that builds a store in a directory part by part, then renames it to its output when complete.
 
     Each `commit` saves the state to disk. A new writer on the same directory continues from the last commit and
-    truncates anything written after it. sentences: whether sentence boundaries are kept.
+    truncates anything written after it. sentences: True if sentence boundaries are kept.
     """
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, sentences: bool = False):

@@ -29,7 +29,7 @@ JOIN_WITHIN = 300
 def start_processes(config: DistributedConfig, *, saves: bool = True) -> None:
     """Join the other processes, if there are any; call it before anything uses the devices.
 
-    saves: whether the caller polls a `StopSignal` between its steps. Otherwise SIGTERM ends a process, as it does
+    saves: True if the caller polls a `StopSignal` between its steps. Otherwise SIGTERM ends a process, as it does
     alone. If they do not all join within JOIN_WITHIN seconds, a line says so and the process ends with EXIT_FAILED.
     Raises InputError, on every process, if they have different versions of JAX or of a compiler.
     """

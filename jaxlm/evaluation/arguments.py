@@ -39,7 +39,7 @@ class OneCheckpoint(Evaluation):
     """Arguments of the evaluations of one checkpoint."""
 
     weights: Weights = "average"
-    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
+    """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class PointerCache:
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The memory of a Transformer-XL in the evaluation, with --layout streams. Default: that of the training."""
+    """The memory of a Transformer-XL in the evaluation, with --layout streams. Default: the memory of the training."""
 
     length: Natural | None = None
     """Tokens before a row whose keys and values are kept for it."""

@@ -36,7 +36,7 @@ def evaluate_perplexity(
       store: Token stores, made with the run's tokenizer; they count as one text.
       input: A text file, instead of stores; it is one document.
       length: Tokens in a row. Default: the length of the run.
-      layout: Layout of the text in rows. Default: that of the run.
+      layout: Layout of the text in rows. Default: the layout of the run.
       changes: Other options, by the names of their flags: `{"stride": 64, "batch_size": 8}`.
 
     Returns:

@@ -109,8 +109,8 @@ class PredictArguments:
     """.tsv or .csv with a header, .jsonl or .parquet, with the columns of the task; a directory of text files; - for
     standard input."""
     input_format: TextFormat | None = None
-    """Format of the input. Default: that of its name; standard input is JSONL if its first line begins with {, else
-    TSV."""
+    """Format of the input. Default: the format that its suffix names; standard input is JSONL if its first line begins
+    with {, else TSV."""
     output: Path | None = None
     """Output file: .csv, .tsv, or JSON lines under any other name. Default: JSON lines on standard output."""
     with_inputs: bool = False
@@ -126,7 +126,7 @@ class PredictArguments:
     custom: CustomConfig = CustomConfig()
     """Columns of the rows of published weights. Default: one column `text` or `sentence`."""
     weights: Weights = "average"
-    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
+    """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     mesh: MeshConfig = MeshConfig()
 
 
@@ -137,7 +137,7 @@ class GenerateArguments:
     run: str
     """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
     weights: Weights = "average"
-    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
+    """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     prompt: str | None = None
     """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
     prompts: Path | None = None

@@ -376,14 +376,14 @@ class LoadedModel:
           (['index', 'prediction', 'scores'], True)
         """
         from_json(int | None, to_json(top_k), "top_k")
-        predictor, found, cut, empty = self._predictor(embeddings), list[dict[str, Any]](), 0, 0
+        predictor, found, num_truncated, empty = self._predictor(embeddings), list[dict[str, Any]](), 0, 0
         if not len(rows):
             return found
         with use_mesh(self.run.mesh):
             for examples in in_chunks(rows_of_records(rows, predictor.task, keep=with_inputs), ROWS_AT_A_TIME):
                 lines, truncated = predictor.lines(examples, first=len(found), inputs=with_inputs, top_k=top_k)
-                found, cut, empty = found + lines, cut + truncated, empty + empty_rows(examples)
-        warn_of_rows("rows", len(found), truncated=cut, empty=empty, limit=predictor.limit)
+                found, num_truncated, empty = found + lines, num_truncated + truncated, empty + empty_rows(examples)
+        warn_of_rows("rows", len(found), truncated=num_truncated, empty=empty, limit=predictor.limit)
         return found
 
     @names_arguments

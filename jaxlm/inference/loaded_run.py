@@ -46,9 +46,8 @@ class LoadedRun:
     params: {"backbone": …}, and "head" of a fine-tuned run, on the devices of `mesh`; the average, if the run has one.
     model: the model of `params`, with the run's dtype and attention backend, without rematerialization. task: the task
     of a fine-tuned run, None for a pretrained one. given_tokenizer: None if the run was imported from files without
-    one. trained_length: the number of positions that were
-    trained. raw: True if the run has an average, and these are not it. step: None of published weights, whose `path` is
-    their specification.
+    one. trained_length: the number of positions that were trained. raw: True if the run has an average, and these are
+    not it. step: None of published weights, whose `path` is their specification.
     """
 
     config: PretrainConfig | FinetuneConfig

@@ -152,7 +152,7 @@ class Predictor:
         """Return the lines of predictions of examples, and the number of truncated examples.
 
         Args:
-          first: `index` of the first line. inputs: whether lines have the columns of the row and its gold label.
+          first: `index` of the first line. inputs: True if lines have the columns of the row and its gold label.
             top_k: number of labels or answers in the scores, best first; None: all labels, no other answers.
 
         Returns:

@@ -239,7 +239,7 @@ def _least_sizes(lines: Sequence[Sequence[Scored]], longest: int) -> tuple[int, 
 def _padded(lines: Sequence[Sequence[Scored]], batch_size: int, length: int, scored: int, *, packs: bool) -> _Batch:
     """Return a batch of lines of chunks, padded to a length and to a number of scored positions.
 
-    packs: whether the chunks of a line are the segments of a packed row; else a line has one chunk.
+    packs: True if the chunks of a line are the segments of a packed row; else a line has one chunk.
     """
     ids, positions, segments, where, targets = ([list[int]() for _ in lines] for _ in range(5))
     for row, line in enumerate(lines):

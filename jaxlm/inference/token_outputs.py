@@ -98,7 +98,7 @@ def token_outputs(
 def token_rows(run: LoadedRun, texts: Sequence[Any], *, longest: int, truncate: bool) -> list[TokenRow]:
     """Return texts with their special tokens, or rows of ids as they are.
 
-    longest: the most tokens of a row. truncate: whether longer rows keep their first tokens; otherwise InputError.
+    longest: the most tokens of a row. truncate: True if longer rows keep their first tokens; otherwise InputError.
     InputError for a row that is not a text or ids, or that has no tokens.
     """
     if not isinstance(texts, str) and not any(isinstance(text, str) for text in texts):
@@ -128,10 +128,10 @@ def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[
         whole = run.with_prefix([i for ids in parts for i in ids])
         return TokenRow(whole[:longest], len(whole[:longest])), len(whole) > longest
     special_tokens = "gpt1" if run.task is None else run.task.special_tokens
-    (row,), (second,), cut = FORMATS[family.input_format].arrange(
+    (row,), (second,), is_truncated = FORMATS[family.input_format].arrange(
         parts, [], form, specials, longest, special_tokens=special_tokens
     )
-    return TokenRow(row, second), cut
+    return TokenRow(row, second), is_truncated
 
 
 def _batches(
@@ -167,15 +167,15 @@ def _given(run: LoadedRun, number: int, ids: Any, longest: int, truncate: bool) 
 
 
 def _arranged(run: LoadedRun, number: int, ids: list[int], longest: int, truncate: bool) -> TokenRow:
-    row, cut = arranged(run, [ids], longest)
+    row, is_truncated = arranged(run, [ids], longest)
     if not row.ids:
         raise InputError(f"texts[{number}] must not be empty for {run.name}, as no token begins a text; leave it out")
-    _check_length(run, number, cut, longest, truncate)
+    _check_length(run, number, is_truncated, longest, truncate)
     return row
 
 
-def _check_length(run: LoadedRun, number: int, cut: bool, longest: int, truncate: bool) -> None:
-    if cut and not truncate:
+def _check_length(run: LoadedRun, number: int, is_truncated: bool, longest: int, truncate: bool) -> None:
+    if is_truncated and not truncate:
         raise InputError(
             f"texts[{number}] must have at most {longest} tokens for {run.name}, special ones included; shorten it, or "
             "give truncate=True"

@@ -37,7 +37,7 @@ class ExportArguments:
     to: str
     """hf:PATH, a directory that does not exist yet."""
     weights: Literal["average", "raw"] = "average"
-    """average: the average of the parameters, or the best ones, if the run has them. raw: those of the last step."""
+    """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     verify: bool = False
     """Compare each layer's output with transformers' own."""
     push: str | None = None

@@ -238,7 +238,7 @@ def task_head(
 ) -> SequenceHead | EncoderHead:
     """Return the head for a task of a kind: on every token for spans and tags, otherwise on one of a sequence.
 
-    pooled: whether it reads the pooled first token (BERT), not the state of the extract token (GPT-1).
+    pooled: True if it reads the pooled first token (BERT), not the state of the extract token (GPT-1).
     """
     if kind == "span":
         return SpanHead(init_std)

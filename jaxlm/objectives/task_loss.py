@@ -21,7 +21,7 @@ class TaskLoss:
     """The loss of a task, as a sum over part of a batch and a weight over all of it: cross-entropy over classes.
 
     class_weights: one per class, tag or label; empty where all are 1. label_smoothing: fraction e of the target that is
-    distributed over all classes, tags or present choices alike. has_accuracy: whether an output has one right value.
+    distributed over all classes, tags or present choices alike. has_accuracy: True if an output has one right value.
     """
 
     class_weights: tuple[float, ...] = ()

@@ -40,7 +40,7 @@ def input_name(path: Path | str) -> str:
 
 @contextmanager
 def open_input(path: Path | str, *, decompress: bool = False) -> Iterator[IO[bytes]]:
-    """Open a regular file, or standard input for `-`, as bytes. decompress: whether .gz, .xz and .zst are decompressed.
+    """Open a regular file, or standard input for `-`, as bytes. decompress: True if .gz, .xz and .zst are decompressed.
 
     Raises:
       InputError: the file cannot be opened or read, or its compression is damaged.
@@ -63,7 +63,7 @@ class Lines:
     Args:
       errors: bytes that are not UTF-8 raise an error (strict), or become U+FFFD (replace).
       begin, end: only lines that start at bytes [begin, end) are read, and numbers count from the first of them.
-      decompress: whether .gz, .xz and .zst are decompressed.
+      decompress: True if .gz, .xz and .zst are decompressed.
       remedy: the end of the error for bytes that are not UTF-8.
 
     Attributes: start, the offset of the current line in the file.

@@ -135,7 +135,7 @@ def json_rows(
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield (line number, object) for each line of JSON; a line of only white space gives None.
 
-    where: returns the place of a line, for messages. check: whether all texts go through `well_formed`.
+    where: returns the place of a line, for messages. check: True if all texts go through `well_formed`.
 
     Raises:
       InputError: a line that is not one JSON object, with its place.

@@ -31,9 +31,9 @@ def read_table(
     """Read a TSV, CSV or JSONL of a task whose columns have names, in a header or in `task.headerless`.
 
     Args:
-      labelled: whether labels are required, as in train and dev splits; a test split may lack the column.
+      labelled: True if labels are required, as in train and dev splits; a test split may lack the column.
       dropped_labels: labels whose rows are dropped and counted.
-      drop_short: whether to drop and count rows of a labelled split with a wrong number of columns.
+      drop_short: True to drop and count rows of a labelled split with a wrong number of columns.
     """
     label: LabelRule = "required" if labelled else "optional"
     reader = RowReader(
@@ -54,7 +54,7 @@ class Catalogue:
 
     splits: split -> the name of a TFDS split, or several; `NAME@SPLIT` is the split of another data set. optional:
     splits that may be missing. read: converts a record to examples where `texts` and `label` do not suffice; called
-    with the record and the data set's name. drops_unlabelled: whether unlabelled rows of every split are dropped and
+    with the record and the data set's name. drops_unlabelled: True if unlabelled rows of every split are dropped and
     counted.
     """
 

@@ -57,7 +57,7 @@ def read_task(
       seed: seed of the dev split that is held out where there is none. Runs that are compared need the same seed, so
         all seeds of one table share it.
       options: windows, answers and context, for the tasks that have them; saved with the task.
-      strict: whether to raise an error that lists answers that are not at their offsets; by default they are counted.
+      strict: True to raise an error that lists answers that are not at their offsets; by default they are counted.
       sample: number of training rows, chosen by `seed` after a dev split was held out; None: all. The labels are those
         of all rows, the scale of scores that of the sample.
 
@@ -126,7 +126,7 @@ def read_rows(
     them; other columns, including labels, are ignored. Questions come as `context` and `question`, sentences as
     `tokens` or `text`, or in columns; from standard input both come as JSON lines unless `form` is given.
 
-    form: the format; None: that of the suffix, and of standard input as in `RowReader`. keep: whether examples keep
+    form: the format; None: that of the suffix, and of standard input as in `RowReader`. keep: True if examples keep
     their `row`, all fields of the file.
 
     Raises:

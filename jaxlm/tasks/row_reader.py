@@ -50,12 +50,12 @@ class RowReader:
       headerless: names of the columns, for files that may come without a header.
       blank_lines: `drop` counts blank lines between rows as dropped, `refuse` raises InputError. Those at the end of
         the file are ignored.
-      warn_quotes: whether to warn, after the last row, about fields that look as if they needed csv quoting.
+      warn_quotes: True to warn, after the last row, about fields that look as if they needed csv quoting.
       short_rows: `drop` counts rows with another number of columns, and rows without a required label, as dropped;
         `refuse` raises InputError.
       skip_flag: the flag that drops such rows, for the error; empty where there is none.
       form: the format. None: that of the suffix; standard input is JSONL if its first line begins with `{`, else TSV.
-      keep: whether examples keep their `row`, by the names of the header or of the fields.
+      keep: True if examples keep their `row`, by the names of the header or of the fields.
       unit: the word for a row in messages. None: `line`, or `row` where there are no lines.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields. or_skip: the remedy
@@ -205,7 +205,7 @@ class RowReader:
             raise InputError(f"{self.name} has no rows; write one JSON object per line")
 
     def _example(self, number: int, row: dict[str, Any], *, in_table: bool = False) -> Example | None:
-        """Return the example of a row, None if it is dropped. in_table: whether each field is a text in a column."""
+        """Return the example of a row, None if it is dropped. in_table: True if each field is a text in a column."""
         whole = None if in_table else next((name for name in self.columns.whole if name in row), None)
         if self.short_rows == "drop" and whole is None:
             required = (*self.columns.texts, *self.columns.choices)

@@ -110,7 +110,7 @@ class Task:
     come without a header. papers: for each input format (`gpt1`, `bert`) the length, batch_size, peak_lr and num_epochs
     of its paper. num_choices: answers per row, for choice tasks. second: the role of a choice task's second text: a
     `question`, a question whose `_` is replaced by the choice (`cloze`), or the `beginning` of every choice. mean,
-    deviation: of the training scores, for regression. no_answer: whether questions may have no answer; threshold: the
+    deviation: of the training scores, for regression. no_answer: True if questions may have no answer; threshold: the
     score above that of no answer which an answer needs, as tuned on dev; of `multilabel` the probability that a label
     needs. positive_label: the chosen class of `f1`; empty where none is chosen. class_weights: the weight of each label
     in the loss; empty where all are 1. scheme: the files' mark at the beginning of an

@@ -21,7 +21,7 @@ class LibraryTokenizer(Tokenizer):
 
     The library's padding and truncation are switched off, and text that contains the spelling of a special token is
     plain text. kind, files, specials, can_split, continuing, word_start, lossy_note: as in `Tokenizer`.
-    bert_words: whether words end where BERT's rules end them, at punctuation too.
+    bert_words: True if words end where BERT's rules end them, at punctuation too.
     """
 
     bytes_per_character = 120

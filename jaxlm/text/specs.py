@@ -25,7 +25,7 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     """Return the tokenizer that `spec` names, one of SPECS. InputError for another form or missing files.
 
     case: whether a WordPiece vocabulary keeps the case of text; auto: from the files next to it. `notes` give the
-    result. trains: whether the caller also trains tokenizers, which the error message lists.
+    result. trains: True if the caller also trains tokenizers, which the error message lists.
     """
     if spec == "bytes":
         return bytes_tokenizer()
@@ -79,7 +79,7 @@ def _forms(trains: bool) -> dict[str, str]:
 
 
 def _unknown(spec: str, trains: bool) -> InputError:
-    """Return the error for a specification of another form. trains: whether a tokenizer may be trained here."""
+    """Return the error for a specification of another form. trains: True if a tokenizer may be trained here."""
     kinds = _forms(trains)
     if spec in kinds:  # without what it needs
         of_hub = ", or hf:gpt2 for the Hub's" if spec == "gpt2" else ""

@@ -54,9 +54,9 @@ def build_wordpiece(
 ) -> LibraryTokenizer:
     """Return the tokenizer of a `vocab.txt`: one token per line, with the line number from 0 as its id.
 
-    lower_case: whether text is lower-cased; None: yes if the vocabulary has no upper-case letter.
-    strip_accents: whether accents are stripped; None: yes if text is lower-cased.
-    part_ideographs: whether each Chinese character is a word of its own.
+    lower_case: True if text is lower-cased; None: yes if the vocabulary has no upper-case letter.
+    strip_accents: True if accents are stripped; None: yes if text is lower-cased.
+    part_ideographs: True if each Chinese character is a word of its own.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models

@@ -390,7 +390,7 @@ def run_fields(
 ) -> tuple[str, ...]:
     """Return the fields that may change on resume, with the run's length if no schedule depends on it.
 
-    fixed_evaluations: whether the training depends on the validation losses. The contents of data.validation are then
+    fixed_evaluations: True if the training depends on the validation losses. The contents of data.validation are then
     among the fingerprints.
     """
     free = tuple(name for name in RUN_FIELDS if not (fixed_evaluations and name in ("eval_every", "eval_batch_size")))

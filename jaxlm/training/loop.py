@@ -31,7 +31,7 @@ class ScheduledEvaluation(NamedTuple):
     """An evaluation during training, at the last step and at those in between that are due.
 
     run(step, state): evaluates and records; None: nothing follows. every: the number of steps from one to the next; 0:
-    none in between. first: whether to evaluate before the first update too.
+    none in between. first: True to evaluate before the first update too.
     """
 
     run: Callable[[int, TrainState], Outcome | None]

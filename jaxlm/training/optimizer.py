@@ -139,7 +139,7 @@ class Schedule(NamedTuple):
     """The numbers of a learning-rate schedule, float32 scalars: data of a compiled step, not constants in it.
 
     peak_lr: the highest learning rate. num_steps: the updates of the run. warmup: steps; warmup_fraction: the same as a
-    fraction of the run. floor, power, stable: those of the decay.
+    fraction of the run. floor, power, stable: the fields of the decay.
     """
 
     peak_lr: Any
@@ -282,7 +282,7 @@ def materialized(state: Any) -> Any:
 
 
 def _scaling_of(config: OptimizerConfig, rules: Any) -> "Scaling":
-    """Return the scaling of an optimizer's kind. rules: those of the parameters."""
+    """Return the scaling of an optimizer's kind. rules: a tree of ParameterRule."""
     if config.kind == "adamw" or config.kind == "openai_adam" or config.kind == "bert_adamw":
         return Adam(config.kind, config.beta1, config.beta2, config.eps)
     from jaxlm.training.scaling import Adafactor, Adagrad, Momentum

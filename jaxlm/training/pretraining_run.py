@@ -160,8 +160,8 @@ def run_pretraining(
     Args:
       config: A config file, its name, for example `pretrain/gpt1`, or a PretrainConfig.
       run: The run directory to create or to resume.
-      store: Token stores to train on, of `prepare_store`. Default: those of the config.
-      validation: Token stores to evaluate on. Default: those of the config.
+      store: Token stores to train on, of `prepare_store`. Default: the stores of the config.
+      validation: Token stores to evaluate on. Default: the stores of the config.
       start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
       start_with: Content to load from `start`: its parameters, or its whole state.
       start_vocabulary: same: the stores have the tokenizer of `start`. matched: each token's row of the table comes

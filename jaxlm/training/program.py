@@ -147,7 +147,7 @@ def _optional_state(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
 
 
 def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_steps: int = 1) -> Settings:
-    """Return the settings of a run of `num_steps`, NumPy scalars. stage_steps: those of a stage of unfreezing."""
+    """Return the settings of a run of `num_steps`, NumPy scalars. stage_steps: the steps per stage of unfreezing."""
     return settings_of(
         config.optimizer,
         num_steps,

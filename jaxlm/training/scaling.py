@@ -112,7 +112,7 @@ class Adafactor(Scaling):
         u = g / sqrt(V), direction = max(eps2, RMS(p)) u / max(1, RMS(u) / d)
 
     For a vector, or a matrix of fewer than 128 rows or columns, V = b V + (1 - b) (g^2 + eps1). The state is that of
-    optax: v_row and v_col for matrices, v for the others, with empty nodes elsewhere. rules: those of the parameters.
+    optax: v_row and v_col for matrices, v for the others, with empty nodes elsewhere. rules: a tree of ParameterRule.
     """
 
     rules: PyTree

@@ -93,9 +93,9 @@ class HarnessRequests:
         is too long loses its beginning. InputError for a continuation without tokens, or longer than the model.
         """
         encoded = self.encode_pairs(pairs)
-        if cut := sum(len(context) + len(continuation) > self.longest + 1 for context, continuation in encoded):
+        if too_long := sum(len(context) + len(continuation) > self.longest + 1 for context, continuation in encoded):
             note = f"the model has {self.longest} positions{self.more_length}"
-            log.info("note: %d of %d requests lost the beginning of their context: %s", cut, len(pairs), note)
+            log.info("note: %d of %d requests lost the beginning of their context: %s", too_long, len(pairs), note)
         return self.token_log_likelihoods(encoded, answered)
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:

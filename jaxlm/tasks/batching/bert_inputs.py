@@ -45,7 +45,7 @@ def arrange_segments(
 ) -> Arranged:
     """Return the sequences of one example, where their second segments begin, and whether any was truncated.
 
-    See `InputFormat`. specials: those of cls and sep. special_tokens is not used: they are those of pretraining.
+    See `InputFormat`. specials: the ids of cls and sep. special_tokens is not used: they are the ones of pretraining.
     """
     cls, sep = special_ids(specials, length)
     pairs: list[tuple[Ids, Ids | None]]

@@ -70,10 +70,10 @@ def encode_texts(
             parts = list(islice(encoded, len(read_texts)))
             choices = list(islice(encoded, len(read_choices)))
             keep = question and len(example.texts) > 1
-            sequences, second[row], cut = inputs.arrange(
+            sequences, second[row], is_truncated = inputs.arrange(
                 parts, choices, task.form, specials, length, special_tokens=task.special_tokens, keep_second=keep
             )
-            truncated += cut
+            truncated += is_truncated
             lengths[row] = [len(sequence) for sequence in sequences]
             pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))
             row += 1

@@ -27,8 +27,8 @@ class InputFormat:
     the second segment of each begins, or its length if there is none, and whether any sequence was truncated.
 
     roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
-    orders: the sequences of a symmetric pair. reads_last: whether heads read the last token of a sequence; otherwise
-    the first. every_token: whether there are heads for spans and tags, which read every token. whole_batches: whether
+    orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
+    the first. every_token: True if there are heads for spans and tags, which read every token. whole_batches: whether
     an epoch has a whole number of updates.
     """
 

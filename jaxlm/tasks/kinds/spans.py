@@ -33,7 +33,7 @@ LISTED = 20  # maximum number of names in a message
 def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Errors = "strict") -> Split:
     """Read every question of a file: official JSON (`.json`), or rows as `stream_questions` reads them.
 
-    labelled: whether answers are required; otherwise they are read where there are some.
+    labelled: True if answers are required; otherwise they are read where there are some.
 
     Raises:
       InputError: a malformed file; two questions with one id.

@@ -33,7 +33,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 def read_sentences(path: Path | str, task: Task, *, labelled: bool, errors: Errors = "strict") -> Split:
     """Read every sentence of a file: JSON lines, recognised by their suffix, or columns.
 
-    labelled: whether tags are required; otherwise they are read where the first sentence has some.
+    labelled: True if tags are required; otherwise they are read where the first sentence has some.
 
     Raises:
       InputError: a line without a tag, an invalid tag, lists of two lengths, a file without sentences.

@@ -152,7 +152,7 @@ def _zero_shot_charts(records: Sequence[Record], entries: Sequence[Entry]) -> li
 
 
 def _unit(name: str, scores: bool = False) -> str:
-    """Return the unit of a metric. scores: whether its loss may be a squared error."""
+    """Return the unit of a metric. scores: True if its loss may be a squared error."""
     if scores and name.endswith("loss"):
         return ""
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")

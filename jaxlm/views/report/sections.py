@@ -132,7 +132,7 @@ def curves_section(
 
 
 def settings_html(several: bool, groups: Sequence[str]) -> str:
-    """Return the settings of all charts. several: whether a run has several seeds. groups: fields to group by."""
+    """Return the settings of all charts. several: True if a run has several seeds. groups: fields to group by."""
     axes = "".join(f'<option value="{name}">{text}</option>' for name, text in AXES.items())
     seeds = (
         '<label>seeds <select name="seeds"><option value="mean">mean</option><option value="trial">each</option>'

@@ -34,7 +34,7 @@ ABSENT = Cell("–")
 class Table:
     """A table. caption: a sentence. name: name of the file that it is saved to; empty, without buttons for that.
 
-    headed: whether the first cell of each row is its header.
+    headed: True if the first cell of each row is its header.
     """
 
     caption: str
