@@ -146,11 +146,13 @@ def _check_counterpart(model: GPTConfig | BertConfig, model_type: str) -> None:
         return
     if model.feed_forward_width != 4 * model.width:
         raise InputError(
-            f"model.feed_forward_width {model.feed_forward_width}: Hugging Face's openai-gpt has four times the width, "
-            f"{4 * model.width}"
+            f"model.feed_forward_width must be {4 * model.width}, four times the width, to export an openai-gpt, got "
+            f"{model.feed_forward_width}; export another run"
         )
     if model.activation != "gelu_tanh":
-        raise InputError("model.activation gelu_erf: Hugging Face's openai-gpt has only the tanh form of GELU")
+        raise InputError(
+            f"model.activation must be gelu_tanh to export an openai-gpt, got {model.activation}; export another run"
+        )
 
 
 class _Reader:

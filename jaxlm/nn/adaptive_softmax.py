@@ -25,7 +25,7 @@ from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.config import Adaptive, Execution
-from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
+from jaxlm.nn.cross_entropy import num_loss_chunks, projected_cross_entropy
 from jaxlm.nn.linear import embed, gathered, linear
 
 PROJECTION_STD = 0.01  # of the projections (train.py, --proj_init_std)
@@ -144,7 +144,7 @@ class AdaptiveOutput:
         With several clusters, the scores of a chunk of the length are computed again in the backward pass.
         """
         b, length, d = states.shape
-        count = loss_pieces(chunks, b, length, output.tokens[0])
+        count = num_loss_chunks(chunks, b, length, output.tokens[0])
         if output.clusters_KD is None:
             return projected_cross_entropy(states, output.tokens[0], targets, weights, count, output.bias_V)
         if length % count:

@@ -22,7 +22,7 @@ from jaxlm.data.batch import Batch
 from jaxlm.distributed.partition import with_axes
 from jaxlm.errors import InputError
 from jaxlm.models.model import Inputs, Model, Outputs
-from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
+from jaxlm.nn.cross_entropy import num_loss_chunks, projected_cross_entropy
 from jaxlm.nn.pointwise import LayerNorm
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.objectives.language_model import FurtherLoss, segments_of
@@ -192,8 +192,8 @@ class AuxiliaryLosses:
 
     def _nll(self, name: str, states_BLD: jax.Array, kernel_VD: jax.Array, batch: Batch) -> jax.Array:
         targets_BL, weights_BL = _targets(name, batch)
-        pieces = loss_pieces(self._chunks, targets_BL.shape[0], targets_BL.shape[1], kernel_VD)
-        return projected_cross_entropy(states_BLD, kernel_VD, targets_BL, weights_BL, pieces)[0]
+        chunks = num_loss_chunks(self._chunks, targets_BL.shape[0], targets_BL.shape[1], kernel_VD)
+        return projected_cross_entropy(states_BLD, kernel_VD, targets_BL, weights_BL, chunks)[0]
 
 
 def _targets(name: str, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,7 @@ from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
-from jaxlm.nn.cross_entropy import loss_pieces, projected_cross_entropy
+from jaxlm.nn.cross_entropy import num_loss_chunks, projected_cross_entropy
 from jaxlm.nn.linear import embed, gathered, linear, linear_head, project
 from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
 from jaxlm.nn.transformer import FeedForward, SelfAttention, stacked
@@ -187,7 +187,7 @@ class MaskedLMOutput:
         """
         h_BMD, bias_V = self._transformed(params, states)
         rows, length, _ = h_BMD.shape
-        chunks = min(loss_pieces(chunks, rows, length, output), length)
+        chunks = min(num_loss_chunks(chunks, rows, length, output), length)
         if extra := -length % chunks:
             h_BMD = jnp.pad(h_BMD, ((0, 0), (0, extra), (0, 0)))
             targets, weights = (jnp.pad(x, ((0, 0), (0, extra))) for x in (targets, weights))
