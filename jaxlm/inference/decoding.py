@@ -167,7 +167,7 @@ class CachedModel:
     def step(self, params: Any, rows: Rows, ids_B: jax.Array, made: jax.Array) -> tuple[jax.Array, Rows]:
         """Add `ids_B` to rows that have `made` new tokens; return the scores (B, V) of the ids that follow, and rows.
 
-        Rows that are complete may go on beyond their last position; their scores have no meaning.
+        Rows that are complete may continue beyond their last position; their scores have no meaning.
         """
         positions_B1 = jnp.minimum(rows.lengths_B + made, self.positions - 1)[:, None]
         outputs = self.model(params, Inputs(ids_B[:, None], positions_B1), rows.carry)

@@ -76,7 +76,7 @@ class Session:
             self.recorder.spike(step, metrics, self.describe_batch)
 
     def evaluate(self, due: Sequence[ScheduledEvaluation], step: int, state: TrainState) -> TrainState:
-        """Run evaluations, and end training here if one says so; return the state to go on with.
+        """Run evaluations, and end training here if one says so; return the state to continue with.
 
         The step at which training ends is the last one, so that all evaluations are due. The time does not count as
         training time.

@@ -209,8 +209,11 @@ def test_the_tokenizer_of_another_store(corpus):
     [
         ({"source": ()}, "--source must be given"),
         ({"source": ("text:none/*.txt",), "weights": ()}, r"no file matches 'none/\*\.txt'"),
-        ({"source": ("text:empty.txt",), "weights": ()}, "has no document"),
-        ({"source": ("text:books/*.txt", "lines:blank.txt"), "weights": ()}, r"'lines:blank\.txt' has no document"),
+        ({"source": ("text:empty.txt",), "weights": ()}, "must have a document, got only blanks"),
+        (
+            {"source": ("text:books/*.txt", "lines:blank.txt"), "weights": ()},
+            r"'lines:blank\.txt' must have a document",
+        ),
         ({"source": ("text:latin.txt",), "weights": ()}, r"latin\.txt: byte 0xe9 at offset 3"),
         ({"source": ("jsonl:bad.jsonl",), "weights": ()}, r"bad\.jsonl line 2 has no field 'text'"),
         ({"weights": (1.0,)}, "--weights must be one per source .3., got 1"),
