@@ -85,7 +85,7 @@ def test_candidates_are_drawn_uniformly(many):
     parts, draws, counts, begun = source.random_parts, source._draws(0, 0), np.zeros(100, int), Counter()
     starts = np.asarray(store.document_starts)
     for _ in range(1_500):
-        begins, ends = parts._whole_sentences(*parts._other_documents(int(starts[3]), draws), 20, cut=False)
+        begins, ends = parts._whole_sentences(*parts._other_documents(int(starts[3]), draws), 20, truncates=False)
         documents = np.searchsorted(starts, begins, side="right") - 1
         assert (ends <= starts[documents + 1]).all() and (ends - begins <= 20).all() and (ends >= begins).all()
         np.add.at(counts, documents, 1)
