@@ -37,7 +37,7 @@ def table(name: str, sizes: tuple[int, int, int]) -> list[str]:
     model, objective, layout = MODELS[name]
     config = PretrainConfig(
         model,
-        objective,
+        objective=objective,
         data=MEMBERS[layout](),
         optimizer=OptimizerConfig(peak_lr=1e-3, warmup=2),
         execution=Execution(unroll=1),

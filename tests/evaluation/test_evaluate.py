@@ -171,16 +171,16 @@ def test_a_packed_run_is_measured_scored_and_continued_as_it_was_trained(
     (tmp_path / "in.txt").write_text("The cat sat.\n", encoding="utf-8")
     text, scored = command(evaluate.main, monkeypatch, capsys, "score", "--run", path, "--input", tmp_path / "in.txt")
     assert scored["tokens"] == len(loaded.tokenizer.encode("The cat sat."))
-    assert loaded.left == [end]
+    assert loaded.prefix_ids == [end]
     given = []
     monkeypatch.setattr(
         Sampler, "_tokens", lambda self, rows, *_: given.append(rows[0].ids) or iter([np.array([[end]])])
     )
     command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "The cat")
-    assert given[0] == [*loaded.left, *loaded.tokenizer.encode("The cat")]
+    assert given[0] == [*loaded.prefix_ids, *loaded.tokenizer.encode("The cat")]
     command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
     assert given[1] == [end]
-    monkeypatch.setattr(LoadedRun, "left", [])  # as for a vocabulary without a token that begins a text
+    monkeypatch.setattr(LoadedRun, "prefix_ids", [])  # as for a vocabulary without a token that begins a text
     with pytest.raises(InputError, match="a prompt must not be empty"):
         command(generate.main, monkeypatch, capsys, "--run", path, "--prompt", "")
 

@@ -15,6 +15,7 @@ from jaxlm.models import build
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
+from jaxlm.ranges import checked
 
 CONFIG = GPTConfig(
     vocab_size=40, num_positions=96, num_layers=2, width=32, num_heads=4, feed_forward_width=64, init_std=0.3
@@ -211,8 +212,8 @@ def test_bfloat16_weights_are_cast_once_to_the_same_result(params):
     [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5)],
 )
 def test_what_is_no_way_to_draw_is_refused(field, value):
-    with pytest.raises(InputError, match=f"--{field.replace('_', '-')} must be .*got {value}"):
-        dataclasses.replace(Sampling(), **{field: value}).check()
+    with pytest.raises(InputError, match=f"^{field} must be .*got {value}"):
+        checked(dataclasses.replace(Sampling(), **{field: value}))
 
 
 def test_length_buckets():

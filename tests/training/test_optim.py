@@ -12,6 +12,7 @@ from parity import openai_adam
 from toy import TOY, boxed_shapes
 
 from jaxlm.errors import InputError
+from jaxlm.ranges import checked
 from jaxlm.training.optimizer import OptimizerConfig, learning_rate, make_optimizer, parameter_rules, schedule_of
 
 
@@ -235,4 +236,4 @@ def test_a_refused_gradient_leaves_the_state(small, kind):
 @pytest.mark.parametrize(("field", "value"), [("peak_lr", -1.0), ("peak_lr", float("nan")), ("warmup", -0.1)])
 def test_values_that_cannot_be_meant_are_refused(field, value):
     with pytest.raises(InputError, match=f"optimizer.{field}"):
-        OptimizerConfig(**{field: value}).check()
+        checked(OptimizerConfig(**{field: value}), "optimizer")

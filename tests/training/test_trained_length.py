@@ -73,7 +73,7 @@ def test_windows_of_a_question_cover_its_text_where_the_length_is_short():
         seen = [token for start, count in windows(total, 31, 128) for token in range(start, start + count)]
         assert seen == list(range(total))
     source = SimpleNamespace(trained_length=128, name="runs/x@1")
-    task = SimpleNamespace(kind="span", options=SimpleNamespace(stride=128, question_length=64))
+    task = SimpleNamespace(of_windows=True, options=SimpleNamespace(stride=128, question_length=64))
     limit, apart = notes_on_length(TUNED, 128, source, {"length": 384}, task)
     assert limit == "length 128: runs/x@1 was trained on 128 of its 512 positions; --beyond-length uses the others too"
     assert "room for 61 of its text" in apart and "--options.stride" in apart
