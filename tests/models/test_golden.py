@@ -18,7 +18,6 @@ from toy_pairs import bert_shapes, init_bert
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.character_transformer import T12
-from jaxlm.models.echo import ECHO
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
@@ -130,12 +129,6 @@ def test_transformer_xl(update_golden):
     small = replace(ENWIK8, num_layers=2)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("transformer_xl.txt", table(boxed_shapes(ENWIK8), drawn, 0.02), update_golden)
-
-
-def test_echo(update_golden):
-    """Fails when a kernel is sharded otherwise or not decayed, or an initial value changes."""
-    drawn = jax.jit(lambda key: nn.unbox(init_params(ECHO)(key)))(jax.random.key(0))
-    compare("echo.txt", table(boxed_shapes(ECHO), drawn, 0.02), update_golden)
 
 
 def test_sequence_head(update_golden):
