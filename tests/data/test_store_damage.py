@@ -251,9 +251,9 @@ def test_a_run_that_meets_damage_goes_on_after_the_repair(tmp_path, small_chunks
     assert ended.code == 1 and "Traceback" not in ended.errors
     line = ended.errors.splitlines()[-1]
     assert line.startswith("failed: ") and "tokens.bin is damaged in bytes" in line
-    assert f"continues from step {step}" in line and checkpoints(run)[-1] == step
+    assert f"resume from step {step}" in line and checkpoints(run)[-1] == step
     ended = run_here("pretrain", *pretrain_arguments(run, stores, *toy))
-    assert ended.code == 1 and f"continues from step {step}" in ended.errors
+    assert ended.code == 1 and f"resume from step {step}" in ended.errors
     tokens.write_bytes(sound)
     ended = run_here("pretrain", *pretrain_arguments(run, stores, *toy))
     assert ended.code == 0, ended.errors
