@@ -7,10 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
-from jaxlm.nn.batch_norm import BatchNorm
 from jaxlm.nn.config import Features
-from jaxlm.nn.linear import linear_head
-from jaxlm.nn.pointwise import dropout, fold
+from jaxlm.nn.layers import BatchNorm, dropout, fold, linear_head
 from jaxlm.nn.recurrence import BiLSTM
 
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from jaxlm.models.family import Family
 from jaxlm.nn.config import Execution
-from jaxlm.nn.pointwise import fold
+from jaxlm.nn.layers import fold
 
 
 class Inputs(NamedTuple):

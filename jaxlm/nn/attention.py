@@ -24,7 +24,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import current_spec
 from jaxlm.nn.config import Backend
-from jaxlm.nn.pointwise import dropout
+from jaxlm.nn.layers import dropout
 
 LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
 LARGEST_BLOCK = 512  # queries, or keys, per block

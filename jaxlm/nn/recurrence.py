@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
-from jaxlm.nn.linear import linear
+from jaxlm.nn.layers import linear
 
 
 class LSTMState(NamedTuple):

@@ -12,8 +12,18 @@ from flax import linen as nn
 from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.attention import SAVED, attend
 from jaxlm.nn.config import Execution
-from jaxlm.nn.linear import project, project_heads, project_to_heads
-from jaxlm.nn.pointwise import Activation, activate, dropout
+from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
+
+
+def transformer_flops(config: Any, length: int, vocabulary: float, seen: float = 0.5) -> float:
+    """Return the FLOPs of a training step per token, forward and backward.
+
+    vocabulary: the multiplications of the output layer per token. seen: the fraction of the keys that attention uses;
+    by default that of a causal mask.
+    """
+    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
+    matrices = config.num_layers * per_layer + vocabulary
+    return 6 * matrices + 12 * config.num_layers * config.width * length * seen
 
 
 class Cache(NamedTuple):
@@ -128,9 +138,15 @@ _SAVED = {
 
 
 def stacked(
-    block: type[nn.Module], num_layers: int, execution: Execution, *, in_axes: tuple[Any, ...], static: tuple[int, ...]
+    block: type[nn.Module],
+    config: Any,
+    execution: Execution,
+    *,
+    in_axes: tuple[Any, ...],
+    static: tuple[int, ...],
+    name: str | None = None,
 ) -> Any:
-    """Return the module class of `num_layers` blocks, unrolled and rematerialized as `execution` selects.
+    """Return a module of the num_layers blocks of a config, unrolled and rematerialized as `execution` selects.
 
     The block takes the states first and returns (states, outputs that are stacked over the layers). in_axes: for each
     further argument, 0 if every layer has its own and nn.broadcast if all share it. static: the arguments, counted with
@@ -138,12 +154,13 @@ def stacked(
     """
     if execution.remat != "none":
         block = nn.remat(block, prevent_cse=False, policy=_SAVED[execution.remat], static_argnums=static)
-    return nn.scan(
+    blocks = nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=in_axes,
-        length=num_layers,
-        unroll=execution.layers_per_iteration(num_layers),
+        length=config.num_layers,
+        unroll=execution.layers_per_iteration(config.num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
+    return blocks(config, execution, name=name)

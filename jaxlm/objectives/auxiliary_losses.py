@@ -22,8 +22,8 @@ from jaxlm.data.batch import Batch
 from jaxlm.distributed.partition import with_axes
 from jaxlm.errors import InputError
 from jaxlm.models.model import Inputs, Model, Outputs
-from jaxlm.nn.cross_entropy import num_loss_chunks, projected_cross_entropy
-from jaxlm.nn.pointwise import LayerNorm
+from jaxlm.nn.layers import LayerNorm
+from jaxlm.nn.output import num_loss_chunks, projected_cross_entropy
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.objectives.language_model import FurtherLoss, segments_of
 from jaxlm.objectives.objective import Coefficient, Sums

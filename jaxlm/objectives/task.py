@@ -17,7 +17,7 @@ from jaxlm.models.heads import (
     take_states,
 )
 from jaxlm.models.model import Inputs, Model, Outputs
-from jaxlm.nn.batch_norm import STATISTICS, SUMS, moved
+from jaxlm.nn.layers import STATISTICS, SUMS, moved
 from jaxlm.objectives.objective import Objective, Sums, apply
 from jaxlm.objectives.task_loss import LOSSES, TaskLoss
 

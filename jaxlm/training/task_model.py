@@ -16,8 +16,8 @@ from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.models import build, family_of, without_dropout
 from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, task_head
-from jaxlm.nn.batch_norm import STATISTICS
 from jaxlm.nn.config import Execution
+from jaxlm.nn.layers import STATISTICS
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
 from jaxlm.objectives.task_loss import LOSSES, TaskLoss

@@ -29,7 +29,7 @@ from jaxlm.distributed.partition import constrain, partition_spec
 from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.nn.config import Execution
-from jaxlm.nn.linear import gathered
+from jaxlm.nn.layers import gathered
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlm.models.heads import ConcatPoolingHead, concat_pooled
-from jaxlm.nn.batch_norm import STATISTICS, SUMS, moved
+from jaxlm.nn.layers import STATISTICS, SUMS, moved
 
 E, C, L, D = 4, 2, 5, 3
 LENGTHS = np.array([[5, 1], [3, 0], [2, 4], [0, 0]], np.int32)

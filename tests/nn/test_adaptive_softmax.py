@@ -18,8 +18,8 @@ from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Inputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.nn.config import Adaptive, Execution
+from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.training.config import PretrainConfig, resolved_json
 

@@ -12,7 +12,7 @@ from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.nn import attention
 from jaxlm.nn.attention import attend
-from jaxlm.nn.pointwise import dropout, random_halves
+from jaxlm.nn.layers import dropout, random_halves
 
 B, H, L, K = 2, 3, 7, 4
 

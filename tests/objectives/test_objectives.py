@@ -17,7 +17,7 @@ from jaxlm.distributed.devices import compiling_for
 from jaxlm.models import build
 from jaxlm.models.heads import SequenceHead
 from jaxlm.models.model import Inputs
-from jaxlm.nn.cross_entropy import projected_cross_entropy
+from jaxlm.nn.output import projected_cross_entropy
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import task_objective

@@ -19,10 +19,9 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
-from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
 from jaxlm.nn.config import Execution
-from jaxlm.nn.linear import gathered, project
-from jaxlm.nn.pointwise import dropout, fold
+from jaxlm.nn.layers import STATES, dropout, fold, gathered, project
+from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
 State = tuple[LSTMState, ...]  # of each layer, (1, B, U)
@@ -30,7 +29,7 @@ State = tuple[LSTMState, ...]  # of each layer, (1, B, U)
 
 def flops_per_token(config: AWDLSTMConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per token, forward and backward: six per parameter of a matrix."""
-    total, before = matrices(config.vocab_size, config.width, config.adaptive), config.width
+    total, before = vocabulary_matrices(config), config.width
     for layer in range(config.num_layers):
         units = config.units_of(layer)
         total, before = total + (before + units) * 4 * units, units
@@ -62,7 +61,7 @@ class AWDLSTM(nn.Module):
         config = self.config
         key = self.make_rng("dropout") if train else None
         x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids, fold(key, 0))
-        x_BLD = constrain(_locked(x_BLD, config.embedding_dropout_rate, fold(key, 1)), _STATES)
+        x_BLD = constrain(_locked(x_BLD, config.embedding_dropout_rate, fold(key, 1)), STATES)
         real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
         start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
         hidden, ends, raw_BLD = [x_BLD], [], x_BLD
@@ -71,7 +70,7 @@ class AWDLSTM(nn.Module):
             raw_BLD, end = layer(hidden[-1], start[number], real_LB, reset_LB, fold(key, 2 * number + 2))
             last = number == config.num_layers - 1
             rate = config.output_dropout_rate if last else config.dropout_rate
-            hidden.append(constrain(_locked(raw_BLD, rate, fold(key, 2 * number + 3)), _STATES))
+            hidden.append(constrain(_locked(raw_BLD, rate, fold(key, 2 * number + 3)), STATES))
             ends.append(end)
         after = None if carry is None else tuple(ends)
         return Outputs(hidden[-1], _stacked(hidden) if layers else None, after, output, raw_BLD)
@@ -87,11 +86,10 @@ class Embeddings(nn.Module):
     def __call__(self, ids_BL: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tables]:
         """Return embeddings (B, L, D), of dropped words zeros, and the inputs of `AdaptiveOutput`."""
         config, init = self.config, uniform(self.config.init_range)
-        v, d = config.vocab_size, config.width
-        tables = make_tables(self, v, d, config.adaptive, init, bias=config.output_bias)
+        tables = make_tables(self, config, init, bias=config.output_bias)
         x_BLD = embed_tokens(tables, ids_BL, self.execution)
         if key is not None and config.word_dropout_rate:
-            kept_V1 = dropout(jnp.ones((v, 1), x_BLD.dtype), config.word_dropout_rate, key)
+            kept_V1 = dropout(jnp.ones((config.vocab_size, 1), x_BLD.dtype), config.word_dropout_rate, key)
             x_BLD = x_BLD * jnp.take(kept_V1, ids_BL, axis=0)
         return x_BLD, tables
 
@@ -120,9 +118,6 @@ class Layer(nn.Module):
         of_layer = LSTMState(start.h[0], start.c[0])
         h_LBU, end = lstm(jnp.swapaxes(x_BLG, 0, 1), kernel_UG, of_layer, real_LB, reset_LB)
         return jnp.swapaxes(h_LBU, 0, 1).astype(dtype), LSTMState(end.h[None], end.c[None])
-
-
-_STATES = ("batch", "length", "whole_width")
 
 
 def _locked(x_BLD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -17,10 +17,9 @@ from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
-from jaxlm.nn.cross_entropy import num_loss_chunks, projected_cross_entropy
-from jaxlm.nn.linear import embed, gathered, linear, linear_head, project
-from jaxlm.nn.pointwise import LayerNorm, activate, dropout, fold
-from jaxlm.nn.transformer import FeedForward, SelfAttention, stacked
+from jaxlm.nn.layers import STATES, LayerNorm, activate, dropout, embed, fold, gathered, linear, linear_head, project
+from jaxlm.nn.output import num_loss_chunks, projected_cross_entropy
+from jaxlm.nn.transformer import FeedForward, SelfAttention, stacked, transformer_flops
 
 
 def flops_per_token(config: BertConfig, length: int, predicted: float | None = None) -> float:
@@ -32,9 +31,8 @@ def flops_per_token(config: BertConfig, length: int, predicted: float | None = N
     causal = config.attention == "causal"
     if predicted is None:
         predicted = 1.0 if causal else max(1, round(0.15 * length)) / length
-    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
-    matrices = config.num_layers * per_layer + predicted * config.vocab_size * config.width
-    return 6 * matrices + 12 * config.num_layers * config.width * length * (0.5 if causal else 1.0)
+    vocabulary = predicted * config.vocab_size * config.width
+    return transformer_flops(config, length, vocabulary, seen=0.5 if causal else 1.0)
 
 
 class Bert(nn.Module):
@@ -48,8 +46,7 @@ class Bert(nn.Module):
         config = self.config
         self.embeddings = Embeddings(config, self.execution)
         in_axes = (nn.broadcast, nn.broadcast, nn.broadcast)
-        blocks = stacked(Block, config.num_layers, self.execution, in_axes=in_axes, static=(3, 4))
-        self.blocks = blocks(config, self.execution)
+        self.blocks = stacked(Block, config, self.execution, in_axes=in_axes, static=(3, 4))
         self.pooler = Pooler(config, self.execution)
 
     def __call__(self, inputs: Inputs, carry: None = None, *, train: bool = False, layers: bool = False) -> Outputs:
@@ -89,7 +86,7 @@ class Embeddings(nn.Module):
             x_BLD = x_BLD + jnp.einsum("bly,yd->bld", one_hot_BLY, types_YD, precision="highest")
         x_BLD = LayerNorm(config.norm_eps, name="norm")(x_BLD)
         x_BLD = dropout(x_BLD, config.embedding_dropout_rate, self.make_rng("dropout") if train else None)
-        return constrain(x_BLD, ("batch", "length", "whole_width")), tokens_VD
+        return constrain(x_BLD, STATES), tokens_VD
 
 
 class Block(nn.Module):
@@ -112,7 +109,7 @@ class Block(nn.Module):
         x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
             x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
         )
-        x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
+        x_BLD = constrain(x_BLD, STATES)
         return x_BLD, x_BLD if keep else None
 
 

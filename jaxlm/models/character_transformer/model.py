@@ -18,20 +18,9 @@ from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
-from jaxlm.nn.cross_entropy import UntiedOutput
-from jaxlm.nn.linear import embed
-from jaxlm.nn.pointwise import LayerNorm, fold
-from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache, stacked
-
-
-def flops_per_token(config: CharacterTransformerConfig, length: int, predicted: float | None = None) -> float:
-    """Return the FLOPs of a training step per token, forward and backward; causal attention sees half of the keys.
-
-    The classifiers of auxiliary losses are not included.
-    """
-    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
-    matrices = config.num_layers * per_layer + config.vocab_size * config.width
-    return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
+from jaxlm.nn.layers import STATES, LayerNorm, embed, fold
+from jaxlm.nn.output import UntiedOutput
+from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache, stacked, transformer_flops
 
 
 class CharacterTransformer(nn.Module):
@@ -45,7 +34,7 @@ class CharacterTransformer(nn.Module):
         config, execution = self.config, self.execution
         self.embeddings = Embeddings(config, execution)
         in_axes = (nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast)
-        self.blocks = stacked(Block, config.num_layers, execution, in_axes=in_axes, static=(5, 6))(config, execution)
+        self.blocks = stacked(Block, config, execution, in_axes=in_axes, static=(5, 6))
         self.final_norm = LayerNorm(config.norm_eps)
 
     def __call__(
@@ -75,7 +64,7 @@ class Embeddings(nn.Module):
         config, names = self.config, ("vocabulary", "width")
         init = with_axes(nn.initializers.normal(config.init_std), names)
         tokens_VD = self.param("tokens", init, (config.vocab_size, config.width))
-        return constrain(embed(tokens_VD, ids_BL, names, self.execution), _STATES)
+        return constrain(embed(tokens_VD, ids_BL, names, self.execution), STATES)
 
 
 class Block(nn.Module):
@@ -99,21 +88,18 @@ class Block(nn.Module):
         rate = config.relu_dropout_rate
         feed_forward = FeedForward(config, execution, "relu", init, init, rate, name="feed_forward")
         x_BLD = x_BLD + feed_forward(n_BLD, fold(key, 1))
-        x_BLD = constrain(x_BLD, _STATES)
+        x_BLD = constrain(x_BLD, STATES)
         return x_BLD, (cache, x_BLD if keep else None)
 
 
-_STATES = ("batch", "length", "whole_width")
-
-
-def output_layer(config: CharacterTransformerConfig) -> UntiedOutput:
-    """Return the classifier of the last layer's states."""
-    return UntiedOutput(config.vocab_size, config.width, config.init_std)
+def flops_per_token(config: CharacterTransformerConfig, length: int, predicted: float | None) -> float:
+    """Return the FLOPs of a training step per token, without the classifiers of auxiliary losses."""
+    return transformer_flops(config, length, config.vocab_size * config.width)
 
 
 ARITHMETIC = Arithmetic(
     module=CharacterTransformer,
-    output_layer=output_layer,
+    output_layer=lambda config: UntiedOutput(config.vocab_size, config.width, config.init_std),
     flops_per_token=flops_per_token,
     decoding_carry=empty_cache,
 )

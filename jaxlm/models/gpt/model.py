@@ -16,19 +16,10 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
-from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
-from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.config import Execution
-from jaxlm.nn.linear import embed
-from jaxlm.nn.pointwise import LayerNorm, dropout, fold
-from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache, stacked
-
-
-def flops_per_token(config: GPTConfig, length: int, predicted: float | None = None) -> float:
-    """Return the FLOPs of a training step per token, forward and backward; causal attention sees half of the keys."""
-    per_layer = 4 * config.width**2 + 2 * config.width * config.feed_forward_width
-    matrices = config.num_layers * per_layer + vocabulary_matrices(config.vocab_size, config.width, config.adaptive)
-    return 6 * matrices + 12 * config.num_layers * config.width * length * 0.5
+from jaxlm.nn.layers import STATES, LayerNorm, dropout, embed, fold
+from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
+from jaxlm.nn.transformer import Cache, FeedForward, SelfAttention, empty_cache, stacked, transformer_flops
 
 
 class GPT(nn.Module):
@@ -41,9 +32,8 @@ class GPT(nn.Module):
         """Create the submodules."""
         config, execution = self.config, self.execution
         self.embeddings = Embeddings(config, execution)
-        block = PreNormBlock if config.norm == "pre" else Block
         in_axes = (nn.broadcast, 0, nn.broadcast, nn.broadcast, nn.broadcast)
-        self.blocks = stacked(block, config.num_layers, execution, in_axes=in_axes, static=(5, 6))(config, execution)
+        self.blocks = stacked(Block, config, execution, in_axes=in_axes, static=(5, 6))
         if config.norm == "pre":
             self.final_norm = LayerNorm(config.norm_eps)
 
@@ -80,7 +70,7 @@ class Embeddings(nn.Module):
         spread = config.init_std / 2 if config.norm == "pre" else config.init_std
         init, narrow = nn.initializers.normal(config.init_std), nn.initializers.normal(spread)
         names_P = ("positions", "width")
-        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, init, bias=False)
+        tables = make_tables(self, config, init)
         positions_PD = self.param("positions", with_axes(narrow, names_P), (config.num_positions, config.width))
         if config.tables == "one":  # and one cluster
             tables = tables._replace(tokens=(dropout(tables.tokens[0], rate, fold(key, 0)),))
@@ -91,59 +81,36 @@ class Embeddings(nn.Module):
             tables = tables._replace(tokens=(jnp.concatenate([tables.tokens[0], positions_PD]),))
         else:
             x_BLD = dropout(x_BLD, rate, fold(key, 2))
-        return constrain(x_BLD, ("batch", "length", "whole_width")), tables
+        return constrain(x_BLD, STATES), tables
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each followed by residual sum and norm: n = norm(x + a(x)), norm(n + m(n))."""
+    """Attention and feed-forward, each with a residual sum and a norm.
+
+    norm post: n = norm(x + a(x)), norm(n + m(n)). pre: x + a(norm(x)), x + m(norm(x)).
+    """
 
     config: GPTConfig
     execution: Execution
 
     @nn.compact
     def __call__(self, x_BLD, segments_BL, cache, first_B, train: bool, keep: bool):
-        config = self.config
+        config, pre = self.config, self.config.norm == "pre"
         key = self.make_rng("dropout") if train else None
-        a_BLD, cache = _attention(config, self.execution)(x_BLD, segments_BL, fold(key, 0), cache, first_B)
-        x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(
-            x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
-        )
-        m_BLD = _feed_forward(config, self.execution)(x_BLD)
-        x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(
-            x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
-        )
-        x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
-        return x_BLD, (cache, x_BLD if keep else None)
+        init, end = nn.initializers.normal(config.init_std), _branch_end(config)
+        attention_norm = LayerNorm(config.norm_eps, name="attention_norm")
+        feed_forward_norm = LayerNorm(config.norm_eps, name="feed_forward_norm")
+        attention = SelfAttention(config, self.execution, init, end, name="attention")
+        feed_forward = FeedForward(config, self.execution, config.activation, init, end, name="feed_forward")
 
-
-class PreNormBlock(nn.Module):
-    """Attention and feed-forward of the normed states, each with a residual sum: x + a(norm(x)), x + m(norm(x))."""
-
-    config: GPTConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD, segments_BL, cache, first_B, train: bool, keep: bool):
-        config = self.config
-        key = self.make_rng("dropout") if train else None
-        n_BLD = LayerNorm(config.norm_eps, name="attention_norm")(x_BLD)
-        a_BLD, cache = _attention(config, self.execution)(n_BLD, segments_BL, fold(key, 0), cache, first_B)
+        n_BLD = attention_norm(x_BLD) if pre else x_BLD
+        a_BLD, cache = attention(n_BLD, segments_BL, fold(key, 0), cache, first_B)
         x_BLD = x_BLD + dropout(a_BLD, config.dropout_rate, fold(key, 1))
-        n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
-        m_BLD = _feed_forward(config, self.execution)(n_BLD)
+        x_BLD = x_BLD if pre else attention_norm(x_BLD)
+        m_BLD = feed_forward(feed_forward_norm(x_BLD) if pre else x_BLD)
         x_BLD = x_BLD + dropout(m_BLD, config.dropout_rate, fold(key, 2))
-        x_BLD = constrain(x_BLD, ("batch", "length", "whole_width"))
+        x_BLD = constrain(x_BLD if pre else feed_forward_norm(x_BLD), STATES)
         return x_BLD, (cache, x_BLD if keep else None)
-
-
-def _attention(config: GPTConfig, execution: Execution) -> SelfAttention:
-    init = nn.initializers.normal(config.init_std)
-    return SelfAttention(config, execution, init, _branch_end(config), name="attention")
-
-
-def _feed_forward(config: GPTConfig, execution: Execution) -> FeedForward:
-    init = nn.initializers.normal(config.init_std)
-    return FeedForward(config, execution, config.activation, init, _branch_end(config), name="feed_forward")
 
 
 def _branch_end(config: GPTConfig) -> Any:
@@ -155,6 +122,6 @@ def _branch_end(config: GPTConfig) -> Any:
 ARITHMETIC = Arithmetic(
     module=GPT,
     output_layer=lambda config: AdaptiveOutput(config.adaptive),
-    flops_per_token=flops_per_token,
+    flops_per_token=lambda config, length, predicted: transformer_flops(config, length, vocabulary_matrices(config)),
     decoding_carry=empty_cache,
 )

@@ -14,17 +14,16 @@ from flax import linen as nn
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
-from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables, matrices
 from jaxlm.nn.config import Execution
-from jaxlm.nn.linear import gathered, project
-from jaxlm.nn.pointwise import dropout, fold
+from jaxlm.nn.layers import STATES, dropout, fold, gathered, project
+from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
 
 def flops_per_token(config: LSTMConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per token, forward and backward: six per parameter of a matrix."""
     layer = (config.width + config.units) * 4 * config.units + config.units * config.width
-    return 6.0 * (config.num_layers * layer + matrices(config.vocab_size, config.width, config.adaptive))
+    return 6.0 * (config.num_layers * layer + vocabulary_matrices(config))
 
 
 def empty_state(config: LSTMConfig, rows: int) -> LSTMState:
@@ -51,7 +50,7 @@ class LSTM(nn.Module):
         config = self.config
         key = self.make_rng("dropout") if train else None
         x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
-        x_BLD = constrain(dropout(x_BLD, config.embedding_dropout_rate, fold(key, 0)), _STATES)
+        x_BLD = constrain(dropout(x_BLD, config.embedding_dropout_rate, fold(key, 0)), STATES)
         real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
         start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
         hidden, ends = [x_BLD], []
@@ -74,7 +73,7 @@ class Embeddings(nn.Module):
     @nn.compact
     def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
         config, init = self.config, nn.initializers.normal(self.config.init_std)
-        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, init, bias=False)
+        tables = make_tables(self, config, init)
         return embed_tokens(tables, ids_BL, self.execution), tables
 
 
@@ -100,14 +99,11 @@ class Layer(nn.Module):
         kernel_UG = gathered(kernel_state, dtype, names_state)
         h_LBU, end = lstm(jnp.swapaxes(x_BLG, 0, 1), kernel_UG, start, real_LB, reset_LB)
         h_BLU = jnp.swapaxes(h_LBU, 0, 1).astype(dtype)
-        return constrain(project(h_BLU, kernel_out, bias_out, names_out, self.execution), _STATES), end
+        return constrain(project(h_BLU, kernel_out, bias_out, names_out, self.execution), STATES), end
 
     def _bias(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         units = self.config.units
         return jnp.zeros(shape).at[units : 2 * units].set(self.config.forget_bias)
-
-
-_STATES = ("batch", "length", "whole_width")
 
 
 ARITHMETIC = Arithmetic(

@@ -24,12 +24,10 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.nn.adaptive_softmax import AdaptiveOutput, Tables, embed_tokens, make_tables
-from jaxlm.nn.adaptive_softmax import matrices as vocabulary_matrices
 from jaxlm.nn.attention import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, attend
 from jaxlm.nn.config import Execution
-from jaxlm.nn.linear import gathered, project_heads, project_to_heads
-from jaxlm.nn.pointwise import LayerNorm, dropout, fold
+from jaxlm.nn.layers import STATES, LayerNorm, dropout, fold, gathered, project_heads, project_to_heads
+from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
 from jaxlm.nn.transformer import FeedForward, stacked
 
 
@@ -42,7 +40,7 @@ def flops_per_token(config: TransformerXLConfig, length: int, predicted: float |
     """
     d, memory = config.width, config.memory_length
     matrices = config.num_layers * (4 * d**2 + 2 * d * config.feed_forward_width)
-    matrices += vocabulary_matrices(config.vocab_size, d, config.adaptive)
+    matrices += vocabulary_matrices(config)
     seen = memory if config.same_length else memory + length / 2
     return 6.0 * matrices + config.num_layers * (18.0 * d * seen + 8.0 * d**2 * memory / length)
 
@@ -113,14 +111,13 @@ class TransformerXL(nn.Module):
         config = self.config
         key = self.make_rng("dropout") if train else None
         x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
-        x_BLD = constrain(dropout(x_BLD, config.dropout_rate, fold(key, 0)), _STATES)
+        x_BLD = constrain(dropout(x_BLD, config.dropout_rate, fold(key, 0)), STATES)
         carry = jax.lax.stop_gradient(carry)
         shared = self._shared(inputs, carry, fold(key, 1))
-        block = PreNormBlock if config.norm == "pre" else Block
         in_axes = (0, nn.broadcast, nn.broadcast, nn.broadcast)
-        blocks = stacked(block, config.num_layers, self.execution, in_axes=in_axes, static=(4, 5))
+        blocks = stacked(Block, config, self.execution, in_axes=in_axes, static=(4, 5), name="blocks")
         kept = None if carry is None else tuple(carry[:-1])
-        h_BLD, (kept, layers_NBLD) = blocks(config, self.execution, name="blocks")(x_BLD, kept, shared, train, layers)
+        h_BLD, (kept, layers_NBLD) = blocks(x_BLD, kept, shared, train, layers)
         after = None
         if carry is not None:
             count_1B = jnp.minimum(carry.count_1B + shared.tokens_B, carry[0].shape[-2])
@@ -159,33 +156,15 @@ class Embeddings(nn.Module):
     def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
         """Return embeddings times sqrt(D), (B, L, D), and the inputs of `AdaptiveOutput`."""
         config, init = self.config, nn.initializers.normal(self.config.init_std)
-        tables = make_tables(self, config.vocab_size, config.width, config.adaptive, init, bias=True)
+        tables = make_tables(self, config, init, bias=True)
         return embed_tokens(tables, ids_BL, self.execution) * math.sqrt(config.width), tables
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each followed by residual sum and norm: n = norm(x + a(x)), norm(n + m(n))."""
+    """Attention and feed-forward, each with a residual sum and a norm.
 
-    config: TransformerXLConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, x_BLD, kept, shared: _Shared, train: bool, keep: bool):
-        config = self.config
-        key = self.make_rng("dropout") if train else None
-        attention = Attention(config, self.execution, name="attention")
-        a_BLD, kept = attention(x_BLD, kept, shared, None, key)
-        x_BLD = LayerNorm(config.norm_eps, name="attention_norm")(x_BLD + a_BLD)
-        m_BLD = _feed_forward(config, self.execution, x_BLD, fold(key, 2))
-        x_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD + m_BLD)
-        x_BLD = constrain(x_BLD, _STATES)
-        return x_BLD, (kept, x_BLD if keep else None)
-
-
-class PreNormBlock(nn.Module):
-    """Attention and feed-forward of the normed states, each with a residual sum: x + a(norm(x)), x + m(norm(x)).
-
-    The memory holds states before the norm, and is normed with them.
+    norm post: n = norm(x + a(x)), norm(n + m(n)). pre: x + a(norm(x)), x + m(norm(x)); the memory holds states before
+    the norm, and is normed with them.
     """
 
     config: TransformerXLConfig
@@ -193,14 +172,17 @@ class PreNormBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD, kept, shared: _Shared, train: bool, keep: bool):
-        config = self.config
+        config, pre = self.config, self.config.norm == "pre"
         key = self.make_rng("dropout") if train else None
-        norm = LayerNorm(config.norm_eps, name="attention_norm")
-        a_BLD, kept = Attention(config, self.execution, name="attention")(x_BLD, kept, shared, norm, key)
+        attention_norm = LayerNorm(config.norm_eps, name="attention_norm")
+        feed_forward_norm = LayerNorm(config.norm_eps, name="feed_forward_norm")
+        attention = Attention(config, self.execution, name="attention")
+        a_BLD, kept = attention(x_BLD, kept, shared, attention_norm if pre else None, key)
         x_BLD = x_BLD + a_BLD
-        n_BLD = LayerNorm(config.norm_eps, name="feed_forward_norm")(x_BLD)
+        x_BLD = x_BLD if pre else attention_norm(x_BLD)
+        n_BLD = feed_forward_norm(x_BLD) if pre else x_BLD
         x_BLD = x_BLD + _feed_forward(config, self.execution, n_BLD, fold(key, 2))
-        x_BLD = constrain(x_BLD, _STATES)
+        x_BLD = constrain(x_BLD if pre else feed_forward_norm(x_BLD), STATES)
         return x_BLD, (kept, x_BLD if keep else None)
 
 
@@ -244,7 +226,6 @@ class Attention(nn.Module):
         return dropout(a_BLD, config.dropout_rate, fold(key, 1)), kept
 
 
-_STATES = ("batch", "length", "whole_width")
 _NO_SEGMENT = -1  # of a slot that holds nothing: no token has it
 
 

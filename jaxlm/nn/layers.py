@@ -1,14 +1,16 @@
-"""Products with parameters, which are float32 and sharded by fsdp: kernels along their inputs, tables along the width.
+"""Layers that families share: dropout, activations, norms, and products with parameters.
 
-A parameter is first cast to the compute dtype and then all-gathered, where it is used, so that the traffic is halved;
-the backward pass gathers it again. The gradient of a parameter is all-reduced in a dtype that `Execution` selects: the
-compute dtype, or float32; a table's is always float32, as its rows sum over thousands of tokens.
+Parameters are float32 and sharded by fsdp: kernels along their inputs, tables along the width. A parameter is first
+cast to the compute dtype and then all-gathered, where it is used, so that the traffic is halved; the backward pass
+gathers it again. The gradient of a parameter is all-reduced in a dtype that `Execution` selects: the compute dtype, or
+float32; a table's is always float32, as its rows sum over thousands of tokens.
 
 The forward rules call `.fun`, the plain function: a custom_vjp nested in another is invisible to remat policies, so
 every matmul would be recomputed.
 """
 
 import functools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,122 @@ from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import constrain, with_axes
-from jaxlm.nn.config import Execution
+from jaxlm.nn.config import STEPS, ActivationName, Execution
+
+Activation = ActivationName | Literal["relu"]
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tuple[int, ...] = ()) -> jax.Array:
+    """Zero each element with probability `rate` and scale the rest by 1 / (1 - rate); `key` None keeps `x` as it is.
+
+    Along `shared_axes` all elements share one sample.
+    """
+    if key is None or rate == 0.0:
+        return x
+    shape = tuple(1 if axis in shared_axes else size for axis, size in enumerate(x.shape))
+    threshold = round(rate * STEPS)  # an element is dropped if its 16 bits are below
+    keep = random_halves(key, shape) >= jnp.uint16(threshold)
+    return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold), x.dtype), jnp.zeros((), x.dtype))
+
+
+def fold(key: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
+    """Return the key for use number `number` of `key`; None stays None."""
+    return None if key is None else jax.random.fold_in(key, number)
+
+
+def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return uniform uint16 of `shape`, two per 32-bit sample if the last axis is even: its halves, low and high."""
+    if not shape or shape[-1] % 2:
+        return jax.random.bits(key, shape, jnp.uint16)
+    words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), jnp.uint32)
+    return jnp.concatenate([words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)], axis=-1)
+
+
+def activate(x: jax.Array, name: Activation) -> jax.Array:
+    """Return the ReLU or the GELU of each element (Hendrycks and Gimpel, 2016).
+
+    The GELU has a tanh form, which google-research/bert and GPT-1 use, and an exact one by the error function, that of
+    Hugging Face's BERT; they differ by up to 5e-4.
+    """
+    if name == "relu":
+        return jax.nn.relu(x)
+    approximate = name == "gelu_tanh"
+    if devices.platform() != "cpu":
+        return jax.nn.gelu(x, approximate=approximate)
+    # The barriers keep XLA from fusing the GELU into the operands of the surrounding products, where a CPU recomputes
+    # it many times; on a TPU that costs less than a separate pass.
+    return jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(x), approximate=approximate))
+
+
+class LayerNorm(nn.Module):
+    """Normalization of the last axis to mean 0 and variance 1, then scale and shift; the input's dtype is kept."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", with_axes(nn.initializers.ones_init(), ("norm",)), (x.shape[-1],))
+        bias = self.param("bias", with_axes(nn.initializers.zeros_init(), ("norm",)), (x.shape[-1],))
+        x_32 = x.astype(jnp.float32)
+        mean = jnp.mean(x_32, axis=-1, keepdims=True)
+        # From the squares, not from centred values: both sums in one pass over x.
+        variance = jnp.maximum(jnp.mean(jnp.square(x_32), axis=-1, keepdims=True) - jnp.square(mean), 0.0)
+        return ((x_32 - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
+
+
+EPS, MOMENTUM = 1e-5, 0.1  # PyTorch's
+STATISTICS, SUMS = "batch_stats", "batch_sums"  # Flax collections
+
+
+class BatchNorm(nn.Module):
+    """Normalization of each feature over the rows of a batch, then scale and shift.
+
+    Collections: STATISTICS holds `mean` and `variance`, float32 (D,), which training only reads at initialization. SUMS
+    receives in training the `count` of real rows, the `sum` of x and the sum of its `squares` over them.
+    """
+
+    @nn.compact
+    def __call__(self, x_BD: jax.Array, real_B: jax.Array, *, train: bool) -> jax.Array:
+        """Return normalized rows, float32. real_B: bool, False for padding rows, which are in no statistic."""
+        ones, zeros = nn.initializers.ones_init(), nn.initializers.zeros_init()
+        shape, x_BD = (x_BD.shape[-1],), x_BD.astype(jnp.float32)
+        scale = self.param("scale", with_axes(ones, ("norm",)), shape)
+        bias = self.param("bias", with_axes(zeros, ("norm",)), shape)
+        running_mean = self.variable(STATISTICS, "mean", with_axes(zeros, ("norm",)), None, shape).value
+        running_variance = self.variable(STATISTICS, "variance", with_axes(ones, ("norm",)), None, shape).value
+        if not train:
+            return (x_BD - running_mean) * jax.lax.rsqrt(running_variance + EPS) * scale + bias
+        x_BD = jnp.where(real_B[:, None], x_BD, 0.0)
+        count = jnp.sum(real_B, dtype=jnp.float32)
+        total, squares = jnp.sum(x_BD, axis=0), jnp.sum(jnp.square(x_BD), axis=0)
+        for name, value in (("count", count), ("sum", total), ("squares", squares)):
+            self.put_variable(SUMS, name, jax.lax.stop_gradient(value))
+        centred_BD = jnp.where(real_B[:, None], x_BD - total / jnp.maximum(count, 1.0), 0.0)
+        variance = jnp.sum(jnp.square(centred_BD), axis=0) / jnp.maximum(count, 1.0)
+        return centred_BD * jax.lax.rsqrt(variance + EPS) * scale + bias
+
+
+def moved(statistics: Any, sums: Any) -> Any:
+    """Return the running statistics of all layers after a batch with these sums: r <- 0.9 r + 0.1 (of the batch).
+
+    The variance of the batch is the unbiased one here. A batch of fewer than two rows has none and moves nothing.
+    """
+
+    def of_layer(running: dict[str, jax.Array], found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        count = jnp.maximum(found["count"], 2.0)
+        mean = found["sum"] / count
+        variance = jnp.maximum(found["squares"] - count * jnp.square(mean), 0.0) / (count - 1.0)
+        new = {"mean": mean, "variance": variance}
+        return {
+            name: jnp.where(found["count"] < 2.0, old, (1.0 - MOMENTUM) * old + MOMENTUM * new[name])
+            for name, old in running.items()
+        }
+
+    return jax.tree.map(of_layer, statistics, sums, is_leaf=lambda node: "variance" in node)
+
 
 Names = tuple[str | None, ...]
+STATES = ("batch", "length", "whole_width")  # axes of the states of a model
 # The axes that fsdp shards, and their names after an all-gather.
 _GATHERED: dict[str | None, str] = {
     "width": "whole_width",
