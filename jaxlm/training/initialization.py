@@ -19,9 +19,8 @@ from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints, Metadata, Restored
 from jaxlm.runs.trees import merge_parameters, named_leaves
 from jaxlm.text import Tokenizer
-from jaxlm.training.spikes import no_norms
 from jaxlm.training.start import Source
-from jaxlm.training.step import OPTIONAL, OWN, TrainState, from_saved, saved_part
+from jaxlm.training.step import OPTIONAL, OWN, TrainState, from_saved, no_norms, saved_part
 from jaxlm.training.weights import Iterates, first_average, no_selection
 
 NEW = -1  # a token that the start lacks

@@ -2,7 +2,8 @@
 
 `adamw` is Adam with decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019), which GPT-1's paper describes.
 `openai_adam` is the variant in its code (openai/finetune-transformer-lm, opt.py:5-49), `bert_adamw` the one in BERT's
-code (google-research/bert, optimization.py:31-157). `jaxlm.training.scaling` has the other kinds.
+code (google-research/bert, optimization.py:31-157). `jaxlm.training.optimizer_variants` has what a plain run does not
+need: the other kinds, the published schedules, learning rates by layer, and gradual unfreezing.
 
 The path of a parameter and its logical axes determine its rule. Matrices and tables have the model's width among their
 axes and are decayed; biases and norms do not have it and are not decayed.
@@ -36,8 +37,7 @@ class ParameterGroup:
 
     rate: factor of the learning rate and the weight decay; a tuple has one factor per stacked layer. 0: frozen, that is
     no update and no optimizer state; of stacked layers, the first ones can be frozen.
-    unfreeze_stage: stage of gradual unfreezing (`jaxlm.training.parameter_groups`) in which training begins; a tuple
-    has one per stacked layer.
+    unfreeze_stage: stage of gradual unfreezing in which training begins; a tuple has one per stacked layer.
     """
 
     pattern: str
@@ -101,14 +101,14 @@ def parameter_rules(boxed_params: Any, groups: Sequence[ParameterGroup] = ()) ->
 
     def rule(path: Any, box: nn.LogicallyPartitioned) -> ParameterRule:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        for group in groups:
-            if re.fullmatch(group.pattern, name):
-                matched.add(group.pattern)
-                _check_layers(name, group, box)
-                return ParameterRule(box.names, group.rate, group.unfreeze_stage)
-        return ParameterRule(box.names)
+        group = next((group for group in groups if re.fullmatch(group.pattern, name)), ParameterGroup(".*"))
+        matched.add(group.pattern)
+        _check_layers(name, group, box)
+        return ParameterRule(box.names, group.rate, group.unfreeze_stage)
 
-    rules = jax.tree_util.tree_map_with_path(rule, boxed_params, is_leaf=_is_box)
+    rules = jax.tree_util.tree_map_with_path(
+        rule, boxed_params, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+    )
     for group in groups:
         if group.pattern not in matched:
             raise InputError(f"parameter group {group.pattern!r} must match a parameter, got none; correct the pattern")
@@ -129,10 +129,6 @@ def _check_layers(name: str, group: ParameterGroup, box: nn.LogicallyPartitioned
                 f"parameter group {group.pattern!r}: {field} must have a {what} for each of the {layers or 'stacked'} "
                 f"layers of {name}, got {len(values)}; give one {what}, or a pattern of stacked parameters"
             )
-
-
-def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.LogicallyPartitioned)
 
 
 class Schedule(NamedTuple):
@@ -159,8 +155,8 @@ class Optimizer(NamedTuple):
     direction(gradient, state, params): the update that led to `state`, without learning rate and decay, with empty
     nodes for frozen parameters and zeros for frozen layers. gradient, params: the inputs of that update.
     trainable(tree): a tree like the parameters without frozen ones and frozen layers.
-    last_stage, stage_of, mask_frozen_stage: of gradual unfreezing, see `jaxlm.training.parameter_groups`; by default
-    there is one stage, in which everything trains.
+    last_stage, stage_of, mask_frozen_stage: see `optimizer_variants.unfreeze_gradually`; by default there is one stage,
+    in which everything trains.
     """
 
     transformation: optax.GradientTransformationExtraArgs
@@ -190,14 +186,14 @@ def make_optimizer(config: OptimizerConfig, boxed_params: Any, groups: Sequence[
     rules = parameter_rules(boxed_params, groups)
     chain = _Chain(config, rules)
     transformation = optax.GradientTransformationExtraArgs(chain.init, chain.update)
-    rate = partial(learning_rate, config)
-    optimizer = Optimizer(transformation, rate, chain.direction, partial(without_frozen, rules))
+    trainable = partial(without_frozen, rules)
+    optimizer = Optimizer(transformation, partial(learning_rate, config), chain.direction, trainable)
     last_stage = int(max(np.max(rule.unfreeze_stage) for rule in jax.tree.leaves(rules)))
-    if last_stage:
-        from jaxlm.training.parameter_groups import unfreeze_gradually
+    if not last_stage:
+        return optimizer
+    from jaxlm.training.optimizer_variants import unfreeze_gradually
 
-        return unfreeze_gradually(optimizer, rules, last_stage)
-    return optimizer
+    return unfreeze_gradually(optimizer, rules, last_stage)
 
 
 class _Chain:
@@ -213,19 +209,12 @@ class _Chain:
         return self.scaling.init(without_frozen(self.rules, params))
 
     def update(
-        self,
-        gradient: Any,
-        state: Any,
-        params: Any = None,
-        *,
-        learning_rate: jax.Array,
-        applied: jax.Array | bool = True,
-        **_: Any,
+        self, gradient: Any, state: Any, params: Any = None, *, learning_rate: Any, applied: Any = True, **_: Any
     ) -> tuple[Any, Any]:
         """Return the update, which is added to the parameters, and the new state."""
         gradient = self._prepared(gradient, params)
-        new = jax.tree.map(partial(jnp.where, applied), self.scaling.accumulate(gradient, state), state)
-        new = materialized(new)
+        new = self.scaling.accumulate(gradient, state)
+        new = materialized(jax.tree.map(partial(jnp.where, applied), new, state))
         factor = self.scaling.decay_factor(new) * self.weight_decay
 
         def update_of(rule: ParameterRule, direction: Any, p: Any) -> Any:
@@ -254,7 +243,10 @@ class _Chain:
 
     def _prepared(self, gradient: Any, params: Any) -> Any:
         """Return the gradient of the trained parameters, clipped, with sgd's weight decay added."""
-        gradient = _clipped(without_frozen(self.rules, gradient), self.clip_norm)
+        gradient = without_frozen(self.rules, gradient)
+        if self.clip_norm > 0:
+            scale = jnp.minimum(1.0, self.clip_norm / jnp.maximum(optax.tree.norm(gradient), 1e-30))
+            gradient = jax.tree.map(lambda g: g * scale, gradient)
         if not self.couples_decay:
             return gradient
 
@@ -262,14 +254,6 @@ class _Chain:
             return g + self.weight_decay * p if rule.decayed and not rule.frozen else g
 
         return jax.tree.map(decayed, self.rules, gradient, without_frozen(self.rules, params))
-
-
-def _clipped(gradient: Any, largest: float) -> Any:
-    """Return the gradient scaled to a global norm of at most `largest`; 0 does not clip."""
-    if not largest > 0:
-        return gradient
-    scale = jnp.minimum(1.0, largest / jnp.maximum(optax.tree.norm(gradient), 1e-30))
-    return jax.tree.map(lambda g: g * scale, gradient)
 
 
 def materialized(state: Any) -> Any:
@@ -285,7 +269,7 @@ def _scaling_of(config: OptimizerConfig, rules: Any) -> "Scaling":
     """Return the scaling of an optimizer's kind. rules: a tree of ParameterRule."""
     if config.kind == "adamw" or config.kind == "openai_adam" or config.kind == "bert_adamw":
         return Adam(config.kind, config.beta1, config.beta2, config.eps)
-    from jaxlm.training.scaling import Adafactor, Adagrad, Momentum
+    from jaxlm.training.optimizer_variants import Adafactor, Adagrad, Momentum
 
     if config.kind == "sgd":
         return Momentum(config.momentum)
@@ -371,8 +355,9 @@ def schedule_of(config: OptimizerConfig, num_steps: int) -> Schedule:
 def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax.Array:
     """Return the learning rate of update `step`: a linear warmup, then a decay of the peak.
 
-    With update t counted from 0, T updates, w of them warmup, and the fraction x of the decay that has passed, the
-    decays leave this fraction of the peak:
+    The warmup is peak (t + 1) / w, and the rate reaches its minimum one update after the last. With update t counted
+    from 0, T updates, w of them warmup, and the fraction x of the decay that has passed, the decays leave this fraction
+    of the peak:
 
         constant             1
         linear               f + (1 - f) (1 - x)
@@ -385,69 +370,22 @@ def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax
     f: `floor`, p: `power`, q: `stable`. Polynomial decay is that of BERT's code, with p = 1. The inverse square root is
     that of Vaswani et al. (2017) and T5, in the form of big_vision and Hugging Face. Warmup, stable, decay: Hu et al.
     (2024, MiniCPM, section 4). Slanted triangles: Howard and Ruder (2018, ULMFiT, equation 3), with f = 1 / ratio and w
-    / T = cut_frac; the fall ends at the last step, as in their code, where the equation rounds. Most kinds of
-    optimizers measure x from the end of the warmup. The published codes of GPT-1 and BERT measure it from step 0.
+    / T = cut_frac; the fall ends at the last step, as in their code, where the equation rounds. x is measured from the
+    end of the warmup, but in the published codes of GPT-1 and BERT from step 0 (`jaxlm.training.optimizer_variants`).
 
     The config gives only the kind of optimizer and of decay; the numbers are data.
     """
-    if config.decay == "slanted_triangular":
-        return slanted_triangular_rate(schedule, step)
-    rate = {"openai_adam": openai_rate, "bert_adamw": bert_rate}.get(config.kind, warmup_then_decay)
-    return rate(schedule, step, config.decay)
-
-
-def warmup_then_decay(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the rate of update `step`, counted from 0: a linear warmup, then the decay over the rest of the run.
-
-    With w warmup steps: peak (t + 1) / w up to the peak. The rate reaches its minimum one update after the last.
-    """
     t = jnp.asarray(step, jnp.float32)
+    if config.decay == "slanted_triangular" or config.kind in ("openai_adam", "bert_adamw"):
+        from jaxlm.training.optimizer_variants import published_rate
+
+        return published_rate(config, t, schedule)
     rise = jnp.minimum(1.0, (t + 1) * (1.0 / jnp.maximum(1.0, schedule.warmup)))
-    remaining = _remaining(schedule, t, decay, _after_warmup(schedule, t))
-    return schedule.peak_lr * jnp.where(t < schedule.warmup, rise, remaining)
+    fall = remaining(schedule, t, config.decay, after_warmup(schedule, t))
+    return schedule.peak_lr * jnp.where(t < schedule.warmup, rise, fall)
 
 
-def slanted_triangular_rate(schedule: Schedule, step: Any) -> jax.Array:
-    """Return the rate of update `step`, counted from 0, of every kind of optimizer: the floor in the first update, the
-    peak after the warmup, and the floor again in the update after the last.
-    """
-    t = jnp.asarray(step, jnp.float32)
-    rise = t * (1.0 / jnp.maximum(1.0, schedule.warmup))
-    p = jnp.where(t < schedule.warmup, rise, 1.0 - _after_warmup(schedule, t))
-    return schedule.peak_lr * _above_floor(schedule, p)
-
-
-def bert_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the learning rate of update `step` in BERT's code.
-
-    It is peak t / w before step w, and from there on the decay counted from step 0, so that the learning rate falls by
-    a fraction w / T of the peak at the end of the warmup.
-    """
-    each, each_warming = 1.0 / schedule.num_steps, 1.0 / jnp.maximum(1.0, schedule.warmup)
-    t = jnp.asarray(step, jnp.float32)
-    remaining = _remaining(schedule, t, decay, jnp.clip(t * each, 0.0, 1.0))
-    return schedule.peak_lr * jnp.where(t < schedule.warmup, t * each_warming, remaining)
-
-
-def openai_rate(schedule: Schedule, step: Any, decay: Decay) -> jax.Array:
-    """Return the learning rate of update `step` in GPT-1's code.
-
-    With x = t / T and w as a fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine
-    (1 + cos(pi x)) / 2 after the warmup, x measured from the start of the run.
-    """
-    fraction, each = schedule.warmup_fraction, 1.0 / schedule.num_steps
-    t = jnp.asarray(step, jnp.float32)
-    x = t * each
-    warming = (x <= fraction) & (fraction > 0)
-    rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
-    remaining = _remaining(schedule, t, decay, x)
-    if decay == "cosine":
-        fall = _above_floor(schedule, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each))))
-        remaining = jnp.where(warming, 1.0, fall)
-    return schedule.peak_lr * rise * remaining
-
-
-def _remaining(schedule: Schedule, t: jax.Array, decay: Decay, x: jax.Array) -> jax.Array:
+def remaining(schedule: Schedule, t: jax.Array, decay: Decay, x: jax.Array) -> jax.Array:
     """Return the fraction of the peak that a decay leaves in update t, at fraction x of its length."""
     if decay == "constant":
         return jnp.ones_like(x)
@@ -456,18 +394,18 @@ def _remaining(schedule: Schedule, t: jax.Array, decay: Decay, x: jax.Array) -> 
         passed = jnp.maximum(0.0, t - schedule.warmup) / scale
         return jnp.maximum(schedule.floor, 1.0 / jnp.sqrt(1.0 + passed))
     if decay == "warmup_stable_decay":
-        x = jnp.maximum(0.0, _after_warmup(schedule, t) - schedule.stable) / (1.0 - schedule.stable)
+        x = jnp.maximum(0.0, after_warmup(schedule, t) - schedule.stable) / (1.0 - schedule.stable)
     if decay in ("polynomial", "warmup_stable_decay"):
-        return _above_floor(schedule, jnp.maximum(0.0, 1.0 - x) ** schedule.power)
-    return _above_floor(schedule, 1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x)))
+        return above_floor(schedule, jnp.maximum(0.0, 1.0 - x) ** schedule.power)
+    return above_floor(schedule, 1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x)))
 
 
-def _after_warmup(schedule: Schedule, t: jax.Array) -> jax.Array:
+def after_warmup(schedule: Schedule, t: jax.Array) -> jax.Array:
     """Return the fraction of the steps after the warmup that has passed before update t."""
     length = jnp.maximum(1.0, schedule.num_steps - schedule.warmup)
     return jnp.clip((t - schedule.warmup) * (1.0 / length), 0.0, 1.0)
 
 
-def _above_floor(schedule: Schedule, fraction: jax.Array) -> jax.Array:
+def above_floor(schedule: Schedule, fraction: jax.Array) -> jax.Array:
     """Return a fraction of the peak from 1 to 0 as one from 1 to the floor; a floor of 0 keeps its bits."""
     return schedule.floor + (1.0 - schedule.floor) * fraction

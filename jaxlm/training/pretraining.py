@@ -26,7 +26,7 @@ from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import ParameterGroup
-from jaxlm.training.parameter_groups import layer_groups
+from jaxlm.training.optimizer_variants import layer_groups
 from jaxlm.training.program import Learner, carry_of
 
 

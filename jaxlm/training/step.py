@@ -1,4 +1,17 @@
-"""The state of a training run, the training step and the evaluation step: pure functions, jitted by the caller."""
+"""The state of a training run, the training step and the evaluation step: pure functions, jitted by the caller.
+
+An update is a spike if the norm of its gradient, before clipping, exceeds `factor` times the median of the last WINDOW
+norms. The norms are part of the training state, so that a resumed run finds the same spikes. Before FEWEST norms are
+known, no update is one.
+
+A skipped update leaves the parameters and the optimizer's state as they are. Its step counts, so that the data and the
+learning rate of all other steps stay the same, and its norm is kept like any other: a level of the norm that lasts is
+the median itself after half a window.
+
+Where spikes are skipped, a loss or gradient that is not finite is a spike too, also before FEWEST norms are known. Its
+norm is kept as infinity, which no median contains. MOST of them in a row are no accident: the next one is not skipped,
+and ends the run. Chowdhery et al. (2022, PaLM, section 5.1) skip batches around a spike by hand.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +30,11 @@ from jaxlm.distributed.devices import RARE_BRANCH
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
-from jaxlm.training.spikes import judged, no_norms
 from jaxlm.training.weights import Iterates, Selection, averaged, no_selection
+
+WINDOW = 128  # norms
+FEWEST = 10  # norms that a median needs
+MOST = 2  # updates in a row that are skipped because they are not finite
 
 
 @struct.dataclass
@@ -30,9 +46,8 @@ class TrainState:
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
     models without one. average: the average of the parameters (`jaxlm.training.weights`), or None. iterates: if it is
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
-    norms, by which spikes are found (`jaxlm.training.spikes`), or None. selected: the weights with the lowest
-    validation loss so far, or None. selection: the evaluations so far (`jaxlm.training.weights`), or None. A
-    checkpoint holds those that are not None.
+    norms, by which spikes are found, or None. selected: the weights with the lowest validation loss so far, or None.
+    selection: the evaluations so far (`jaxlm.training.weights`), or None. A checkpoint holds those that are not None.
     """
 
     step: jax.Array
@@ -53,19 +68,15 @@ class TrainState:
         return self.params if self.average is None else self.average
 
 
-SAVED = (
-    "step",
-    "params",
-    "opt_state",
-    "carry",
-    "average",
-    "iterates",
-    "recent_norms",
-    "selected",
-    "selection",
-)  # the fields that a checkpoint holds
-OPTIONAL = ("average", "iterates", "recent_norms")  # of these, the ones without which a state can be continued
-OWN = ("selected", "selection")  # and the ones that another run never continues: it evaluates on a text of its own
+OPTIONAL = ("average", "iterates", "recent_norms")  # fields without which a state can be continued
+OWN = ("selected", "selection")  # fields that another run never continues: it evaluates on a text of its own
+SAVED = ("step", "params", "opt_state", "carry", *OPTIONAL, *OWN)  # the fields that a checkpoint holds
+
+
+def no_norms() -> jax.Array:
+    """Return the norms before the first update, float32 (WINDOW,): NaN where none is known, infinity if not finite."""
+    return jnp.full((WINDOW,), jnp.nan, jnp.float32)
+
 
 InitParams = Callable[[jax.Array], Any]  # a key -> parameters boxed with their logical axes
 
@@ -103,11 +114,7 @@ def new_state(
 
 
 def abstract_state(
-    init_params: InitParams,
-    optimizer: Optimizer,
-    mesh: Mesh,
-    carry: Callable[[], Any] = lambda: None,
-    **settings: Any,
+    init_params: InitParams, optimizer: Optimizer, mesh: Mesh, carry: Callable[[], Any] = lambda: None, **settings: Any
 ) -> TrainState:
     """Return shapes, dtypes and shardings of the state for the parameters of `init_params`; nothing is allocated.
 
@@ -122,11 +129,11 @@ def abstract_state(
     boxed = jax.eval_shape(make)
     shardings = state_shardings(boxed, mesh)
     shardings = shardings.replace(carry=jax.tree.map(lambda _: carry_sharding(mesh), boxed.carry))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        shardings,
-    )
+
+    def placed(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, nn.unbox(boxed), shardings)
 
 
 def carry_sharding(mesh: Mesh) -> NamedSharding:
@@ -181,7 +188,7 @@ class Settings(NamedTuple):
     """Numbers of a run that are data of its compiled step, so that other values need no other program.
 
     norms_every: int32, the steps between two update norms. ema: float32, the decay of the average of the parameters.
-    spike_factor: float32, that of `find_spike`. skips_spikes: bool, True to skip these updates. stage_steps: int32, the
+    spike_factor: float32, that of `judged`. skips_spikes: bool, True to skip these updates. stage_steps: int32, the
     steps of a stage of gradual unfreezing.
     """
 
@@ -234,9 +241,8 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
         # Gradient
         prepared = objective.prepare(batch)
-        loss, means, carry, gradient = _gradient(
-            objective, state, prepared, settings.schedule.num_steps, micro_batches, dropout_bits
-        )
+        num_steps = settings.schedule.num_steps
+        loss, means, carry, gradient = _gradient(objective, state, prepared, num_steps, micro_batches, dropout_bits)
         stage = optimizer.stage_of(state.step, settings.stage_steps)
         gradient = optimizer.mask_frozen_stage(gradient, stage)
         norm = optax.tree.norm(optimizer.trainable(gradient))
@@ -289,12 +295,7 @@ def make_train_step(
 
 
 def _gradient(
-    objective: Objective,
-    state: TrainState,
-    prepared: Any,
-    num_steps: Any,
-    micro_batches: int,
-    dropout_bits: Literal["threefry", "rbg"],
+    objective: Objective, state: TrainState, prepared: Any, num_steps: Any, micro_batches: int, dropout_bits: str
 ) -> tuple[jax.Array, Metrics, Any, Any]:
     """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient."""
     weights = objective.weights(prepared)
@@ -328,6 +329,28 @@ def _gradient(
         carry = joined_rows(carries, 1)
     means = {name: jax.tree.map(lambda total, weight=weights[name]: mean(total, weight), sums[name]) for name in sums}
     return loss, means, carry, gradient
+
+
+def judged(
+    norms: jax.Array, norm: jax.Array, state: Any, is_finite: jax.Array, factor: Any, skips: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
+    """Return two bools (the update is applied, the step counts), the norms with its own, and the metric `spike`.
+
+    norms, norm: of the gradients before and of this one. state: the TrainState before the update. factor: as above;
+    skips: True to skip spikes. `spike`: found, True if the update is one; skipped; the median before it.
+    """
+    norm_kept = jnp.where(is_finite, norm, jnp.inf)
+    known = jnp.isfinite(norms)
+    median = jnp.nanmedian(jnp.where(known, norms, jnp.nan))
+    before = norms[(state.step - 1 - jnp.arange(MOST)) % WINDOW]
+    passes = skips & ~jnp.all(jnp.isinf(before))
+    above = (jnp.sum(known) >= FEWEST) & (norm_kept > factor * median)
+    found = jnp.where(jnp.isfinite(norm_kept), above, passes)
+    skipped = found & skips
+    applied = is_finite & ~skipped
+    counts = is_finite | (skipped & ~state.halted)
+    kept = jnp.where(counts, norms.at[state.step % WINDOW].set(norm_kept), norms)  # in place of the oldest one
+    return applied, counts, kept, {"spike": {"found": found, "skipped": skipped, "median": median}}
 
 
 def split_rows(tree: Any, axis: int, parts: int) -> Any:

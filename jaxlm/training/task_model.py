@@ -24,7 +24,7 @@ from jaxlm.objectives.task_loss import LOSSES, TaskLoss
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import ParameterGroup
-from jaxlm.training.parameter_groups import layer_groups
+from jaxlm.training.optimizer_variants import layer_groups
 from jaxlm.training.program import Learner
 
 

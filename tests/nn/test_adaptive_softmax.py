@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,9 @@ class Holder(nn.Module):
 
     @nn.compact
     def __call__(self) -> Tables:
-        return make_tables(self, V, D, self.adaptive, nn.initializers.normal(0.3), bias=True)
+        return make_tables(
+            self, SimpleNamespace(vocab_size=V, width=D, adaptive=self.adaptive), nn.initializers.normal(0.3), bias=True
+        )
 
 
 @functools.cache

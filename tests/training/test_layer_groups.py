@@ -19,7 +19,7 @@ from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer, parameter_rules, schedule_of
-from jaxlm.training.parameter_groups import layer_groups
+from jaxlm.training.optimizer_variants import layer_groups
 from jaxlm.training.step import abstract_state, make_train_step, new_state, settings_of
 
 LAYERS = 3

@@ -13,8 +13,7 @@ from jaxlm.errors import InputError
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training import pretraining_run
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
-from jaxlm.training.spikes import FEWEST, WINDOW
-from jaxlm.training.step import saved_part, settings_of
+from jaxlm.training.step import FEWEST, WINDOW, saved_part, settings_of
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

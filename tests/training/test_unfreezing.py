@@ -10,7 +10,7 @@ from toy import assert_trees_same
 
 from jaxlm.objectives.objective import Objective
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxlm.training.parameter_groups import layer_groups
+from jaxlm.training.optimizer_variants import layer_groups
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
 ROWS, EPOCH, DECAY = 4, 2, 1.5

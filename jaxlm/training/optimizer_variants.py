@@ -1,22 +1,47 @@
-"""Scalings of the gradient other than Adam: momentum, Adagrad and Adafactor.
+"""Parts of an optimizer beyond those of a plain run: scalings, published schedules, rates by layer, and unfreezing.
 
 Adafactor (Shazeer and Stern, 2018) is algorithm 4 without momentum, as T5 uses it. The second moment of a matrix is
 stored as the means of its rows and of its columns. optax.adafactor takes the two largest axes of an array as the matrix
 and averages over all others. Here one side of the matrix is the model's width, the other all remaining axes: (width,
 heads, head_width) is the matrix [768, 768] of T5's code (mesh_tensorflow/optimize.py:208-390). Layers, and the queries,
 keys and values of one kernel, are separate matrices, each with its own means, clip and size.
+
+In gradual unfreezing, training begins at the top of the model and reaches one more layer in each stage (Howard and
+Ruder, 2018, ULMFiT, section 3.3). In stage 0 only the parameters above the last layer train, the head among them. In
+each later stage one more group of parameters begins, from the last layer to the embeddings. A group that is not
+yet unfrozen counts in no norm and keeps its bits. As in the authors' code (courses/dl2/imdb_scripts/train_clas.py), a
+new optimizer begins with each stage: the moments of the stage before are dropped. Where their code unfreezes everything
+in its third stage, the paper's stages continue to the last group.
+
+A stage is a number of steps, an epoch in fine-tuning. It is data of the compiled step, which computes the gradients of
+all parameters in every stage.
 """
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxlm.training.optimizer import STACKED, WIDTHS, ParameterRule, Scaling
+from jaxlm.models.family import Family
+from jaxlm.training.optimizer import (
+    STACKED,
+    WIDTHS,
+    Optimizer,
+    ParameterGroup,
+    ParameterRule,
+    Scaling,
+    Schedule,
+    above_floor,
+    after_warmup,
+    remaining,
+)
+from jaxlm.training.optimizer_config import OptimizerConfig
 
 PyTree = Any
 Axes = tuple[int, ...]
@@ -178,3 +203,108 @@ def _zeros(p: Any, averaged: Axes) -> Any:
     if not isinstance(p, nn.LogicallyPartitioned):
         return zeros
     return p.replace(value=zeros, names=tuple(None if k in averaged else name for k, name in enumerate(p.names)))
+
+
+def published_rate(config: OptimizerConfig, t: jax.Array, schedule: Schedule) -> jax.Array:
+    """Return the learning rate of update t of slanted triangles, or of the published codes of GPT-1 and BERT.
+
+    slanted_triangular, with every kind of optimizer: the floor in the first update, the peak after the warmup, and the
+    floor again in the update after the last. bert_adamw: peak t / w before step w, and from there on the decay counted
+    from step 0, so that the rate falls by a fraction w / T of the peak at the end of the warmup. openai_adam, with x =
+    t / T and w as a fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine (1 + cos(pi x)) / 2 after
+    the warmup, x measured from the start of the run.
+    """
+    each, warming = 1.0 / schedule.num_steps, t < schedule.warmup
+    if config.decay == "slanted_triangular":
+        rise = t * (1.0 / jnp.maximum(1.0, schedule.warmup))
+        p = jnp.where(warming, rise, 1.0 - after_warmup(schedule, t))
+        return schedule.peak_lr * above_floor(schedule, p)
+    if config.kind == "bert_adamw":
+        fall = remaining(schedule, t, config.decay, jnp.clip(t * each, 0.0, 1.0))
+        return schedule.peak_lr * jnp.where(warming, t * (1.0 / jnp.maximum(1.0, schedule.warmup)), fall)
+    x, fraction = t * each, schedule.warmup_fraction
+    warming = (x <= fraction) & (fraction > 0)
+    rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
+    fall = remaining(schedule, t, config.decay, x)
+    if config.decay == "cosine":
+        fall = jnp.where(warming, 1.0, above_floor(schedule, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each)))))
+    return schedule.peak_lr * rise * fall
+
+
+def layer_groups(
+    family: Family,
+    num_layers: int,
+    *,
+    decay: float = 1.0,
+    frozen_layers: int = 0,
+    freeze_embeddings: bool = False,
+    gradual: bool = False,
+) -> tuple[ParameterGroup, ...]:
+    """Return groups for a learning rate that falls from layer to layer, for frozen layers and for gradual unfreezing.
+
+    The parameters above the last layer, heads among them, have the full learning rate, layer n of N, counted from 1,
+    has it times decay^-(N + 1 - n), and the embeddings, the layer 0, times decay^-(N + 1) (Howard and Ruder, 2018,
+    section 3.2, with 2.6; Clark et al., 2020, appendix B, with 1 / 0.8). frozen_layers: the number of first layers to
+    freeze. gradual: the last layer stages to train in stage 1, the one below in stage 2, and so on, with the embeddings
+    after the lowest trained layer (section 3.3 of Howard and Ruder).
+    """
+    if decay == 1.0 and not frozen_layers and not freeze_embeddings and not gradual:
+        return ()
+    rates = [decay ** (depth - num_layers - 1) for depth in range(num_layers + 1)]
+    rates[1 : frozen_layers + 1] = [0.0] * frozen_layers
+    if freeze_embeddings:
+        rates[0] = 0.0
+    stages = [0] * (num_layers + 1)
+    if gradual:
+        for stage, depth in enumerate((depth for depth in reversed(range(num_layers + 1)) if rates[depth]), start=1):
+            stages[depth] = stage
+    embeddings = ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0], stages[0])
+    if family.layers is not None:
+        return embeddings, ParameterGroup(f"backbone/{family.layers}/.*", tuple(rates[1:]), tuple(stages[1:]))
+    names = map(family.layer_name, range(num_layers))
+    layers = zip(names, rates[1:], stages[1:], strict=True)
+    return embeddings, *(ParameterGroup(f"backbone/{name}/.*", rate, stage) for name, rate, stage in layers)
+
+
+class Stage(NamedTuple):
+    """The stage of an update. number: int32, counted from 0. is_new: bool, True in the first update of a stage."""
+
+    number: jax.Array
+    is_new: jax.Array
+
+
+def unfreeze_gradually(optimizer: Optimizer, rules: Any, last_stage: int) -> Optimizer:
+    """Return the optimizer with gradual unfreezing. rules: a tree of ParameterRule.
+
+    stage_of(step, stage_steps): the stage of update `step`, counted from 0. mask_frozen_stage(tree, stage, fill): a
+    tree like the parameters, or with empty nodes for frozen ones, with `fill` (0) in place of entries that are not yet
+    unfrozen in `stage`; of stacked parameters, of the layers that are not yet unfrozen. The update takes the stage, and
+    counts: True if the step is not halted.
+    """
+
+    def stage_of(step: Any, stage_steps: Any) -> Stage:
+        number = jnp.minimum(step // stage_steps, last_stage)
+        return Stage(number, step == number * stage_steps)
+
+    def mask(tree: Any, stage: Stage, fill: float = 0.0) -> Any:
+        def of_leaf(rule: ParameterRule, x: jax.Array) -> jax.Array:
+            begins = jnp.asarray(rule.unfreeze_stage).reshape(-1, *[1] * (x.ndim - 1))
+            return jnp.where(stage.number >= begins, x, fill)
+
+        def masked(rule: ParameterRule, leaf: Any) -> Any:
+            return jax.tree.map(partial(of_leaf, rule), leaf) if np.any(rule.unfreeze_stage) else leaf
+
+        return jax.tree.map(masked, rules, tree)
+
+    def update(gradient: Any, state: Any, params: Any, *, stage: Stage, counts: jax.Array, **more: Any) -> Any:
+        initial = optimizer.transformation.init(params)
+        state = jax.tree.map(partial(jnp.where, stage.is_new & counts), initial, state)
+        updates, state = optimizer.transformation.update(gradient, state, params, **more)
+        return mask(updates, stage, -0.0), state  # p + -0.0 has the bits of p
+
+    return optimizer._replace(
+        transformation=optax.GradientTransformationExtraArgs(optimizer.transformation.init, update),
+        last_stage=last_stage,
+        stage_of=stage_of,
+        mask_frozen_stage=mask,
+    )
