@@ -8,8 +8,7 @@ from functools import partial
 from jaxlm.config import command_line
 from jaxlm.errors import run_command
 from jaxlm.runs.text_log import copied_output
-from jaxlm.training.arguments import PretrainArguments
-from jaxlm.training.config import PretrainConfig
+from jaxlm.training.config import PretrainArguments, PretrainConfig
 
 ARGUMENTS = (PretrainArguments,)
 

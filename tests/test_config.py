@@ -14,6 +14,7 @@ from jaxlm.config import command_line, find_config, from_json, given_fields, loa
 from jaxlm.data.config import DataConfig, Packed, SentencePairs, Streams, Windows
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
+from jaxlm.finetuning.arguments import kept_value
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive, Execution
@@ -24,7 +25,6 @@ from jaxlm.training.config import (
     FinetuneConfig,
     PretrainConfig,
     check_sizes,
-    kept_value,
     kind_of_run,
     one_duration,
     resolved_json,

@@ -43,7 +43,7 @@ def test_groups_and_optional_flags_read_well(text):
 
 def test_every_flag_has_a_help_text():
     from jaxlm.finetuning.arguments import FinetuneArguments
-    from jaxlm.training.pretraining_plan import PretrainArguments
+    from jaxlm.training.pretraining import PretrainArguments
 
     for kind in (FinetuneArguments, PretrainArguments):
         hidden = {name for name, _ in fields_of(kind) if name.rpartition(".")[2] in ("kind", "layout")}

@@ -21,9 +21,8 @@ from jaxlm.evaluation.arguments import BenchArguments
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.memory_fit import fitted_to_devices
 from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.program import make_program, run_settings, with_vocabulary
+from jaxlm.training.program import fitted_to_devices, make_program, run_settings, with_vocabulary
 from jaxlm.training.step import TrainState, make_eval_step
 from jaxlm.versions import compilers
 

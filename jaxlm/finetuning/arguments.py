@@ -1,11 +1,14 @@
-"""Arguments of fine-tuning: those that name its config, task and tokenizer, which several commands share, and all."""
+"""Arguments of fine-tuning, of which several commands share those of the task, and the defaults of its config."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import tyro
 
+from jaxlm.config import to_json
 from jaxlm.distributed.config import DistributedConfig
+from jaxlm.models import family_of
 from jaxlm.ranges import Count, NotNegative
 from jaxlm.runs.config import TrackerKind
 from jaxlm.tasks.custom import CustomConfig
@@ -63,3 +66,41 @@ class FinetuneArguments(TaskArguments):
     tracker: TrackerKind | None = None
     """Send the records of metrics.jsonl to Weights & Biases, MLflow or trackio too. The package must be installed."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+# Section 4.1 of GPT-1's paper and of BERT's.
+DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
+DEFAULT_LENGTH = 512  # of tasks without a published one, where the model has no shorter limit
+
+
+def filled(
+    config: FinetuneConfig, paper: Mapping[str, float], longest: int | None = None
+) -> tuple[FinetuneConfig, int, int]:
+    """Fill fields that are None from the task's paper: length, batch size, epochs and learning rate.
+
+    longest: the number of positions to use; default: all of the model. Returns the config, its length and its batch
+    size, which are never None.
+    """
+    longest = longest or family_of(config.model).max_length(config.model)
+    if config.optimizer.peak_lr is None:
+        rate = float(paper.get("peak_lr", family_of(config.model).finetuning_rate))
+        config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))
+    if config.num_steps is None and config.num_epochs is None:
+        config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
+    length = config.length or min(int(paper.get("length", min(longest, DEFAULT_LENGTH))), longest)
+    batch_size = config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE))
+    return replace(config, length=length, batch_size=batch_size), length, batch_size
+
+
+def kept_value(config: Any, saved: Mapping[str, Any] | None, name: str, *, derived_from: Sequence[str] = ()) -> Any:
+    """Return `config` with the saved value of the field `name` of a run, if the field is None.
+
+    A resumed run keeps the values derived at its first start, although another version may derive different ones.
+    saved: the run's config.json, None for a new run. derived_from: if one of these fields differs from its saved value,
+    the value is derived again.
+    """
+    if saved is None or saved.get(name) is None or getattr(config, name) is not None:
+        return config
+    if any(to_json(getattr(config, field)) != saved.get(field) for field in derived_from):
+        return config
+    return replace(config, **{name: saved[name]})

@@ -4,20 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxlm.errors import InputError
-from jaxlm.finetuning.arguments import FinetuneArguments
+from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import saved_config
 from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, read_task
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.text import Tokenizer, tokenizer_from_spec
-from jaxlm.training.config import (
-    FinetuneConfig,
-    check_sizes,
-    filled,
-    kept_value,
-    one_duration,
-)
+from jaxlm.training.config import FinetuneConfig, check_sizes, one_duration
 from jaxlm.training.start import Source, check_trained, limited, model_of_source, source_of
 
 

@@ -16,7 +16,7 @@ from jaxlm.inference.loaded_run import LoadedRun, for_reading
 from jaxlm.models import ModelConfig, build
 from jaxlm.text.backward import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
-from jaxlm.training.pretraining_plan import Plan
+from jaxlm.training.pretraining import Plan
 from jaxlm.training.pretraining_run import TrainingContext
 from jaxlm.training.start import trained_length
 from jaxlm.training.step import TrainState

@@ -1,9 +1,9 @@
-"""The configs of pretraining and fine-tuning runs, and the fields that may change when a run resumes.
+"""The configs of pretraining and fine-tuning runs, the arguments of pretraining, and the fields that may change.
 
 This module does not import JAX, nor do the configs that it is made of.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,12 +11,13 @@ import tyro
 
 from jaxlm.config import CHOSEN_BY_FLAG, to_json
 from jaxlm.data.config import DataConfig, Windows
-from jaxlm.distributed.config import MeshConfig, check_batch
+from jaxlm.distributed.config import DistributedConfig, MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
 from jaxlm.nn.config import Execution, Features, Rate
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
+from jaxlm.runs.config import TrackerKind
 from jaxlm.training.optimizer_config import OptimizerConfig
 from jaxlm.wording import either
 
@@ -164,6 +165,41 @@ class PretrainConfig(RunConfig):
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
         chunks = 0 if family.is_encoder else self.execution.loss_chunks
         check_sizes(self.data.longest_row(self.length), chunks, self.model)
+
+
+@dataclass(frozen=True)
+class PretrainArguments:
+    """Pretrain a language model on a token store."""
+
+    config: tyro.conf.Positional[str]
+    """A config file, or its name: pretrain/gpt1."""
+    run: str
+    """The run directory, or gs://BUCKET/RUN, to create or to resume."""
+    start: str | None = None
+    """A run to start from (RUN or RUN@STEP). Default: from scratch."""
+    start_with: Literal["parameters", "state"] = "parameters"
+    """Content to load from --start. state: moments and step too, to train longer or at another learning rate."""
+    start_vocabulary: Literal["same", "matched"] = "same"
+    """same: the stores have the tokenizer of --start. matched: each token's row of the table comes from the same token
+    of --start; a token that it lacks begins at the mean of all rows (ULMFiT)."""
+    profile: str | None = None
+    """START:STOP, the steps to trace for TensorBoard's profiler. Default: none."""
+    verify_stores: bool = False
+    """Check the full hashes of the stores before training."""
+    zero_shot: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME:PATH, a zero-shot task to evaluate before the first step and during training, into zero_shot.jsonl. Can be
+    repeated. See python -m jaxlm.evaluate zero-shot --help."""
+    zero_shot_every: Natural = 0
+    """Steps between zero-shot evaluations. 0: at the end only."""
+    sample_every: Natural = 0
+    """Steps between samples of text, from before the first step on, in the log and in metrics.jsonl. They are those of
+    jaxlm.generate with its defaults. 0: none."""
+    sample_prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A text to continue with --sample-every. Can be repeated. Default: the beginning of a new text."""
+    tracker: TrackerKind | None = None
+    """Send the records of metrics.jsonl to Weights & Biases, MLflow or trackio too. The package must be installed."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
 @dataclass(frozen=True)
@@ -332,30 +368,6 @@ def check_sizes(length: int, loss_chunks: int, model: Any) -> None:
         raise InputError(f"execution.loss_chunks must divide length {length}, got {loss_chunks}; give 0 for automatic")
 
 
-# Section 4.1 of GPT-1's paper and of BERT's.
-DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE = 3.0, 32
-DEFAULT_LENGTH = 512  # of tasks without a published one, where the model has no shorter limit
-
-
-def filled(
-    config: FinetuneConfig, paper: Mapping[str, float], longest: int | None = None
-) -> tuple[FinetuneConfig, int, int]:
-    """Fill fields that are None from the task's paper: length, batch size, epochs and learning rate.
-
-    longest: the number of positions to use; default: all of the model. Returns the config, its length and its batch
-    size, which are never None.
-    """
-    longest = longest or family_of(config.model).max_length(config.model)
-    if config.optimizer.peak_lr is None:
-        rate = float(paper.get("peak_lr", family_of(config.model).finetuning_rate))
-        config = replace(config, optimizer=replace(config.optimizer, peak_lr=rate))
-    if config.num_steps is None and config.num_epochs is None:
-        config = replace(config, num_epochs=float(paper.get("num_epochs", DEFAULT_EPOCHS)))
-    length = config.length or min(int(paper.get("length", min(longest, DEFAULT_LENGTH))), longest)
-    batch_size = config.batch_size or int(paper.get("batch_size", DEFAULT_BATCH_SIZE))
-    return replace(config, length=length, batch_size=batch_size), length, batch_size
-
-
 def one_duration(config: Any, given: Set[str]) -> Any:
     """Return `config` with one of num_steps and num_epochs: the command line replaces the config file's.
 
@@ -369,20 +381,6 @@ def one_duration(config: Any, given: Set[str]) -> Any:
             )
         return replace(config, **{"num_epochs" if "num_steps" in given else "num_steps": None})
     return config
-
-
-def kept_value(config: Any, saved: Mapping[str, Any] | None, name: str, *, derived_from: Sequence[str] = ()) -> Any:
-    """Return `config` with the saved value of the field `name` of a run, if the field is None.
-
-    A resumed run keeps the values derived at its first start, although another version may derive different ones.
-    saved: the run's config.json, None for a new run. derived_from: if one of these fields differs from its saved value,
-    the value is derived again.
-    """
-    if saved is None or saved.get(name) is None or getattr(config, name) is not None:
-        return config
-    if any(to_json(getattr(config, field)) != saved.get(field) for field in derived_from):
-        return config
-    return replace(config, **{name: saved[name]})
 
 
 def run_fields(

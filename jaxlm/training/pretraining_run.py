@@ -32,18 +32,26 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import continue_state, fresh_parts, resume, with_parameters
 from jaxlm.training.loop import Profile, ScheduledEvaluation, Session, explain_failure, run_training
-from jaxlm.training.memory_fit import fitted_to_devices
-from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.pretraining_plan import (
+from jaxlm.training.pretraining import (
     Plan,
     PretrainArguments,
+    Pretraining,
     changes_length,
+    make_pretraining,
     plan,
     profiled_steps,
     resolved_config,
     steered_by_validation,
 )
-from jaxlm.training.program import CompiledStep, Program, abstract_batch, abstract_rows, make_program, run_settings
+from jaxlm.training.program import (
+    CompiledStep,
+    Program,
+    abstract_batch,
+    abstract_rows,
+    fitted_to_devices,
+    make_program,
+    run_settings,
+)
 from jaxlm.training.start import dropout_notes
 from jaxlm.training.step import Settings, TrainState, saved_part
 from jaxlm.training.validation import Validation, ends_early, scheduled_validation

@@ -1,10 +1,14 @@
-"""The learner of a run, and its program: the state and the compiled step, to run, measure or analyze."""
+"""The learner of a run, and its program: the state and the compiled step, to run, measure or analyze.
+
+`--micro-batches auto` is the smallest number with which the step fits the memory of the devices.
+"""
 
 import contextlib
 import functools
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,10 +18,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Wrapped
 
+from jaxlm.compiler.estimate import memory_of
 from jaxlm.compiler.memory import check_program_memory
 from jaxlm.data.batch import mask_seeds
 from jaxlm.data.config import DataConfig
-from jaxlm.distributed.mesh import abstract_replicated, batch_sharding
+from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.mesh import abstract_replicated, batch_sharding, use_mesh
+from jaxlm.errors import InputError
 from jaxlm.models import ModelConfig, family_of
 from jaxlm.models.model import Model
 from jaxlm.objectives.objective import Objective
@@ -33,6 +41,8 @@ from jaxlm.training.step import (
     settings_of,
 )
 from jaxlm.training.weights import no_iterates
+
+MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lost to fragmentation
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +117,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     """Return the program of `config` on `mesh`, which must be in use (`jaxlm.distributed.mesh.use_mesh`).
 
     Learning rates, schedule, the number of steps, log_every, ema and spike_factor are not part of it: they are data,
-    `Settings`. Nothing is allocated or compiled. micro_batches is a number (`jaxlm.training.memory_fit` resolves auto).
+    `Settings`. Nothing is allocated or compiled. micro_batches is a number (`fitted_to_devices` resolves auto).
     """
     assert config.micro_batches != "auto"
 
@@ -231,3 +241,84 @@ def abstract_rows(row: Any, batch_size: int, mesh: Mesh) -> Any:
     """Return a batch of `batch_size` rows like `row`, a batch of one, as jax.ShapeDtypeStruct, sharded over `mesh`."""
     sharding = batch_sharding(mesh)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype, sharding=sharding), row)
+
+
+@dataclass(frozen=True)
+class CompiledTraining:
+    """A training step, None if it does not fit. peak_gib: memory per device, None if unknown."""
+
+    step: Compiled | None
+    peak_gib: float | None
+    seconds: float
+
+
+def compile_training(learner: Learner, config: PretrainConfig, length: int, mesh: Mesh) -> CompiledTraining:
+    """Compile the step of a run for rows of `length`, for the devices of `mesh`. Nothing is allocated."""
+    started = time.perf_counter()
+    with use_mesh(mesh):
+        lowered = make_program(learner, config, mesh).lowered(abstract_batch(config, length, mesh))
+        try:
+            step = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) or re.search(r"memory space (?!hbm)", str(error)):
+                raise  # the memory of a kernel does not depend on the size of the step
+            return CompiledTraining(None, _named_gib(str(error)), time.perf_counter() - started)
+    return CompiledTraining(step, memory_of(step).peak, time.perf_counter() - started)
+
+
+def micro_batch_counts(batch_size: int, mesh: Mesh) -> list[int]:
+    """Return the numbers of micro-batches that fit `mesh`, ascending. InputError without any."""
+    check_batch(batch_size, 1, mesh)
+    rows = batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    return [count for count in range(1, rows + 1) if rows % count == 0]
+
+
+def smallest_that_fits(
+    config: PretrainConfig, mesh: Mesh, fits: Callable[[PretrainConfig], bool]
+) -> PretrainConfig | None:
+    """Return `config` with the smallest number of micro-batches that fits, or None."""
+    counts = micro_batch_counts(config.batch_size, mesh)
+    return next(filter(fits, (replace(config, micro_batches=count) for count in counts)), None)
+
+
+def fitted_to_devices(config: PretrainConfig, learner: Learner, lengths: Sequence[int], mesh: Mesh) -> PretrainConfig:
+    """Return `config` with `micro_batches auto` resolved for this machine's devices, the same on every process.
+
+    It is 1 if the backend does not report its memory, as on a CPU. InputError if no number fits.
+    """
+    if config.micro_batches != "auto":
+        return config
+    limit = first_process_decides(memory_limit_gib)
+    if limit is None:
+        log.info("micro_batches auto: these devices do not report their memory; 1 is used")
+        return replace(config, micro_batches=1)
+
+    def fits(candidate: PretrainConfig) -> bool:
+        for length in lengths:
+            found = compile_training(learner, candidate, length, mesh)
+            over = found.step is None or found.peak_gib is None or found.peak_gib > limit
+            said = "out of memory" if found.peak_gib is None else f"{found.peak_gib:.2f} GiB"
+            log.info("micro_batches %s, length %d: %s of %.2f GiB", candidate.micro_batches, length, said, limit)
+            if over:
+                return False
+        return True
+
+    chosen = smallest_that_fits(config, mesh, fits)
+    if chosen is None:
+        raise InputError(
+            f"micro_batches auto: no number of them fits {limit:.2f} GiB per device; set execution.remat full, or "
+            "spread the model with a larger mesh.fsdp"
+        )
+    return chosen
+
+
+def memory_limit_gib() -> float | None:
+    """Return the usable memory of a device of this machine in GiB, or None if the backend does not report it."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else MEMORY_FRACTION * limit / 2**30
+
+
+def _named_gib(error: str) -> float | None:
+    """Return the largest size in the compiler's error, which is the memory that the program needs."""
+    sizes = [float(number) * (1 if unit == "G" else 2**-10) for number, unit in re.findall(r"([\d.]+)([GM])\b", error)]
+    return max(sizes, default=None)

@@ -19,8 +19,7 @@ from jaxlm.runs.recorder import Recorder
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.loop import Outcome, ScheduledEvaluation
-from jaxlm.training.pretraining import Pretraining
-from jaxlm.training.pretraining_plan import Plan
+from jaxlm.training.pretraining import Plan, Pretraining
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import EvalStep, TrainState, first_carry, make_eval_step
 from jaxlm.training.weights import early_end, evaluated, kept_note, with_loss

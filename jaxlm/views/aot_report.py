@@ -15,8 +15,8 @@ from jaxlm.config import with_fields
 from jaxlm.data.phases import Phase, phases
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.training.config import PretrainConfig, check_batches
-from jaxlm.training.memory_fit import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.program import compile_training, micro_batch_counts, smallest_that_fits
 from jaxlm.versions import compilers
 
 STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store

@@ -13,6 +13,7 @@ from jaxlm.data.origin import RowOrigin
 from jaxlm.data.phases import phase_at, phased_rows
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
+from jaxlm.finetuning.arguments import filled
 from jaxlm.inference.loaded_run import run_config, task_data
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
@@ -26,7 +27,7 @@ from jaxlm.tasks import (
     steps_of_epochs,
 )
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.views.text import ends, indented, truncated
 
 

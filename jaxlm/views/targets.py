@@ -6,14 +6,14 @@ from pathlib import Path
 
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError
-from jaxlm.finetuning.arguments import DataArguments
+from jaxlm.finetuning.arguments import DEFAULT_LENGTH, DataArguments
 from jaxlm.inference.loaded_run import run_config, split_run
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import FORMATS, Task, TaskData, read_task
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
-from jaxlm.training.config import DEFAULT_LENGTH, FinetuneConfig, PretrainConfig, one_duration
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.start import open_source, trained_length
 from jaxlm.views.arguments import ShowArguments, ShowFinetuningArguments, ShowPretrainingArguments, ShowRowsArguments
 from jaxlm.views.batch import finetune_lines, pretrain_lines, run_batch_lines

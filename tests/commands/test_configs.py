@@ -31,8 +31,7 @@ from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.training.arguments import PretrainArguments
-from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.config import FinetuneConfig, PretrainArguments, PretrainConfig
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -17,8 +17,7 @@ from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.flags import fields_of
 from jaxlm.hub import reason
 from jaxlm.renamed import ELSEWHERE
-from jaxlm.training.arguments import PretrainArguments
-from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.config import FinetuneConfig, PretrainArguments, PretrainConfig
 
 
 @pytest.mark.parametrize(

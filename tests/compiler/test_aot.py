@@ -33,7 +33,7 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError, RunError
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Execution
-from jaxlm.training import memory_fit
+from jaxlm.training import program as training_program
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
@@ -375,9 +375,9 @@ def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1:\nRan out of memory in memory space vmem: 16.9M")
 
     step = Step()
-    monkeypatch.setattr(memory_fit, "make_program", lambda *_, **__: step)
+    monkeypatch.setattr(training_program, "make_program", lambda *_, **__: step)
     with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
-        memory_fit.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
+        training_program.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
     monkeypatch.setattr(aot, "aot", lambda _: step.compile())
     monkeypatch.setattr("sys.argv", ["aot", "debug/gpt"])
     with pytest.raises(RunError, match="rejects the step.*RESOURCE_EXHAUSTED: E1: Ran out"):
@@ -407,4 +407,4 @@ def test_a_step_that_overflows_the_compilers_small_threads():
     model = replace(tiny().model, dropout_rate=0.1, embedding_dropout_rate=0.1, **sizes)
     config = replace(tiny(batch_size=128, length=64), model=model, execution=Execution(remat="dots", unroll=1))
     mesh = make_mesh(config.mesh, where.devices())
-    assert memory_fit.compile_training(make_pretraining(config, None), config, 64, mesh).step is not None
+    assert training_program.compile_training(make_pretraining(config, None), config, 64, mesh).step is not None

@@ -21,9 +21,9 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.memory_fit import compile_training
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.program import compile_training
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.findall(r"^jaxlib==(\S+)", (ROOT / "launch" / "constraints.txt").read_text(), re.MULTILINE)

@@ -11,7 +11,7 @@ from toy_runs import make_stores, pretrain_arguments, run_here
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.nn.config import Execution
-from jaxlm.training import memory_fit
+from jaxlm.training import program
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
@@ -35,14 +35,14 @@ def mesh():
 
 
 def fitted(config, mesh):
-    return memory_fit.fitted_to_devices(config, make_pretraining(config, None), [config.length], mesh)
+    return program.fitted_to_devices(config, make_pretraining(config, None), [config.length], mesh)
 
 
 def test_numbers_are_those_the_mesh_can_deal_out(mesh):
     """Fails when a micro-batch would have rows for some devices only."""
-    assert memory_fit.micro_batch_counts(24, mesh) == [1, 2, 3, 4, 6, 12]
+    assert program.micro_batch_counts(24, mesh) == [1, 2, 3, 4, 6, 12]
     with pytest.raises(InputError, match="batch_size must be .*, got 25"):
-        memory_fit.micro_batch_counts(25, mesh)
+        program.micro_batch_counts(25, mesh)
 
 
 def test_the_smallest_that_fits_is_taken(mesh):
@@ -53,8 +53,8 @@ def test_the_smallest_that_fits_is_taken(mesh):
         asked.append(config.micro_batches)
         return config.micro_batches >= 3
 
-    assert memory_fit.smallest_that_fits(CONFIG, mesh, fits).micro_batches == 4 and asked == [1, 2, 4]
-    assert memory_fit.smallest_that_fits(CONFIG, mesh, lambda config: False) is None
+    assert program.smallest_that_fits(CONFIG, mesh, fits).micro_batches == 4 and asked == [1, 2, 4]
+    assert program.smallest_that_fits(CONFIG, mesh, lambda config: False) is None
 
 
 def test_auto_is_one_where_memory_is_not_known(mesh, caplog):
@@ -72,13 +72,13 @@ def test_auto_is_what_the_compiler_says_fits(mesh, monkeypatch):
     """Fails when the compiled program's memory does not decide. The limit is between that of one piece and of two."""
     pretraining = make_pretraining(CONFIG, None)
     one, two = (
-        memory_fit.compile_training(pretraining, replace(CONFIG, micro_batches=count), CONFIG.length, mesh).peak_gib
+        program.compile_training(pretraining, replace(CONFIG, micro_batches=count), CONFIG.length, mesh).peak_gib
         for count in (1, 2)
     )
     assert two < 0.9 * one
-    monkeypatch.setattr(memory_fit, "memory_limit_gib", lambda: (one + two) / 2)
+    monkeypatch.setattr(program, "memory_limit_gib", lambda: (one + two) / 2)
     assert fitted(CONFIG, mesh).micro_batches == 2
-    monkeypatch.setattr(memory_fit, "memory_limit_gib", lambda: two / 1000)
+    monkeypatch.setattr(program, "memory_limit_gib", lambda: two / 1000)
     with pytest.raises(InputError, match="no number of them fits"):
         fitted(CONFIG, mesh)
 
@@ -86,17 +86,17 @@ def test_auto_is_what_the_compiler_says_fits(mesh, monkeypatch):
 def test_what_the_compiler_refuses_does_not_fit():
     """The TPU compiler's two ways to say so; without sizes there is none."""
     said = "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (20.00G) exceeds available HBM (15.75G)."
-    assert memory_fit._named_gib(said) == 20
-    assert memory_fit._named_gib("Ran out of memory in memory space hbm. Used 512.5M of 256.00M hbm.") == 512.5 / 1024
-    assert memory_fit._named_gib("RESOURCE_EXHAUSTED") is None
+    assert program._named_gib(said) == 20
+    assert program._named_gib("Ran out of memory in memory space hbm. Used 512.5M of 256.00M hbm.") == 512.5 / 1024
+    assert program._named_gib("RESOURCE_EXHAUSTED") is None
 
 
 def test_a_run_has_the_number_that_was_found(tmp_path, monkeypatch):
     """config.json holds a number, and the same command goes on. A limit that one micro-batch exceeds, by decree."""
     peaks = {1: 2.0, 2: 0.5}
-    found = lambda _, config, *__, **___: memory_fit.CompiledTraining(object(), peaks[config.micro_batches], 0.0)  # noqa: E731
-    monkeypatch.setattr(memory_fit, "memory_limit_gib", lambda: 1.0)
-    monkeypatch.setattr(memory_fit, "compile_training", found)
+    found = lambda _, config, *__, **___: program.CompiledTraining(object(), peaks[config.micro_batches], 0.0)  # noqa: E731
+    monkeypatch.setattr(program, "memory_limit_gib", lambda: 1.0)
+    monkeypatch.setattr(program, "compile_training", found)
     given = ("--num-steps", 2, "--batch-size", 16, "--micro-batches", "auto")
     arguments = pretrain_arguments(tmp_path / "run", make_stores(tmp_path), *given)
     for _ in range(2):
