@@ -23,8 +23,7 @@ from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.flags import field_help, reflowed
 from jaxlm.models import FAMILIES
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.config import LanguageModel, MaskedLM
-from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.config import LanguageModel, MaskedLM, MaskingConfig
 from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig

@@ -11,7 +11,7 @@ import pytest
 from test_layers import FILES, imports_of, within
 
 from jaxlm.models import FAMILIES, SIZES, build, family_of
-from jaxlm.objectives.task_loss import LOSSES
+from jaxlm.objectives.task import LOSSES
 from jaxlm.tasks import FORMATS, KINDS
 from jaxlm.tasks.task import Kind
 
@@ -21,7 +21,7 @@ MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
 READS_EARLIER_VERSIONS = ("jaxlm.runs.earlier_versions",)
 
 # A head and a loss belong to a kind of task; published classes are for a kind.
-MAY_NAME_KINDS = ("jaxlm.tasks.kinds", "jaxlm.models.heads", "jaxlm.objectives.task_loss", "jaxlm.interop")
+MAY_NAME_KINDS = ("jaxlm.tasks.kinds", "jaxlm.models.heads", "jaxlm.objectives.task", "jaxlm.interop")
 
 MODULES = {f"jaxlm.models.{name}" for name in FAMILIES} | {f"jaxlm.models.{name}.model" for name in FAMILIES}
 NAMES = {name for f in FAMILIES.values() for name in (build(f.config()).arithmetic.module.__name__, f.config.__name__)}

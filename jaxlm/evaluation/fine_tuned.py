@@ -18,7 +18,7 @@ from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Ensemble, OnTask
 from jaxlm.evaluation.command import batch_size_for, opened, output_file, say
-from jaxlm.finetuning.trial import write_files
+from jaxlm.finetuning.results import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run, task_data
 from jaxlm.inference.prediction import Predictor, SplitPredictions
 from jaxlm.interop.sources import KINDS

@@ -1,6 +1,15 @@
-"""Results of a fine-tuning run: results.json with the metrics of all trials, predictions.jsonl, and a table."""
+"""Results of the trials of a fine-tuning run, and of the run: results.json, predictions.jsonl, and a table.
 
+A trial has a directory `members/seed-S-rate-R` of its own. After training, `kept/` holds the selected parameters, next
+to `result.json` and `predictions.jsonl`. The parameters are below the run's root; the two files, which process 0
+writes, are below its path.
+"""
+
+import functools
+import hashlib
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -8,16 +17,156 @@ from typing import Any
 import numpy as np
 
 from jaxlm.atomic_write import write_file, write_json
-from jaxlm.bounded_read import read_signed
+from jaxlm.bounded_read import read_regular, read_signed
+from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.errors import InputError, RunError
-from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_of
-from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, evaluate_split, trial_of
+from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
+from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import Task, TaskData
+from jaxlm.tasks import Predicted, Task, TaskData
 from jaxlm.tasks.metrics.report import report_lines
 from jaxlm.tasks.prediction_lines import with_inputs
 
+log = logging.getLogger(__name__)
+
 _OF_ROW = ("split", "index", "seed", "learning_rate")  # the fields of a prediction before those of its row
+
+
+def trial_result(run: RunDirectory, trial: Trial) -> dict[str, Any] | None:
+    """Return the contents of a trial's `result.json`, on every process, or None before the trial is done."""
+    file = run.path / trial.directory / "result.json"
+    return first_process_decides(lambda: _signed(file, "remove it, and it is written again"))
+
+
+def _signed(file: Path, fix: str) -> dict[str, Any] | None:
+    """Return the contents of a signed file, or None without one. InputError with this fix if it is damaged."""
+    try:
+        return read_signed(file) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; {fix}") from error
+
+
+def finish_trial(
+    context: TrialContext, programs: Programs, trial: Trial, progress: Progress, params: Any
+) -> dict[str, Any]:
+    """Save the selected parameters and predict every split with them; return the contents of `result.json`."""
+    directory = trial.directory / "kept"
+    assert progress.step is not None
+    if not _is_kept(context, progress.step, params, directory):
+        first_process_decides(lambda: context.run.remove(directory))
+        with Checkpoints(context.run.root / directory, keep_newest=1) as kept:
+            extra = {"dev": progress.metrics, "step": progress.step}
+            kept.save(progress.step, {"params": params}, config=context.resolved | {"seed": trial.seed}, extra=extra)
+    return write_result(context, programs, trial, progress, params)
+
+
+def _is_kept(context: TrialContext, step: int, params: Any, directory: PurePath) -> bool:
+    """Return True if exactly these parameters are saved already, by a start that was stopped afterwards."""
+    kept = Checkpoints(context.run.root / directory, read_only=True)
+    if kept.agreed_steps() != [step]:
+        return False
+    try:
+        return kept.metadata().checksums == leaf_checksums({"params": params})
+    except DamagedCheckpoint:  # the parameters are still on the devices and are saved again
+        return False
+
+
+def write_result(
+    context: TrialContext, programs: Programs, trial: Trial, progress: Progress, params: Any
+) -> dict[str, Any]:
+    """Predict every split with the selected parameters and write the results; return the contents of `result.json`.
+
+    The selection split comes first: the threshold for unanswerable questions is tuned on it and then used for the
+    others.
+    """
+    selection_split, lengths = context.task.selects, context.batches(trial.seed).lengths
+    splits = [split for split in context.encoded if split != "train"]
+    found: dict[str, tuple[Predicted, dict[str, float]]] = {}
+    threshold = None
+    for split in sorted(splits, key=lambda split: split != selection_split):
+        found[split] = evaluate_split(context, programs, params, split, lengths, threshold)
+        threshold = found[selection_split][1].get("threshold")
+    scope = {"seed": trial.seed, "learning_rate": trial.rate}
+    result: dict[str, Any] = scope | {"step": progress.step}
+    if context.config.patience is not None:
+        result["stopped_at"] = progress.patience.stopped_at
+    result |= {split: found[split][1] for split in splits if found[split][1]}
+    reports = [{"split": split} | found[split][0].report() for split in splits if found[split][1]]
+    lines: list[str] = []
+    for split in splits:
+        for index, (prediction, scores) in enumerate(found[split][0].lines):
+            line = {"split": split, "index": index} | scope
+            lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}, ensure_ascii=False))
+    text = "".join(line + "\n" for line in lines)
+    result["reports"] = reports
+    result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+
+    def write() -> None:
+        directory = context.run.path / trial.directory
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(directory / "predictions.jsonl", text)
+        for split in splits:
+            write_files(directory / "files", found[split][0])
+        write_json(directory / "result.json", result, signed=True)
+        context.run.upload()
+
+    first_process_decides(write)
+    return result
+
+
+def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
+    """Return the predictions that a trial wrote with its result. InputError if they are damaged."""
+    directory = run.path / trial_of(result).directory
+    file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are written again"
+    try:
+        content = read_regular(file, largest=1 << 40)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; {remedy}") from error
+    if result.get("predictions_sha256", (found := hashlib.sha256(content).hexdigest())) != found:
+        raise InputError(f"{file} was altered: its hash is not the one in result.json; {remedy}")
+    return content
+
+
+def write_failure(context: TrialContext, trial: Trial, reason: str) -> dict[str, Any]:
+    """Write the failure of a trial that cannot be trained to its end; return the contents of its `result.json`."""
+    result = {"seed": trial.seed, "learning_rate": trial.rate, "failed": reason}
+
+    def write() -> None:
+        directory = context.run.path / trial.directory
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "result.json", result)
+        context.run.upload()
+
+    first_process_decides(write)
+    log.warning("%s failed: %s; the other runs continue", trial, reason)
+    return result
+
+
+def delete_inferior_checkpoints(context: TrialContext, results: Sequence[dict[str, Any]]) -> None:
+    """Remove the parameters of trials that another seed at their learning rate has beaten."""
+    if context.keep == "all":
+        return
+    finished = [result for result in results if "failed" not in result]
+
+    def drop() -> None:
+        for rate in {result["learning_rate"] for result in finished}:
+            at_rate = [result for result in finished if result["learning_rate"] == rate]
+            best = max(at_rate, key=functools.partial(_rank, context.task))
+            for result in at_rate:
+                if result is not best:
+                    context.run.remove(trial_of(result).directory / "kept")
+
+    first_process_decides(drop)
+
+
+def write_files(directory: Path, predicted: Predicted) -> None:
+    """Write the files for other programs (a submission server, SQuAD's script) below `directory`."""
+    for name, content in predicted.files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content, indent=4, ensure_ascii=False) + "\n"
+        write_file(path, text)
 
 
 def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -34,20 +183,22 @@ def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
     if not by_rate:
         return {"task": task.name, "metric": task.metric, "runs": results}
 
-    def ranked(run: dict[str, Any]) -> float:
-        return task.rank(run[task.selects][task.metric])
-
-    means = {rate: float(np.mean([ranked(run) for run in runs])) for rate, runs in by_rate.items()}
+    means = {rate: float(np.mean([_rank(task, run) for run in runs])) for rate, runs in by_rate.items()}
     rate = max(by_rate, key=lambda rate: (rate not in failed, means[rate]))
     summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
     if task.positive is not None:
         summary["positive"] = task.positive
-    best = max(by_rate[rate], key=ranked)
+    best = max(by_rate[rate], key=functools.partial(_rank, task))
     return (
         summary
         | over_seeds(by_rate[rate])
         | {"best": {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}}
     )
+
+
+def _rank(task: Task, result: dict[str, Any]) -> float:
+    """Return a number that is higher for a better result of a trial, by the selection metric."""
+    return task.rank(result[task.selects][task.metric])
 
 
 def over_seeds(runs: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -132,11 +283,7 @@ def _with_inputs(predictions: bytes, task: Task, data: TaskData) -> bytes:
 
 def read_results(run: RunDirectory) -> dict[str, Any] | None:
     """Return the content of results.json, or None before the run is complete. InputError if it is damaged."""
-    file = run.path / "results.json"
-    try:
-        return read_signed(file) if file.exists() else None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}; restore it from a copy, or remove it") from error
+    return _signed(run.path / "results.json", "restore it from a copy, or remove it")
 
 
 def clean_up(run: RunDirectory, summary: dict[str, Any]) -> None:

@@ -1,32 +1,18 @@
-"""A trial of a fine-tuning run, one seed at one learning rate: its first state, its evaluation and its results.
-
-A trial has a directory `members/seed-S-rate-R` of its own. After training, `kept/` holds the selected parameters, next
-to `result.json` and `predictions.jsonl`. The parameters are below the run's root; the two files, which process 0
-writes, are below its path.
-"""
+"""A trial of a fine-tuning run, one seed at one learning rate: its context, its first state and its evaluation."""
 
 import dataclasses
 import functools
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm.atomic_write import write_file, write_json
-from jaxlm.bounded_read import read_regular, read_signed
-from jaxlm.distributed.agreement import first_process_decides
-from jaxlm.errors import InputError
-from jaxlm.finetuning.patience import Patience
 from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models.model import Model
-from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
-from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.meter import even_work
 from jaxlm.runs.observer import Observer
@@ -37,6 +23,7 @@ from jaxlm.training.program import CompiledStep, Program, make_program, run_sett
 from jaxlm.training.start import Source
 from jaxlm.training.step import Settings, TrainState
 from jaxlm.training.task_model import TaskLearner, make_task_learner
+from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +63,6 @@ class TrialContext:
     mesh: Mesh
     observer: Observer
     keep: Literal["best", "all"] = "best"
-
-    def ranked(self, result: dict[str, Any]) -> float:
-        """Return a number that is higher for a better result of a trial, by the selection metric."""
-        return self.task.rank(result[self.task.selects][self.task.metric])
 
     def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
         """Return True if new parameters replace the ones before: with `select last`, those of the last step only.
@@ -121,6 +104,40 @@ class Programs:
 
 
 @dataclasses.dataclass
+class Patience:
+    """The evaluations of a trial since its best one.
+
+    best: the best value of the selecting metric, None before the first evaluation. waited: evaluations since then.
+    stopped_at: the step at which training ended early, None if it has not.
+    """
+
+    best: float | None = None
+    waited: int = 0
+    stopped_at: int | None = None
+
+    def evaluated(self, task: Task, limit: int, step: int, metrics: Mapping[str, float]) -> None:
+        """Count an evaluation; training ends at the `limit`-th in a row without a better value."""
+        value = metrics[task.metric]
+        if self.best is None or task.is_better(value, self.best):
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited >= limit:
+            self.stopped_at = step
+
+    def note(self, task: Task) -> str:
+        """Return a line about the end of training."""
+        return (
+            f"step {self.stopped_at}: training ends early, after {counted(self.waited, 'evaluation')} without a "
+            f"{task.selects} {task.metric} better than {self.best:.4f}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, for a checkpoint."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass
 class Progress:
     """The progress of a trial, which its checkpoints hold.
 
@@ -150,19 +167,6 @@ class Progress:
         return True
 
 
-def trial_result(run: RunDirectory, trial: Trial) -> dict[str, Any] | None:
-    """Return the contents of a trial's `result.json`, on every process, or None before the trial is done."""
-
-    def read() -> dict[str, Any] | None:
-        file = run.path / trial.directory / "result.json"
-        try:
-            return read_signed(file) if file.exists() else None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file} cannot be read: {error}; remove it, and it is written again") from error
-
-    return first_process_decides(read)
-
-
 def make_programs(context: TrialContext) -> Programs:
     """Return the programs of a run."""
     learner = make_task_learner(context.config, context.task)
@@ -183,31 +187,6 @@ def trial_settings(context: TrialContext, rate: float) -> Settings:
     optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
     epoch = context.batches(0).steps_per_epoch
     return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps, epoch)
-
-
-def finish_trial(
-    context: TrialContext, programs: Programs, trial: Trial, progress: Progress, params: Any
-) -> dict[str, Any]:
-    """Save the selected parameters and predict every split with them; return the contents of `result.json`."""
-    directory = trial.directory / "kept"
-    assert progress.step is not None
-    if not _is_kept(context, progress.step, params, directory):
-        first_process_decides(lambda: context.run.remove(directory))
-        with Checkpoints(context.run.root / directory, keep_newest=1) as kept:
-            extra = {"dev": progress.metrics, "step": progress.step}
-            kept.save(progress.step, {"params": params}, config=context.resolved | {"seed": trial.seed}, extra=extra)
-    return write_result(context, programs, trial, progress, params)
-
-
-def _is_kept(context: TrialContext, step: int, params: Any, directory: PurePath) -> bool:
-    """Return True if exactly these parameters are saved already, by a start that was stopped afterwards."""
-    kept = Checkpoints(context.run.root / directory, read_only=True)
-    if kept.agreed_steps() != [step]:
-        return False
-    try:
-        return kept.metadata().checksums == leaf_checksums({"params": params})
-    except DamagedCheckpoint:  # the parameters are still on the devices and are saved again
-        return False
 
 
 def batch_rows(data: TrainBatches, number: int) -> str:
@@ -275,101 +254,3 @@ def raw_metric(context: TrialContext, programs: Programs, params: Any, lengths: 
     split, metric = context.task.selects, context.task.metric
     _, metrics = evaluate_split(context, programs, params, split, lengths)
     return {f"raw_{split}_{metric}": metrics[metric]}
-
-
-def write_result(
-    context: TrialContext, programs: Programs, trial: Trial, progress: Progress, params: Any
-) -> dict[str, Any]:
-    """Predict every split with the selected parameters and write the results; return the contents of `result.json`.
-
-    The selection split comes first: the threshold for unanswerable questions is tuned on it and then used for the
-    others.
-    """
-    selection_split, lengths = context.task.selects, context.batches(trial.seed).lengths
-    splits = [split for split in context.encoded if split != "train"]
-    found: dict[str, tuple[Predicted, dict[str, float]]] = {}
-    threshold = None
-    for split in sorted(splits, key=lambda split: split != selection_split):
-        found[split] = evaluate_split(context, programs, params, split, lengths, threshold)
-        threshold = found[selection_split][1].get("threshold")
-    scope = {"seed": trial.seed, "learning_rate": trial.rate}
-    result: dict[str, Any] = scope | {"step": progress.step}
-    if context.config.patience is not None:
-        result["stopped_at"] = progress.patience.stopped_at
-    result |= {split: found[split][1] for split in splits if found[split][1]}
-    reports = [{"split": split} | found[split][0].report() for split in splits if found[split][1]]
-    lines: list[str] = []
-    for split in splits:
-        for index, (prediction, scores) in enumerate(found[split][0].lines):
-            line = {"split": split, "index": index} | scope
-            lines.append(json.dumps(line | {"prediction": prediction, "scores": scores}, ensure_ascii=False))
-    text = "".join(line + "\n" for line in lines)
-    result["reports"] = reports
-    result["predictions_sha256"] = hashlib.sha256(text.encode()).hexdigest()
-
-    def write() -> None:
-        directory = context.run.path / trial.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        write_file(directory / "predictions.jsonl", text)
-        for split in splits:
-            write_files(directory / "files", found[split][0])
-        write_json(directory / "result.json", result, signed=True)
-        context.run.upload()
-
-    first_process_decides(write)
-    return result
-
-
-def read_predictions(run: RunDirectory, result: dict[str, Any]) -> bytes:
-    """Return the predictions that a trial wrote with its result. InputError if they are damaged."""
-    directory = run.path / trial_of(result).directory
-    file, remedy = directory / "predictions.jsonl", f"remove {directory / 'result.json'}, and both are written again"
-    try:
-        content = read_regular(file, largest=1 << 40)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; {remedy}") from error
-    if result.get("predictions_sha256", (found := hashlib.sha256(content).hexdigest())) != found:
-        raise InputError(f"{file} was altered: its hash is not the one in result.json; {remedy}")
-    return content
-
-
-def write_failure(context: TrialContext, trial: Trial, reason: str) -> dict[str, Any]:
-    """Write the failure of a trial that cannot be trained to its end; return the contents of its `result.json`."""
-    result = {"seed": trial.seed, "learning_rate": trial.rate, "failed": reason}
-
-    def write() -> None:
-        directory = context.run.path / trial.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / "result.json", result)
-        context.run.upload()
-
-    first_process_decides(write)
-    log.warning("%s failed: %s; the other runs continue", trial, reason)
-    return result
-
-
-def delete_inferior_checkpoints(context: TrialContext, results: Sequence[dict[str, Any]]) -> None:
-    """Remove the parameters of trials that another seed at their learning rate has beaten."""
-    if context.keep == "all":
-        return
-
-    finished = [result for result in results if "failed" not in result]
-
-    def drop() -> None:
-        for rate in {result["learning_rate"] for result in finished}:
-            at_rate = [result for result in finished if result["learning_rate"] == rate]
-            best = max(at_rate, key=context.ranked)
-            for result in at_rate:
-                if result is not best:
-                    context.run.remove(trial_of(result).directory / "kept")
-
-    first_process_decides(drop)
-
-
-def write_files(directory: Path, predicted: Predicted) -> None:
-    """Write the files for other programs (a submission server, SQuAD's script) below `directory`."""
-    for name, content in predicted.files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = content if isinstance(content, str) else json.dumps(content, indent=4, ensure_ascii=False) + "\n"
-        write_file(path, text)

@@ -24,8 +24,8 @@ from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokeniz
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Model
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.auxiliary_losses import CLASSIFIERS
 from jaxlm.objectives.config import LanguageModel, MaskedLM
+from jaxlm.objectives.language_model import CLASSIFIERS
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.earlier_versions import completed

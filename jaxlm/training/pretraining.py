@@ -1,6 +1,6 @@
-"""What a pretraining run trains: its plan, made before a device is used, and its learner.
+"""The plan of a pretraining run, which is made before a device is used, and its learner.
 
-The plan has the stores, the start, the length and the order of the data, the learner the parameters of a model, its
+The plan has the stores, the start, the length and the order of the data. The learner has a model's parameters, its
 objective, FLOPs and evaluation metrics.
 
 A GPT predicts the next token of rows of text (Radford et al., 2018, section 3.1). A BERT predicts masked tokens of
@@ -24,11 +24,9 @@ from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS
 from jaxlm.models import build, with_vocabulary
 from jaxlm.models.model import Model
-from jaxlm.objectives.auxiliary_losses import further_losses
 from jaxlm.objectives.config import LanguageModel, MaskedLM
-from jaxlm.objectives.language_model import language_model, with_rate_of_length
-from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
-from jaxlm.objectives.masking import Specials
+from jaxlm.objectives.language_model import further_losses, language_model, with_rate_of_length
+from jaxlm.objectives.masked_lm import Specials, left_to_right_language_model, masked_language_model
 from jaxlm.runs.directory import saved_config
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer

@@ -19,8 +19,7 @@ from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, task_head
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATISTICS
 from jaxlm.objectives.objective import Objective
-from jaxlm.objectives.task import outputs_and_vectors, task_objective, task_outputs
-from jaxlm.objectives.task_loss import LOSSES, TaskLoss
+from jaxlm.objectives.task import LOSSES, TaskLoss, outputs_and_vectors, task_objective, task_outputs
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import ParameterGroup

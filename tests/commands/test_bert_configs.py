@@ -8,7 +8,7 @@ import pytest
 from jaxlm.config import load_config, to_json
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, TABLE_6
 from jaxlm.objectives.config import MaskedLM
-from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.masked_lm import MaskingConfig
 from jaxlm.training.config import PretrainConfig
 
 # What differs from pretrain/bert_base, in the JSON of the config.

@@ -35,7 +35,7 @@ from toy_runs import (
 from jaxlm.config import command_line
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import FinetuneArguments
-from jaxlm.finetuning.plan import plan
+from jaxlm.finetuning.run import plan
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics

@@ -18,7 +18,7 @@ from toy_runs import assert_one_line, checkpoints, metrics, run_here, starts
 
 from jaxlm import predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.finetuning import stacked
+from jaxlm.finetuning import states
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.training import task_model
@@ -226,7 +226,7 @@ def assert_same_members(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(("mapped", "devices"), [pytest.param("lax.map", 2, marks=pytest.mark.slow), ("vmap", 1)])
 def test_members_together_are_as_members_alone(tmp_path, pretrained, files, one_by_one, monkeypatch, mapped, devices):
     """Three of four in the first group, several to a device, with filler; then the one that is left."""
-    monkeypatch.setattr(stacked, "one_at_a_time", lambda: mapped == "lax.map")
+    monkeypatch.setattr(states, "one_at_a_time", lambda: mapped == "lax.map")
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     monkeypatch.setattr("jaxlm.finetuning.run.make_mesh", lambda config: mesh)
     run = tune(tmp_path / "run", files, "classification", "--start", pretrained, *MEMBERS, "--members-per-group", 3)
@@ -240,7 +240,7 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
     command = arguments(tmp_path / "run", files, "classification", "--start", pretrained, *MEMBERS,
                         "--members-per-group", 4)  # fmt: skip
     calls = 0
-    original = stacked.Stacked.batch
+    original = states.Stacked.batch
 
     def stops(self, number):
         nonlocal calls
@@ -249,10 +249,10 @@ def test_a_group_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, pretra
             self.context.observer.signals.received = True
         return original(self, number)
 
-    monkeypatch.setattr(stacked.Stacked, "batch", stops)
+    monkeypatch.setattr(states.Stacked, "batch", stops)
     ended = run_here("finetune", *command)
     assert ended.code == 75, ended.errors
-    monkeypatch.setattr(stacked.Stacked, "batch", original)
+    monkeypatch.setattr(states.Stacked, "batch", original)
     ended = run_here("finetune", *command)
     assert ended.code == 0 and "resumed at step 6" in ended.errors, ended.errors
     assert_same_members(one_by_one, tmp_path / "run")

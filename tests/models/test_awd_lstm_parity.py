@@ -21,8 +21,12 @@ from jaxlm.models.awd_lstm import model as awd_lstm
 from jaxlm.models.awd_lstm.model import empty_state
 from jaxlm.models.model import Model
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.auxiliary_losses import activation_regularization, temporal_activation_regularization
-from jaxlm.objectives.language_model import language_model, with_rate_of_length
+from jaxlm.objectives.language_model import (
+    activation_regularization,
+    language_model,
+    temporal_activation_regularization,
+    with_rate_of_length,
+)
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 from jaxlm.training.weights import no_iterates

@@ -25,8 +25,7 @@ from jaxlm.models.heads import PooledHead, SpanHead, TaggingHead
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.recurrence import BiLSTM
-from jaxlm.objectives.masked_lm import masked_language_model
-from jaxlm.objectives.masking import MaskingConfig, Specials, mask_tokens
+from jaxlm.objectives.masked_lm import MaskingConfig, Specials, mask_tokens, masked_language_model
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import task_objective, task_outputs
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer

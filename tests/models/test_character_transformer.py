@@ -18,9 +18,8 @@ from jaxlm.models import build, without_dropout
 from jaxlm.models.character_transformer import T12, T64, CharacterTransformerConfig
 from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses, contributes, further_losses
 from jaxlm.objectives.config import LanguageModel
-from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.language_model import AuxiliaryLosses, contributes, further_losses, language_model
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 

@@ -17,9 +17,8 @@ from jaxlm.models import build
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.auxiliary_losses import AuxiliaryLosses
 from jaxlm.objectives.config import LanguageModel
-from jaxlm.objectives.language_model import language_model
+from jaxlm.objectives.language_model import AuxiliaryLosses, language_model
 from jaxlm.objectives.objective import mean
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of

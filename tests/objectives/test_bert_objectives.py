@@ -25,8 +25,7 @@ from toy_pairs import (
 from jaxlm.models import build
 from jaxlm.models.bert.model import MaskedLMHead
 from jaxlm.nn.output import projected_cross_entropy
-from jaxlm.objectives.masked_lm import left_to_right_language_model
-from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.masked_lm import MaskingConfig, left_to_right_language_model
 from jaxlm.objectives.objective import mean
 
 NAMES = {"masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy"}

@@ -16,8 +16,7 @@ from jaxlm.data.config import Streams
 from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.models.model import Inputs
-from jaxlm.objectives.masked_lm import masked_language_model
-from jaxlm.objectives.masking import MaskingConfig
+from jaxlm.objectives.masked_lm import MaskingConfig, masked_language_model
 from jaxlm.text import train_wordpiece
 from jaxlm.training.config import PretrainConfig
 

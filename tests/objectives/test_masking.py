@@ -17,7 +17,7 @@ from toy_pairs import CONTINUES, FIRST_WORD, LENGTH, SPECIALS, make_pair, one_by
 from jaxlm.data.batch import PairBatch
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, to_devices, use_mesh
 from jaxlm.errors import InputError
-from jaxlm.objectives.masking import Masked, MaskingConfig, mask_tokens, predictions_of
+from jaxlm.objectives.masked_lm import Masked, MaskingConfig, mask_tokens, predictions_of
 
 ALARM = 6e-7  # two-sided five deviations
 WHOLE = MaskingConfig(whole_word=True)

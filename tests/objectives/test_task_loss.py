@@ -14,8 +14,7 @@ from jaxlm.data.batch import ExampleBatch
 from jaxlm.models import build
 from jaxlm.models.heads import SequenceHead
 from jaxlm.objectives.objective import Objective, mean
-from jaxlm.objectives.task import task_objective, task_outputs
-from jaxlm.objectives.task_loss import ABSENT, LOSSES, TaskLoss
+from jaxlm.objectives.task import ABSENT, LOSSES, TaskLoss, task_objective, task_outputs
 from jaxlm.training.step import make_train_step, new_state
 
 WEIGHTS = (0.5, 3.0, 1.0, 0.0)

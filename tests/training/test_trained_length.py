@@ -11,7 +11,7 @@ import pytest
 
 from jaxlm.data.config import SentencePairs
 from jaxlm.errors import InputError
-from jaxlm.finetuning.plan import notes_on_length
+from jaxlm.finetuning.run import notes_on_length
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.objectives.config import MaskedLM

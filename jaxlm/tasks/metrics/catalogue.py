@@ -132,7 +132,7 @@ METRICS: tuple[Metric, ...] = (
         ("classification", "regression", "choice", "span", "tagging", "multilabel"),
         "The task's training loss without dropout, in nats, with class weights and label smoothing. regression: mean "
         "squared error of standardized scores.",
-        "jaxlm/objectives/task_loss.py",
+        "jaxlm/objectives/task.py",
         lower=True,
     ),
 )
