@@ -3,6 +3,7 @@
 This module does not import JAX, nor do the configs that it is made of.
 """
 
+import operator
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -145,7 +146,11 @@ class PretrainConfig(RunConfig):
         self.data.check()
         if isinstance(self.objective, MaskedLM):
             self.objective.masking.check()
-        check_averages(self)
+        keep_default(self, self.average_iterates != "off", "ema", 0, "with average_iterates", "give one of them")
+        if self.average_iterates == "non_monotone" and not self.eval_every:
+            raise InputError(
+                "eval_every must be above 0 with average_iterates non_monotone, got 0; give the steps of an epoch"
+            )
         family = family_of(self.model)
         wanted = family.objectives(self.model)
         if self.objective.kind not in wanted:
@@ -155,13 +160,9 @@ class PretrainConfig(RunConfig):
                 f"{self.objective.kind}; give that objective"
             )
         check_layout(self.model, self.data.layout, "data.layout")
-        if isinstance(self.objective, LanguageModel) and not self.data.whole_text:
-            rows = self.data.rows_name
-            if self.objective.positions != "all":
-                raise InputError(f"objective.positions must be all for {rows}, got last; leave it out")
-            for name in WEIGHTS:
-                if value := getattr(self.objective, name):
-                    raise InputError(f"objective.{name} must be 0 for {rows}, got {value:g}; leave it out")
+        of_pairs = isinstance(self.objective, LanguageModel) and not self.data.whole_text
+        for name, default in (("positions", "all"), *dict.fromkeys(WEIGHTS, 0).items()):
+            keep_default(self, of_pairs, f"objective.{name}", default, f"for {self.data.rows_name}")
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
         chunks = 0 if family.is_encoder else self.execution.loss_chunks
         check_sizes(self.data.longest_row(self.length), chunks, self.model)
@@ -261,45 +262,50 @@ class FinetuneConfig(RunConfig):
     def check(self) -> None:
         """Raise InputError for values out of range and for parts that do not fit together."""
         super().check()
-        encoder = family_of(self.model).is_encoder
-        if self.auxiliary_lm and (encoder or self.frozen):
-            reason = "an encoder" if encoder else "a frozen model"
-            raise InputError(f"auxiliary_lm must be 0 for {reason}, got {self.auxiliary_lm}; leave it out")
-        if self.auxiliary_lm and not family_of(self.model).keeps_output_layer:
-            raise InputError(
-                f"auxiliary_lm must be 0 for {family_of(self.model).title}, whose output layer is replaced by the "
-                f"head, got {self.auxiliary_lm}; leave it out"
-            )
+        family, layers = family_of(self.model), self.model.num_layers
+        encoder, title, kept = family.is_encoder, family.title, self.transfer_layers is not None
+        replaced = f"for {title}, whose output layer is replaced by the head"
+        for applies, name, default, reason, *fix in (
+            (encoder, "auxiliary_lm", 0, "for an encoder"),
+            (self.frozen, "auxiliary_lm", 0, "for a frozen model"),
+            (not family.keeps_output_layer, "auxiliary_lm", 0, replaced),
+            (encoder, "special_tokens", "gpt1", "for an encoder, which has CLS and SEP"),
+            (self.head != "bilstm", "features", "last", "without head bilstm", "give --head bilstm too"),
+            (kept, "reinit_layers", 0, "with transfer_layers", "give one of them"),
+            (not family.carries, "backprop_window", 0, f"for {title}, which carries no state"),
+            (self.auxiliary_lm, "backprop_window", 0, "with auxiliary_lm"),
+            (self.frozen, "freeze_layers", 0, "with frozen, which fixes the whole model"),
+            (self.frozen, "freeze_embeddings", False, "with frozen, which fixes the whole model"),
+            (self.frozen, "unfreeze", "all", "with frozen, which fixes the whole model"),
+            (self.frozen, "optimizer.layer_decay", 1.0, "with frozen, which fixes the whole model"),
+        ):
+            keep_default(self, applies, name, default, reason, *fix)
         if self.head == ("concat_pooling" if encoder else "bilstm"):
             kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
             raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")
-        if encoder and self.special_tokens != "gpt1":
-            raise InputError("special_tokens must be gpt1 for an encoder, which has CLS and SEP, got end; leave it out")
-        if self.features != "last" and self.head != "bilstm":
-            raise InputError(f"features must be last without head bilstm, got {self.features}; give --head bilstm too")
-        family, layers = family_of(self.model), self.model.num_layers
-        if family.layers is None and (self.transfer_layers is not None or self.reinit_layers):
+        if family.layers is None and (kept or self.reinit_layers):
             raise InputError(
-                f"transfer_layers and reinit_layers must be left out for {family.title}, whose layers are not stacked"
+                f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"
             )
-        for name in ("transfer_layers", "reinit_layers"):
-            if (value := getattr(self, name) or 0) > layers:
-                raise InputError(f"{name} must be at most {layers}, the model's layers, got {value}; give fewer")
-        if self.reinit_layers and self.transfer_layers is not None:
-            raise InputError(
-                f"reinit_layers must be 0 with transfer_layers, got {self.reinit_layers}; give one of them"
-            )
-        self._check_window()
-        check_freezing(self)
+        self._check_layers(layers)
 
-    def _check_window(self) -> None:
-        """Raise InputError for a backprop_window that the model, or the auxiliary loss, does not have."""
-        if not self.backprop_window:
-            return
-        family = family_of(self.model)
-        if not family.carries or self.auxiliary_lm:
-            reason = "with auxiliary_lm" if family.carries else f"for {family.title}, which carries no state"
-            raise InputError(f"backprop_window must be 0 {reason}, got {self.backprop_window}; leave it out")
+    def _check_layers(self, layers: int) -> None:
+        """Raise InputError for layers that do not exist, and for frozen ones that are not pretrained."""
+        kept = layers - self.reinit_layers if self.transfer_layers is None else self.transfer_layers
+        for name, most in (("transfer_layers", layers), ("reinit_layers", layers), ("freeze_layers", kept)):
+            if (value := getattr(self, name) or 0) > most:
+                kind = "the model's layers" if most == layers else "the pretrained layers that are kept"
+                raise InputError(f"{name} must be at most {most}, {kind}, got {value}; give fewer")
+        none_left = self.freeze_layers == layers and self.freeze_embeddings
+        keep_default(self, none_left, "unfreeze", "all", "where every layer and the embeddings are frozen")
+
+
+def keep_default(config: Any, applies: Any, name: str, default: Any, reason: str, fix: str = "leave it out") -> None:
+    """Raise InputError for a field that is not `default` where this applies. reason: a phrase for the message."""
+    value = operator.attrgetter(name)(config)
+    if applies and value != default:
+        shown = f"{value:g}" if isinstance(value, float) else value
+        raise InputError(f"{name} must be {default} {reason}, got {shown}; {fix}")
 
 
 def check_layout(model: Any, layout: str, name: str) -> None:
@@ -307,42 +313,6 @@ def check_layout(model: Any, layout: str, name: str) -> None:
     family = family_of(model)
     if layout not in family.layouts:
         raise InputError(f"{name} must be {either(family.layouts)} for {family.title}, got {layout}; give one of these")
-
-
-def check_freezing(config: FinetuneConfig) -> None:
-    """Raise InputError for frozen layers that do not exist, are not pretrained, or are frozen anyway."""
-    layers, kept = config.model.num_layers, config.model.num_layers - config.reinit_layers
-    if config.transfer_layers is not None:
-        kept = config.transfer_layers
-    if config.freeze_layers > kept:
-        kind = "the model's layers" if kept == layers else "the pretrained layers that are kept"
-        raise InputError(f"freeze_layers must be at most {kept}, {kind}, got {config.freeze_layers}; give fewer")
-    for name, value, default in (
-        ("freeze_layers", config.freeze_layers, 0),
-        ("freeze_embeddings", config.freeze_embeddings, False),
-        ("unfreeze", config.unfreeze, "all"),
-        ("optimizer.layer_decay", config.optimizer.layer_decay, 1.0),
-    ):
-        if config.frozen and value != default:
-            raise InputError(
-                f"{name} must be {default} with frozen, which fixes the whole model, got {value}; leave it out"
-            )
-    if config.unfreeze == "gradual" and config.freeze_layers == layers and config.freeze_embeddings:
-        raise InputError(
-            "unfreeze must be all where every layer and the embeddings are frozen, got gradual; leave it out"
-        )
-
-
-def check_averages(config: PretrainConfig) -> None:
-    """Raise InputError for two averages, and for a mean of iterates that no evaluation can begin."""
-    if config.average_iterates == "off":
-        return
-    if config.ema:
-        raise InputError(f"ema must be 0 with average_iterates, got {config.ema:g}; give one of them")
-    if config.average_iterates == "non_monotone" and not config.eval_every:
-        raise InputError(
-            "eval_every must be above 0 with average_iterates non_monotone, got 0; give the steps of an epoch"
-        )
 
 
 def check_batches(config: Any, mesh: "Mesh") -> int:

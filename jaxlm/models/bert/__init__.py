@@ -44,10 +44,7 @@ class BertConfig(FamilyConfig):
 
 # Section 3. The published uncased vocabulary has 30,522 entries, the cased one 28,996.
 BERT_BASE = BertConfig(vocab_size=30_522)
-
-
 BERT_LARGE = replace(BERT_BASE, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
-
 
 # Table 6: layers x width x heads; the feed-forward is four times as wide (section 3). Two rows are BASE and LARGE.
 TABLE_6 = {

@@ -60,17 +60,10 @@ class GPTConfig(FamilyConfig):
 # Section 4.1. The published vocabulary has 40,478 entries (40,000 merges); fine-tuning adds three.
 GPT1 = GPTConfig(vocab_size=40_478)
 
-
 # GPT-2's table 2, smallest to largest (its counts, 117M and 345M, are of the models with 124M and 355M parameters).
 GPT2 = GPTConfig(vocab_size=50_257, num_positions=1024, norm="pre", residual_init="scaled")
-
-
 GPT2_MEDIUM = replace(GPT2, num_layers=24, width=1024, num_heads=16, feed_forward_width=4096)
-
-
 GPT2_LARGE = replace(GPT2, num_layers=36, width=1280, num_heads=20, feed_forward_width=5120)
-
-
 GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_width=6400)
 
 FAMILY = Family(
