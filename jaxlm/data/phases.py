@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxlm.data.batch import Batch, PairBatch, mask_seeds
-from jaxlm.data.layouts.layout import Layout
+from jaxlm.data.config import DataConfig
+from jaxlm.data.layouts.layout import Layout, Reading
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows
 from jaxlm.data.store import Store
@@ -105,7 +106,7 @@ class PhasedRows:
 
 def phased_rows(
     stores: Sequence[Store],
-    data: Layout,
+    data: DataConfig,
     *,
     length: int,
     seed: int,
@@ -118,6 +119,5 @@ def phased_rows(
     masked: True if rows of text get seeds for the masks of a masked language model.
     """
     found = phases(data, length=length, num_steps=num_steps)
-    sizes: Any = {"batch_size": batch_size, "seed": seed}
-    rows = [data.rows(stores, length=phase.length, **sizes) for phase in found]
+    rows = [data.rows(Reading(stores, phase.length, batch_size, seed)) for phase in found]
     return PhasedRows(found, rows, batch_size, seed if masked else None)

@@ -16,7 +16,7 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.layouts.layout import Layout, Source
+from jaxlm.data.layouts.layout import IndependentRows, Layout, Source
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.store import Store
 from jaxlm.errors import InputError
@@ -118,7 +118,7 @@ class TrainingRows:
         return self._parts[-1], before
 
 
-def training_rows(stores: Sequence[Store], data: Layout, *, length: int, seed: int) -> TrainingRows:
+def training_rows(stores: Sequence[Store], data: IndependentRows, *, length: int, seed: int) -> TrainingRows:
     """Return the endless, index-addressed rows of a run.
 
     Row r depends on the stores, layout, weights, length, seed and r alone.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxlm.data.layouts.layout import Layout, Source
+    from jaxlm.data.layouts.layout import IndependentRows, Layout, Reading, Source
 
 SEED = 0
 
@@ -16,28 +16,18 @@ SEED = 0
 class ValidationRows(Sequence[Any]):
     """Batches of the rows of all sources in order; rows after the last are padding.
 
-    layout: that of the rows. source_rows: number of rows of each source. length: slots per row. batch_size: rows of a
-    batch over all processes, of which this process reads `host_rows`, or all. masked: True if rows of text get seeds
-    for the masks of a masked language model. num_targets: number of targets, or of pairs, in all batches of all
-    processes.
+    layout: that of the rows. source_rows: number of rows of each source. num_targets: number of targets, or of pairs,
+    in all batches of all processes.
     """
 
     num_targets: int
     _sources: Sequence["Source"] = ()
 
-    def __init__(
-        self,
-        layout: "Layout",
-        source_rows: Sequence[int],
-        length: int,
-        batch_size: int,
-        host_rows: np.ndarray | None,
-        *,
-        masked: bool,
-    ):
-        self._layout, self._length, self._batch_size, self._masked = layout, length, batch_size, masked
+    def __init__(self, layout: "Layout", source_rows: Sequence[int], reading: "Reading"):
+        self._layout, self._length, self._batch_size = layout, reading.length, reading.batch_size
+        self._masked, host_rows = reading.masked, reading.host_rows
         self._row_ends = np.cumsum(source_rows, dtype=np.int64)
-        self._within = np.arange(batch_size) if host_rows is None else np.asarray(host_rows)
+        self._within = np.arange(reading.batch_size) if host_rows is None else np.asarray(host_rows)
 
     def __len__(self) -> int:
         rows = int(self._row_ends[-1]) if len(self._row_ends) else 0
@@ -68,21 +58,12 @@ class ValidationRows(Sequence[Any]):
 
 
 class ValidationSections(ValidationRows):
-    """Rows of one training epoch, of `sources`, the sections of some stores."""
+    """Rows of one training epoch of the sections of some stores."""
 
-    def __init__(
-        self,
-        layout: "Layout",
-        sources: Sequence["Source"],
-        length: int,
-        batch_size: int,
-        host_rows: np.ndarray | None,
-        *,
-        masked: bool,
-    ):
-        self._sources = sources
-        self.num_targets = sum(source.targets for source in sources)
-        super().__init__(layout, [source.rows for source in sources], length, batch_size, host_rows, masked=masked)
+    def __init__(self, layout: "IndependentRows", reading: "Reading"):
+        self._sources = layout.sources(reading.stores, length=reading.length, seed=SEED)
+        self.num_targets = sum(source.targets for source in self._sources)
+        super().__init__(layout, [source.rows for source in self._sources], reading)
 
     def _fill(self, source: int, row: int, batch: Any, b: int) -> None:
         self._sources[source].fill(row, batch, b, 0)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxlm.config import to_json
 from jaxlm.data.batch import Batch
 from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_carries
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.data.store import Store, open_store
 from jaxlm.data.text_store import store_of_text
@@ -64,12 +65,9 @@ def perplexity_of(
     arguments.cache.check(data)
     check_rows(arguments, length, data)
     check_layout(run.model.config, data.layout, "layout")
-    own = host_rows(batch_size, mesh)
-    if arguments.stride is None:
-        sizes: Any = {"length": length, "batch_size": batch_size, "host_rows": own}
-        batches = data.validation_rows(stores, **sizes)
-    else:
-        batches = ValidationWindows(stores, length, batch_size, own, stride=arguments.stride)
+    reading = Reading(stores, length, batch_size, host_rows=host_rows(batch_size, mesh))
+    strided = arguments.stride is not None
+    batches = ValidationWindows(reading, stride=arguments.stride) if strided else data.validation_rows(reading)
     arguments.cache.check_streams(batches.num_targets, batch_size)
     model = with_memory(model, arguments.memory, data, -(-batches.num_targets // batch_size))
     sizes = text_sizes(stores)

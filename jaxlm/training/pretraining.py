@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.config import DataConfig
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.phases import Phase, PhasedRows, phases
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
@@ -111,21 +112,14 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None
     check_rows_of(arguments.run, state_of)
-    num_steps = config.num_steps
+    reading, num_steps = Reading(stores, config.length, config.batch_size, config.seed), config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
             raise InputError("num_steps or num_epochs must be given; give one of them")
-        num_steps = config.data.steps_of_passes(
-            stores,
-            length=config.length,
-            batch_size=config.batch_size,
-            num_epochs=config.num_epochs,
-            seed=config.seed,
-        )
+        num_steps = config.data.steps_of_passes(reading, config.num_epochs)
         config = replace(config, num_steps=num_steps)
     found = phases(config.data, length=config.length, num_steps=num_steps)
-    sizes: Any = {"batch_size": config.batch_size, "seed": config.seed}
-    rows = tuple(config.data.rows(stores, length=phase.length, **sizes).rows for phase in found)
+    rows = tuple(config.data.rows(replace(reading, length=phase.length)).rows for phase in found)
     for phase in found:  # fail here, not within a run
         config.data.check_validation(validation, phase.length)
     return Plan(config, num_steps, stores, validation, source, found, rows, matched)

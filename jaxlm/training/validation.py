@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.phases import trained_phase
 from jaxlm.data.store import Store
 from jaxlm.distributed.mesh import host_rows, to_devices
@@ -81,14 +82,9 @@ class Validation:
     def __init__(self, plan: Plan, pretraining: Pretraining, mesh: jax.sharding.Mesh, batch_size: int):
         self.plan, self._pretraining, self._mesh, self._batch_size = plan, pretraining, mesh, batch_size
         stores, data = plan.validation, plan.config.data
+        own, masked = host_rows(batch_size, mesh), plan.config.objective.kind == "masked_lm"
         self._batches = {
-            phase.length: data.validation_rows(
-                stores,
-                length=phase.length,
-                batch_size=batch_size,
-                host_rows=host_rows(batch_size, mesh),
-                masked=plan.config.objective.kind == "masked_lm",
-            )
+            phase.length: data.validation_rows(Reading(stores, phase.length, batch_size, host_rows=own, masked=masked))
             for phase in plan.phases
         }
         evaluate = jax.jit(make_eval_step(pretraining.objective))

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.data.config import check_order
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.phases import phase_at, phased_rows
@@ -87,8 +88,8 @@ def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int) -> in
     if config.num_steps is not None:
         return config.num_steps
     if config.num_epochs is not None:
-        sizes = {"length": config.length, "batch_size": config.batch_size, "seed": config.seed}
-        return config.data.steps_of_passes(stores, num_epochs=config.num_epochs, **sizes)
+        reading = Reading(stores, config.length, config.batch_size, config.seed)
+        return config.data.steps_of_passes(reading, config.num_epochs)
     if len(lengths := config.data.lengths(config.length)) > 1:
         raise InputError(
             f"num_steps must be given with data.short_length {lengths[0][0]}, got none; give --num-steps or "

@@ -33,6 +33,7 @@ from toy_runs import (
 from toy_store import rows_per_epoch, write_store
 
 from jaxlm.config import load_config
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at
 from jaxlm.data.pairs import mask_slots
 from jaxlm.data.phases import phased_rows
@@ -234,7 +235,7 @@ def test_a_run_is_validated_at_the_length_that_is_trained(base, stores, data):
     assert "in rows of pairs of 32, then 64" in base.ended.errors
     said = base.ended.errors
     assert said.count("compiled the evaluation step") == 2 and "compiled again" not in said
-    held_out = data.validation_rows([open_store(stores[1])], length=32, batch_size=8)
+    held_out = data.validation_rows(Reading([open_store(stores[1])], length=32, batch_size=8))
     hits = metrics(base.run, "validation_next_sentence_accuracy")[SWITCH] * held_out.num_targets
     assert hits == pytest.approx(round(hits), abs=1e-4), "every pair of the short rows once"
 
@@ -244,7 +245,7 @@ def test_an_evaluation_sees_the_same_masks_at_any_step_and_in_any_batches(base, 
         found, expected = metrics(one_step.run, f"validation_{name}"), metrics(base.run, f"validation_{name}")
         assert found[1] == found[0] and found[0] == pytest.approx(expected[STEPS], rel=1e-6), name
     assert not metrics(one_step.run, "validation_length"), "its only phase is the long one"
-    held_out = data.validation_rows([open_store(stores[1])], length=64, batch_size=8)
+    held_out = data.validation_rows(Reading([open_store(stores[1])], length=64, batch_size=8))
     assert sum(float(batch.pair_weights.sum()) for batch in held_out) == held_out.num_targets > 8
     for run, step in ((base.run, STEPS), (one_step.run, 0)):
         hits = metrics(run, "validation_next_sentence_accuracy")[step] * held_out.num_targets

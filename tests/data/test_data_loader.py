@@ -9,6 +9,7 @@ from numbers_store import END, numbers_store
 from toy_store import write_store
 
 from jaxlm.data.config import MEMBERS, Packed, Windows
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins
 from jaxlm.data.rows import training_rows
 
@@ -112,7 +113,7 @@ def test_validation_predicts_every_token_once(tmp_path, end, tokens, batch_size)
     documents = [tokens - 1 - 2 * end, 1] if tokens > 3 else [tokens - end]
     store = numbers_store(tmp_path / "store", documents, end=end)
     assert store.num_tokens == tokens
-    held_out = Windows().validation_rows([store], length=length, batch_size=batch_size)
+    held_out = Windows().validation_rows(Reading([store], length=length, batch_size=batch_size))
     read = list(held_out)
     assert len(read) == len(held_out)
     ids, targets, weights, segments = (
@@ -131,7 +132,7 @@ def test_validation_predicts_every_token_once(tmp_path, end, tokens, batch_size)
 
 def test_validation_over_stores_and_processes(tmp_path):
     stores = [numbers_store(tmp_path / str(k), lengths) for k, lengths in enumerate([[25, 3], [10], [47, 1, 1]])]
-    whole = Windows().validation_rows(stores, length=10, batch_size=4)
+    whole = Windows().validation_rows(Reading(stores, length=10, batch_size=4))
     tokens = np.concatenate([np.asarray(store.tokens, np.int32) for store in stores])
     np.testing.assert_array_equal(np.concatenate([batch.targets[batch.weights > 0] for batch in whole]), tokens)
     # A store begins in a row of its own, after the id that ends documents.
@@ -139,14 +140,14 @@ def test_validation_over_stores_and_processes(tmp_path):
     begins = [batch.ids[b, 0] for batch in whole for b in range(4) if batch.targets[b, 0] in firsts]
     assert begins == [END] * 3
     host_rows = [np.arange(0, 2), np.arange(2, 4)]
-    halves = [Windows().validation_rows(stores, length=10, batch_size=4, host_rows=mine) for mine in host_rows]
+    halves = [Windows().validation_rows(Reading(stores, length=10, batch_size=4, host_rows=mine)) for mine in host_rows]
     assert len(halves[0]) == len(halves[1]) == len(whole), "each process takes part in every batch"
     for number, batch in enumerate(whole):
         assert same(stacked([half[number] for half in halves], host_rows), batch)
     assert same(whole[-1], whole[len(whole) - 1]) and len(whole[1:3]) == 2
     with pytest.raises(IndexError):
         whole[len(whole)]
-    assert len(Windows().validation_rows([], length=10, batch_size=4)) == 0
+    assert len(Windows().validation_rows(Reading([], length=10, batch_size=4))) == 0
 
 
 @pytest.mark.parametrize("end", [True, False])
@@ -155,7 +156,7 @@ def test_validation_in_packed_rows_is_an_epoch_of_training(tmp_path, end, batch_
     """The same pieces of documents, apart, for any batch and number of processes. Fails on 2968321: windows always."""
     lengths = {"a": [25, 3, 0, 47, 1, 1, 9], "b": [12, 1]}
     stores = [numbers_store(tmp_path / "0", lengths, end=end), numbers_store(tmp_path / "1", [1, 1], end=end)]
-    held_out = Packed().validation_rows(stores, length=10, batch_size=batch_size)
+    held_out = Packed().validation_rows(Reading(stores, length=10, batch_size=batch_size))
     read = list(held_out)
     kept = [store for store in stores if end or store.num_tokens > 2]  # documents of one token predict nothing
     rows = training_rows(kept, Packed(store=("0", "1")[: len(kept)]), length=10, seed=5)
@@ -174,7 +175,10 @@ def test_validation_in_packed_rows_is_an_epoch_of_training(tmp_path, end, batch_
     np.testing.assert_array_equal(whole.segments > 0, whole.weights > 0)
     assert len(whole.ids) == -(-len(epoch.ids) // batch_size) * batch_size
     host_rows = [np.arange(batch_size)[p::3] for p in range(3)]
-    parts = [Packed().validation_rows(stores, length=10, batch_size=batch_size, host_rows=mine) for mine in host_rows]
+    parts = [
+        Packed().validation_rows(Reading(stores, length=10, batch_size=batch_size, host_rows=mine))
+        for mine in host_rows
+    ]
     for number, batch in enumerate(read):
         assert same(stacked([part[number] for part in parts], host_rows), batch)
 
@@ -189,7 +193,7 @@ def test_books_come_back_from_batches(data_directory, tmp_path):
     text = file.read_text(encoding="utf-8")
     paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph.strip()]
     store = write_store(tmp_path / "store", paragraphs, tokenizer)
-    held_out = Windows().validation_rows([store], length=64, batch_size=16)
+    held_out = Windows().validation_rows(Reading([store], length=64, batch_size=16))
     targets = np.concatenate([batch.targets[batch.weights > 0] for batch in held_out])
     assert held_out.num_targets == store.num_tokens == len(targets)
     assert tokenizer.decode(targets.tolist()) == "".join(paragraphs)

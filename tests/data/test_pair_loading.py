@@ -8,6 +8,7 @@ from pair_store import PAIRS, epoch_of, pair_store, random_documents, rows_of, s
 from toy_store import rows_per_epoch
 
 from jaxlm.data.config import Packed
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at, batches, describe_rows
 from jaxlm.data.phases import phase_at, phased_rows, phases
 from jaxlm.data.rows import training_rows
@@ -97,7 +98,7 @@ def test_a_bad_row_is_named_by_documents_and_tokens(store):
 @pytest.mark.parametrize("batch_size", [1, 4, 7])
 def test_validation_sees_every_pair_once(store, tmp_path, batch_size):
     other = pair_store(tmp_path / "other", random_documents(7, 9))
-    held_out = PAIRS.validation_rows([store, other], length=64, batch_size=batch_size)
+    held_out = PAIRS.validation_rows(Reading([store, other], length=64, batch_size=batch_size))
     read = list(held_out)
     assert len(read) == len(held_out) and held_out.num_targets == sum(batch.pair_weights.sum() for batch in read)
     seeds = np.concatenate([batch.mask_seeds for batch in read])
@@ -113,9 +114,10 @@ def test_validation_sees_every_pair_once(store, tmp_path, batch_size):
 
 
 def test_validation_is_shared_among_processes(store):
-    whole = PAIRS.validation_rows([store], length=64, batch_size=4)
+    whole = PAIRS.validation_rows(Reading([store], length=64, batch_size=4))
     halves = [
-        PAIRS.validation_rows([store], length=64, batch_size=4, host_rows=np.array(mine)) for mine in ([0, 1], [2, 3])
+        PAIRS.validation_rows(Reading([store], length=64, batch_size=4, host_rows=np.array(mine)))
+        for mine in ([0, 1], [2, 3])
     ]
     for number, batch in enumerate(whole):
         joined = [

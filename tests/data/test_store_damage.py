@@ -15,6 +15,7 @@ from toy_runs import assert_one_line, checkpoints, make_stores, metrics, pretrai
 from jaxlm.data import arrays
 from jaxlm.data.arrays import CHECKSUMS, DamagedStore, chunk_checksums, file_sha256
 from jaxlm.data.config import MEMBERS, Packed, SentencePairs, Windows
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.rows import training_rows
 from jaxlm.data.store import description_fingerprint, open_store
 from jaxlm.errors import InputError
@@ -133,7 +134,7 @@ def test_no_row_holds_a_damaged_token(store, layout):
 
 def test_validation_text_is_checked_too(store):
     flip(store / "tokens.bin", 5 * CHUNK)
-    batches = Windows().validation_rows([open_store(store)], length=32, batch_size=4)
+    batches = Windows().validation_rows(Reading([open_store(store)], length=32, batch_size=4))
     with pytest.raises(DamagedStore, match=r"tokens\.bin is damaged in bytes 5,120 to 6,143"):
         for _ in batches:
             pass

@@ -8,6 +8,7 @@ import pytest
 from numbers_store import END, numbers_store
 
 from jaxlm.data.config import Streams, Windows, check_order
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins
 from jaxlm.data.phases import phased_rows, phases
 from jaxlm.data.streams import StreamRows
@@ -123,8 +124,8 @@ def test_steps_of_epochs(stores):
     sizes = {"length": 7, "batch_size": 4}
     steps = (len(text_of(stores)) - 1) // 4 // 7
     for epochs, expected in ((1, steps), (3, 3 * steps), (1.5, -(-3 * steps // 2)), (1e-6, 1)):
-        assert Streams().steps_of_passes(stores, num_epochs=epochs, **sizes) == expected
-    assert Streams().rows(stores, seed=0, **sizes).rows == 4 * steps
+        assert Streams().steps_of_passes(Reading(stores, **sizes), epochs) == expected
+    assert Streams().rows(Reading(stores, **sizes)).rows == 4 * steps
     assert [phase.length for phase in phases(Streams(), length=7, num_steps=10)] == [7]
 
 
@@ -156,7 +157,7 @@ def test_text_that_is_too_short_is_refused(stores, tmp_path):
     assert tokens == 6
     StreamRows(stores[1:2], 1, 5), StreamRows(stores[1:2], 5, 1), StreamRows(stores[1:2], 2, 2)
     with pytest.raises(InputError, match=r"batch_size must be at most 2 for streams of 6 tokens in rows of 2, got 3"):
-        Streams().rows(stores[1:2], length=2, batch_size=3, seed=0)
+        Streams().rows(Reading(stores[1:2], length=2, batch_size=3))
     with pytest.raises(InputError, match=r"length must be at most 5 for streams of 6 tokens in rows of 6, got 6"):
         phased_rows(stores[1:2], Streams(), length=6, seed=0, num_steps=1, batch_size=1)
 
@@ -187,7 +188,7 @@ def test_validation_predicts_every_token_once_in_streams(tmp_path, end):
             for k in range(number)
         ]
         text = text_of(made)
-        held_out = Streams().validation_rows(made, length=length, batch_size=batch_size)
+        held_out = Streams().validation_rows(Reading(made, length=length, batch_size=batch_size))
         read = list(held_out)
         assert len(read) == len(held_out) and held_out.num_targets == len(text) - (not end)
         if not held_out.num_targets:  # a text of one token
@@ -210,17 +211,17 @@ def test_validation_predicts_every_token_once_in_streams(tmp_path, end):
 
 
 def test_validation_in_streams_over_processes(stores):
-    whole = Streams().validation_rows(stores, length=6, batch_size=5)
+    whole = Streams().validation_rows(Reading(stores, length=6, batch_size=5))
     host_rows = [np.array([0, 3]), np.array([4]), np.array([1, 2])]
-    parts = [Streams().validation_rows(stores, length=6, batch_size=5, host_rows=mine) for mine in host_rows]
+    parts = [Streams().validation_rows(Reading(stores, length=6, batch_size=5, host_rows=mine)) for mine in host_rows]
     for step, expected in enumerate(whole):
         for mine, part in zip(host_rows, parts, strict=True):
             assert same(part[step], type(expected)(**{name: getattr(expected, name)[mine] for name in FIELDS}))
-    assert len(Streams().validation_rows([], length=6, batch_size=5)) == 0
+    assert len(Streams().validation_rows(Reading([], length=6, batch_size=5))) == 0
 
 
 def test_other_layouts_have_no_beginnings(stores):
     """Fails when a batch of another layout has a leaf more, which would be another compiled program."""
-    batch = Windows().validation_rows(stores, length=6, batch_size=5)[0]
+    batch = Windows().validation_rows(Reading(stores, length=6, batch_size=5))[0]
     assert batch.begins is None and batch.mask_seeds is None
     assert [field.name for field in dataclasses.fields(batch)] == [*FIELDS, "mask_seeds"]

@@ -5,6 +5,7 @@ import pytest
 from numbers_store import numbers_store
 
 from jaxlm.data.config import LONGER, Streams
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.streams import StreamRows, VariedWindows
@@ -68,7 +69,7 @@ def test_rows_of_a_run_have_one_shape_and_all_tokens(tmp_path):
     assert rows.rows == rows.windows.per_epoch * 3 and "varied lengths" in rows.description()
     sizes = {"length": 20, "batch_size": 3, "seed": 4}
     data = Streams(windows="varied")
-    steps = data.steps_of_passes([store], num_epochs=2.5, **sizes)
+    steps = data.steps_of_passes(Reading([store], **sizes), 2.5)
     assert rows.windows.steps(2) < steps < rows.windows.steps(3)
     run = phased_rows([store], data, num_steps=steps, **sizes)
     assert run.tokens_until(rows.windows.steps(2)) == [(20, 2 * 3 * stream)]

@@ -11,6 +11,7 @@ from flax import linen as nn
 from numbers_store import END, numbers_store
 
 from jaxlm.data.config import MEMBERS, Streams, Windows
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.errors import InputError
 from jaxlm.evaluate import EVALUATIONS
@@ -76,7 +77,7 @@ def test_each_token_is_predicted_from_the_end_of_its_window(store, stride):
         # padded, so that one program serves all windows; what follows a token does not change its prediction
         scores = direct(model, params, [*inputs[start:end], *[0] * (LENGTH - end + start)])
         wanted -= sum(scores[at - start, text[at]] for at in range(first, end))
-    batches = ValidationWindows([store], LENGTH, 5, None, stride=stride)
+    batches = ValidationWindows(Reading([store], LENGTH, 5), stride=stride)
     step = Timed(jax.jit(make_sliding_step(model, stride)))
     sums = totals(step, params, batches)
     assert sums["nll"][1] == len(text) == batches.num_targets
@@ -87,7 +88,7 @@ def test_each_token_is_predicted_from_the_end_of_its_window(store, stride):
 def test_losses_by_position_are_those_of_the_targets_there(store):
     """Fails when a position is taken for its neighbour, or padding counts."""
     model, params = made("gpt")
-    rows = Windows().validation_rows([store], length=LENGTH, batch_size=2)
+    rows = Windows().validation_rows(Reading([store], length=LENGTH, batch_size=2))
     found = totals(jax.jit(make_position_step(model)), params, rows)
     text = np.asarray(store.tokens).tolist()
     inputs = [END, *text[:-1]]
@@ -109,7 +110,7 @@ def test_a_longer_memory_of_the_evaluation_is_used(store):
     longer = with_memory(model, MemoryOptions(length=40), Streams())
     scores = direct(model, params, [END, *text[:-1]])
     wanted = -sum(scores[at, target] for at, target in enumerate(text))
-    batches = Streams().validation_rows([store], length=LENGTH, batch_size=1)
+    batches = Streams().validation_rows(Reading([store], length=LENGTH, batch_size=1))
     found = totals(jax.jit(make_position_step(longer)), params, batches, carry_of(longer, Streams(), 1, cached=True))
     np.testing.assert_allclose(found["nll"], (wanted, len(text)), rtol=1e-5)
     shorter = totals(jax.jit(make_position_step(model)), params, batches, carry_of(model, Streams(), 1, cached=True))

@@ -10,6 +10,7 @@ from toy_store import write_store
 
 from jaxlm import show
 from jaxlm.data.config import SentencePairs
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.rows import training_rows
@@ -172,7 +173,7 @@ def test_a_config_of_two_lengths_shows_the_phase_of_its_run(tmp_path, monkeypatc
     words = ["debug/bert", "--data.store", store.path, "--length", 64, "--batch-size", 4]
     words += ["--data.short-length", 32, "--data.short-share", 0.5]
     data = SentencePairs(short_length=32, short_share=0.5)
-    steps = data.steps_of_passes([store], length=64, batch_size=4, num_epochs=5)
+    steps = data.steps_of_passes(Reading([store], length=64, batch_size=4), 5)
     for step in (0, steps // 2 - 1, round(steps / 2), steps - 1):
         text = shown(monkeypatch, capsys, *words, "--num-epochs", 5, "--step", step)
         phase = int(step >= round(steps / 2))

@@ -1,8 +1,9 @@
 """The layout of text in rows: the fields that all layouts share, and the questions that a layout answers."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import tyro
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from jaxlm.data.origin import PairOrigin, RowOrigin
     from jaxlm.data.rows import TrainingRows
     from jaxlm.data.store import Section, Store
-    from jaxlm.data.streams import StreamRows
     from jaxlm.data.validation_rows import ValidationRows
 
 FLAG = tyro.conf.arg(
@@ -29,11 +29,27 @@ FLAG = tyro.conf.arg(
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Token stores to train and evaluate on: the fields shared by all layouts.
+class Reading:
+    """Stores that are read in rows.
 
-    By default rows are independent and in a random order in each epoch, and a layout gives those of a section
-    (`source`). A layout whose rows depend on each other has its own `rows`, `steps_of_passes` and `validation_rows`.
+    length: slots per row. batch_size: rows of a batch over all processes, of which this process reads `host_rows`, or
+    all. seed: the run's; validation has one of its own. masked: True if rows of text get seeds for the masks of a
+    masked language model.
+    """
+
+    stores: Sequence["Store"]
+    length: int
+    batch_size: int
+    seed: int = 0
+    host_rows: "np.ndarray | None" = None
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Token stores to train and evaluate on: the fields shared by all layouts, and the defaults of their properties.
+
+    A layout also has `rows`, `steps_of_passes` and `validation_rows`: see `IndependentRows`.
     """
 
     store: tuple[str, ...] = ()
@@ -85,64 +101,6 @@ class Layout:
         """Return the same layout with rows of one length in all steps, for measurements."""
         return self
 
-    def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "Source":
-        """Return the rows of a section. number: its index in the run. Only layouts with independent rows have them."""
-        raise NotImplementedError
-
-    def sources(self, stores: Sequence["Store"], *, length: int, seed: int) -> "list[Source]":
-        """Return the rows of all sections of the stores, in order."""
-        sections = [(store, section) for store in stores for section in store.sections]
-        return [
-            self.source(store, section, length=length, seed=seed, number=number)
-            for number, (store, section) in enumerate(sections)
-        ]
-
-    def rows(
-        self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int
-    ) -> "TrainingRows | StreamRows":
-        """Return the endless, index-addressed rows of a run. InputError if the stores are too short for a row."""
-        from jaxlm.data.rows import training_rows
-
-        return training_rows(stores, self, length=length, seed=seed)
-
-    def steps_of_passes(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        num_epochs: float,
-        seed: int = 0,
-    ) -> int:
-        """Return the number of steps of num_epochs passes over the stores, summed over the phases. seed: the run's."""
-        from jaxlm.data.phases import phases
-
-        sizes: Any = {"batch_size": batch_size, "seed": seed}
-        passes = 0.0  # per step
-        for phase in phases(self, length=length, num_steps=1_000_000):
-            fraction = (phase.end_step - phase.first_step) / 1_000_000
-            passes += fraction * batch_size / self.rows(stores, length=phase.length, **sizes).rows
-        return max(1, math.ceil(num_epochs / passes - 1e-9))
-
-    def validation_rows(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        host_rows: "np.ndarray | None" = None,
-        masked: bool = False,
-    ) -> "ValidationRows":
-        """Return every token of the stores as a target once, or every pair, in batches and the same in every run.
-
-        host_rows: the rows of a batch that this process reads. masked: give rows of text seeds for the masks of a
-        masked language model.
-        """
-        from jaxlm.data.validation_rows import SEED, ValidationSections
-
-        sources = self.sources(stores, length=length, seed=SEED)
-        return ValidationSections(self, sources, length, batch_size, host_rows, masked=masked)
-
     def check_validation(self, stores: Sequence["Store"], length: int) -> None:
         """Raise InputError if held-out stores have no rows of this layout. Text of any length has."""
 
@@ -180,6 +138,45 @@ class Layout:
     def describe_sources(self, sources: Sequence[Any]) -> str | None:
         """Return one line on the rows of these sources for logs, or None if there is nothing to say."""
         return None
+
+
+@dataclass(frozen=True)
+class IndependentRows(Layout, ABC):
+    """A layout whose rows are independent, and in a random order in each epoch; it gives those of a section."""
+
+    @abstractmethod
+    def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "Source":
+        """Return the rows of a section. number: its index in the run."""
+
+    def sources(self, stores: Sequence["Store"], *, length: int, seed: int) -> "list[Source]":
+        """Return the rows of all sections of the stores, in order."""
+        sections = ((store, section) for store in stores for section in store.sections)
+        return [
+            self.source(store, section, length=length, seed=seed, number=number)
+            for number, (store, section) in enumerate(sections)
+        ]
+
+    def rows(self, reading: Reading) -> "TrainingRows":
+        """Return the endless, index-addressed rows of a run. InputError if the stores are too short for a row."""
+        from jaxlm.data.rows import training_rows
+
+        return training_rows(reading.stores, self, length=reading.length, seed=reading.seed)
+
+    def steps_of_passes(self, reading: Reading, num_epochs: float) -> int:
+        """Return the number of steps of num_epochs passes over the stores, summed over the phases."""
+        from jaxlm.data.phases import phases
+
+        passes = 0.0  # per step
+        for phase in phases(self, length=reading.length, num_steps=1_000_000):
+            fraction = (phase.end_step - phase.first_step) / 1_000_000
+            passes += fraction * reading.batch_size / self.rows(replace(reading, length=phase.length)).rows
+        return max(1, math.ceil(num_epochs / passes - 1e-9))
+
+    def validation_rows(self, reading: Reading) -> "ValidationRows":
+        """Return every token of the stores as a target once, or every pair, in batches and the same in every run."""
+        from jaxlm.data.validation_rows import ValidationSections
+
+        return ValidationSections(self, reading)
 
 
 class Source(Protocol):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Layout
+from jaxlm.data.layouts.layout import FLAG, IndependentRows
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.packing import PackingPlan
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Packed(Layout):
+class Packed(IndependentRows):
     """Rows of whole documents that do not attend to each other."""
 
     layout: Annotated[Literal["packed"], FLAG] = "packed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Layout
+from jaxlm.data.layouts.layout import FLAG, IndependentRows, Reading
 from jaxlm.errors import InputError
 from jaxlm.ranges import Count, Fraction, Natural
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SentencePairs(Layout):
+class SentencePairs(IndependentRows):
     """Rows of sentence pairs for an encoder (Devlin et al., 2019, sections 3.1 and A.2)."""
 
     layout: Annotated[Literal["pairs"], FLAG] = "pairs"
@@ -86,7 +86,7 @@ class SentencePairs(Layout):
 
     def check_validation(self, stores: Sequence["Store"], length: int) -> None:
         """Raise InputError if held-out stores have no pairs."""
-        self.validation_rows(stores, length=length, batch_size=1)
+        self.validation_rows(Reading(stores, length, 1))
 
     def empty(self, rows: int, length: int, sources: Sequence[Any] = ()) -> "PairBatch":
         """Return a batch of padding, with as many pairs per row as the sources have, or as a row may have."""

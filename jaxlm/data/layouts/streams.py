@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Layout
+from jaxlm.data.layouts.layout import FLAG, Layout, Reading
 from jaxlm.data.validation_rows import ValidationRows
 from jaxlm.errors import InputError
 from jaxlm.ranges import Fraction
@@ -17,7 +17,6 @@ from jaxlm.wording import counted
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import Batch
-    from jaxlm.data.store import Store
     from jaxlm.data.streams import StreamRows
 
 LONGER = 10  # the most tokens by which a varied window exceeds its nominal length (awd-lstm-lm, finetune.py)
@@ -59,35 +58,20 @@ class Streams(Layout):
         """Return the same layout with fixed windows."""
         return replace(self, windows="fixed")
 
-    def rows(self, stores: Sequence["Store"], *, length: int, batch_size: int, seed: int) -> "StreamRows":
+    def rows(self, reading: Reading) -> "StreamRows":
         """Return the endless rows of a run; see `StreamRows`."""
         from jaxlm.data.streams import StreamRows
 
-        return StreamRows(stores, length, batch_size, self.windows, seed, self.reset_probability)
+        sizes = (reading.length, reading.batch_size, self.windows, reading.seed, self.reset_probability)
+        return StreamRows(reading.stores, *sizes)
 
-    def steps_of_passes(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        num_epochs: float,
-        seed: int = 0,
-    ) -> int:
+    def steps_of_passes(self, reading: Reading, num_epochs: float) -> int:
         """Return the number of steps of num_epochs passes."""
-        return self.rows(stores, length=length, batch_size=batch_size, seed=seed).windows.steps(num_epochs)
+        return self.rows(reading).windows.steps(num_epochs)
 
-    def validation_rows(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        host_rows: np.ndarray | None = None,
-        masked: bool = False,
-    ) -> "ValidationStreams":
+    def validation_rows(self, reading: Reading) -> "ValidationStreams":
         """Return the stores in batch_size streams; see `ValidationStreams`."""
-        return ValidationStreams(stores, length, batch_size, host_rows, masked=masked)
+        return ValidationStreams(reading)
 
     def empty(self, rows: int, length: int, sources: Sequence[Any] = ()) -> "Batch":
         """Return a batch of padding, with `begins` False everywhere."""
@@ -110,17 +94,15 @@ class ValidationStreams(ValidationRows):
     none, this token is not predicted.
     """
 
-    def __init__(
-        self, stores: Sequence["Store"], length: int, batch_size: int, host_rows: np.ndarray | None, *, masked: bool
-    ):
+    def __init__(self, reading: Reading):
         from jaxlm.data.streams import Text
 
-        self._text = Text(stores)
-        self._end = stores[0].end if stores else None
+        self._text = Text(reading.stores)
+        self._end = reading.stores[0].end if reading.stores else None
         self.num_targets = max(0, self._text.tokens - (self._end is None))
-        self._stream = -(-self.num_targets // batch_size)
-        rows = [-(-self._stream // length) * batch_size]
-        super().__init__(Streams(), rows, length, batch_size, host_rows, masked=masked)
+        self._stream = -(-self.num_targets // reading.batch_size)
+        rows = [-(-self._stream // reading.length) * reading.batch_size]
+        super().__init__(Streams(), rows, reading)
 
     def _fill(self, source: int, row: int, batch: "Batch", b: int) -> None:
         step, stream = divmod(row, self._batch_size)

@@ -1,12 +1,11 @@
 """Windows: rows of consecutive tokens, across documents."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from jaxlm.data.layouts.layout import FLAG, Layout
+from jaxlm.data.layouts.layout import FLAG, IndependentRows, Reading
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.validation_rows import ValidationRows
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Windows(Layout):
+class Windows(IndependentRows):
     """Rows of consecutive tokens, across documents."""
 
     layout: Annotated[Literal["windows"], FLAG] = "windows"
@@ -28,17 +27,9 @@ class Windows(Layout):
         """Return the windows of a section."""
         return WindowsOfSection(store, section, length)
 
-    def validation_rows(
-        self,
-        stores: Sequence["Store"],
-        *,
-        length: int,
-        batch_size: int,
-        host_rows: np.ndarray | None = None,
-        masked: bool = False,
-    ) -> "ValidationWindows":
+    def validation_rows(self, reading: Reading) -> "ValidationWindows":
         """Return the windows of the stores in order; see `ValidationWindows`."""
-        return ValidationWindows(stores, length, batch_size, host_rows, masked=masked)
+        return ValidationWindows(reading)
 
     def mask_slots(self, batch: Any, rate: float) -> int:
         """Return the maximum number of masked tokens in a row, which is one segment."""
@@ -88,26 +79,18 @@ class ValidationWindows(ValidationRows):
     before it, or all of its store. Windows at the beginning of a store are shorter.
     """
 
-    def __init__(
-        self,
-        stores: Sequence["Store"],
-        length: int,
-        batch_size: int,
-        host_rows: np.ndarray | None,
-        *,
-        stride: int | None = None,
-        masked: bool = False,
-    ):
+    def __init__(self, reading: Reading, *, stride: int | None = None):
+        stores = reading.stores
         self._tokens = [store.tokens for store in stores]
         self._overlap = stride is not None
-        self._stride = length if stride is None else stride
+        self._stride = reading.length if stride is None else stride
         self._ends: list[int | None] = [store.description["tokenizer"].get("end") for store in stores]
         self._targets = [
             max(0, store.num_tokens - (end is None)) for store, end in zip(stores, self._ends, strict=True)
         ]
         self.num_targets = sum(self._targets)
         rows = [-(-count // self._stride) for count in self._targets]
-        super().__init__(Windows(), rows, length, batch_size, host_rows, masked=masked)
+        super().__init__(Windows(), rows, reading)
 
     def _fill(self, source: int, row: int, batch: "Batch", b: int) -> None:
         begin, past = row * self._stride, min((row + 1) * self._stride, self._targets[source])
