@@ -56,7 +56,7 @@ def with_parameters(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=node.sharding if fits else replicated)
 
     abstract = jax.tree_util.tree_map_with_path(place, wanted)
-    loaded, loading_notes = source.load(abstract)
+    loaded, loading_notes = source.open_parameters().load(abstract)
     notes, grow = list(loading_notes), dict(grow or {})
     if tokenizer is not None:
         rows = matched_rows(source.original_tokenizer, tokenizer)

@@ -22,7 +22,7 @@ from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.phases import Phase, PhasedRows, phases
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
-from jaxlm.interop.sources import KINDS
+from jaxlm.interop.sources import KINDS, tokenizer_spec
 from jaxlm.models import build, with_vocabulary
 from jaxlm.models.model import Model
 from jaxlm.objectives.config import LanguageModel, MaskedLM
@@ -64,10 +64,13 @@ class Plan:
     """One number per phase."""
     matches_vocabulary: bool
     """True if the stores have a tokenizer of their own, whose rows come from the source."""
+    profiled: tuple[int, int] | None
+    """The first step to profile and the one after the last."""
 
 
 def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     """Open the stores and the start, fill in the config from them, and raise InputError for inconsistent arguments."""
+    profiled = profiled_steps(arguments)
     config = one_duration(arguments.settings, given)
     if not config.data.store:
         raise InputError("data.store must be given; name a token store that python -m jaxlm.prepare wrote")
@@ -91,7 +94,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
             raise InputError("--start-vocabulary must be same for an encoder, got matched; leave it out")
         matched_rows(source.tokenizer, stores[0].tokenizer())
     elif source is not None:
-        expected, remedy = source.tokenizer.fingerprint, source.tokenizer_spec
+        expected, remedy = source.tokenizer.fingerprint, tokenizer_spec(source.name, source.model)
         expected_of = source.name if remedy else f"the run {source.name}"
         config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
         if build(config.model).is_causal and arguments.start_with == "parameters":
@@ -122,7 +125,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     rows = tuple(config.data.rows(replace(reading, length=phase.length)).rows for phase in found)
     for phase in found:  # fail here, not within a run
         config.data.check_validation(validation, phase.length)
-    return Plan(config, num_steps, stores, validation, source, found, rows, matched)
+    return Plan(config, num_steps, stores, validation, source, found, rows, matched, profiled)
 
 
 def selects(config: PretrainConfig) -> bool:

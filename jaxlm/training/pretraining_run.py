@@ -4,7 +4,7 @@ The same arguments resume a stopped run, and report when the run is complete.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, listed, load_config, of_call, with_fields
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
-from jaxlm.data.store import Store
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
@@ -39,7 +38,6 @@ from jaxlm.training.pretraining import (
     changes_length,
     make_pretraining,
     plan,
-    profiled_steps,
     resolved_config,
     steered_by_validation,
 )
@@ -86,13 +84,6 @@ class _Prepared:
                     except jax.errors.JaxRuntimeError as error:
                         raise InputError(str(explain_failure(error))) from error
 
-    def batches(self, first_step: int) -> Iterator[Any]:
-        """Yield the batches from a step on, on the devices, without end."""
-        size = self.plan.config.batch_size
-        own = host_rows(size, self.mesh)
-        for batch in batches(self.rows, batch_size=size, host_rows=own, first_step=first_step):
-            yield to_devices(batch, self.mesh, size)
-
 
 def prepared(planned: Plan) -> _Prepared:
     """Make the rows and programs of a plan. InputError if a batch or a step does not fit the memory."""
@@ -122,7 +113,9 @@ def prepared(planned: Plan) -> _Prepared:
         settings = replicated(run_settings(config, planned.num_steps), mesh)
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
     planned = replace(planned, config=config)
-    entropy = None if planned.source is not None else _unigram_entropy(planned.stores)
+    entropy, tokens = None, sum(store.num_tokens for store in planned.stores)
+    if planned.source is None:
+        entropy = sum(store.unigram_entropy() * store.num_tokens for store in planned.stores) / tokens
     return _Prepared(planned, mesh, pretraining, rows, program, settings, step, eval_batch_size, entropy)
 
 
@@ -224,7 +217,6 @@ def _pretrain(
     checks: Sequence[Callable[[Plan], None]],
 ) -> dict[str, Any]:
     """Start or resume a run and train it until it is complete or stopped; return the result of `run_pretraining`."""
-    profiled = profiled_steps(arguments)
     planned = plan(arguments, given)
     for check in checks:
         check(planned)
@@ -255,13 +247,10 @@ def _pretrain(
                 end = f"{steps[-1]} of {counted(num_steps, 'step')}"
                 observer.say(f"{run.name} is complete: {end}; nothing to do")
                 return result | {"step": steps[-1]}
-            note = room(max(1, config.keep_newest + 1 - len(steps)))
-            if not steps and source is None:
-                ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
-            state, origin, notes = first_state(ready, checkpoints, arguments.start_with)
-            beginning = state, origin, [*notes, *filter(None, [note])]
+            notes = [f"changed since the last start: {as_flags(change)}" for change in changed]
+            notes += filter(None, [room(max(1, config.keep_newest + 1 - len(steps)))])
             try:
-                _train(ready, run, checkpoints, beginning, changed, observer, resolved, profiled, evaluations)
+                _train(ready, run, checkpoints, arguments.start_with, observer, resolved, evaluations, notes)
             except Stopped:
                 if not observer.stopped:
                     raise
@@ -279,23 +268,23 @@ def _train(
     ready: _Prepared,
     run: RunDirectory,
     checkpoints: Checkpoints,
-    beginning: tuple[TrainState, str, Sequence[str]],
-    changed: list[str],
+    start_with: Literal["parameters", "state"],
     observer: Observer,
     resolved: dict[str, Any],
-    profiled: tuple[int, int] | None,
     evaluations: Sequence[Callable[[TrainingContext], ScheduledEvaluation]],
+    notes: Sequence[str],
 ) -> None:
-    """Train from the first state to the last step. beginning: as returned by `first_state`."""
-    state, origin, notes = beginning
+    """Train from the first state to the last step. notes: for the log, on the run's config and the disk."""
     planned, source, resumes = ready.plan, ready.plan.source, bool(checkpoints.agreed_steps())
     config, num_steps = planned.config, planned.num_steps
+    if not resumes and source is None:
+        ready.compile_ahead(0)  # a resumed or given state is read first: damage is reported before compilation
+    state, origin, more = first_state(ready, checkpoints, start_with)
     first_step = int(state.step)
     if first_step >= num_steps:
         raise InputError(f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more")
     ready.compile_ahead(first_step)
     started_from = None if origin == "from scratch" else origin
-    notes = [*notes, *filter(None, [run.version_note()])]
     run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
     recorder = Recorder(
         run,
@@ -309,44 +298,37 @@ def _train(
         output=observer.output,
     )
     ready.step.on_compile = partial(recorder.meter.pause, "compilation")
-    _note_beginning(recorder, ready, state, origin, changed, notes)
-    length = max(phase.length for phase in planned.phases)
-    tokenizer = planned.stores[0].tokenizer()
-    context = TrainingContext(
-        run,
-        recorder.metrics,
-        ready.pretraining.model,
-        tokenizer,
-        ready.mesh,
-        ready.eval_batch_size,
-        length,
-        stream_length=length if config.data.carries else None,
-        config=config,
-    )
+    _note_beginning(recorder, ready, state, origin, [*notes, *more, *filter(None, [run.version_note()])])
+    length, tokenizer = max(phase.length for phase in planned.phases), planned.stores[0].tokenizer()
+    parts = (ready.pretraining.model, tokenizer, ready.mesh, ready.eval_batch_size)
+    stream_length = length if config.data.carries else None
+    context = TrainingContext(run, recorder.metrics, *parts, length, stream_length, config)
     scheduled = []
     if planned.validation:
         validation = Validation(planned, ready.pretraining, ready.mesh, ready.eval_batch_size)
         scheduled.append(scheduled_validation(validation, recorder, ready.program.abstract))
     scheduled += [begin(context) for begin in evaluations]
+
+    def save(number: int, state: TrainState) -> None:
+        extra = {"ended_early": True} if ends_early(config, state) else None
+        checkpoints.save(number, saved_part(state), config=resolved, extra=extra)
+
     session = Session(
         recorder,
         checkpoints,
         observer,
         num_steps=num_steps,
         checkpoint_every=config.checkpoint_every,
-        save=lambda number, state: checkpoints.save(
-            number,
-            saved_part(state),
-            config=resolved,
-            extra={"ended_early": True} if ends_early(config, state) else None,
-        ),
+        save=save,
         evaluations=tuple(scheduled),
         describe_batch=lambda number: describe_rows(ready.rows, number, config.batch_size),
         began=None if resumes else origin if source is None else f"with the {origin}",
-        profile=None if profiled is None else Profile(*profiled, run.path / "profile"),
+        profile=None if planned.profiled is None else Profile(*planned.profiled, run.path / "profile"),
     )
-    step = ready.step
-    run_training(state, lambda state, batch: step(state, batch, ready.settings), ready.batches(first_step), session)
+    size, step = config.batch_size, ready.step
+    from_host = batches(ready.rows, batch_size=size, host_rows=host_rows(size, ready.mesh), first_step=first_step)
+    on_devices = (to_devices(batch, ready.mesh, size) for batch in from_host)
+    run_training(state, lambda state, batch: step(state, batch, ready.settings), on_devices, session)
 
 
 def first_state(
@@ -371,12 +353,12 @@ def first_state(
     return fresh, "from scratch", []
 
 
-def _note_beginning(
-    recorder: Recorder, ready: _Prepared, state: TrainState, origin: str, changed: list[str], notes: Sequence[str]
-) -> None:
+def _note_beginning(recorder: Recorder, ready: _Prepared, state: TrainState, origin: str, notes: Sequence[str]) -> None:
     """Log the first lines of a start."""
     config, mesh = ready.plan.config, ready.mesh
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    pairs = zip(ready.rows.phases, ready.rows.rows, strict=True)
+    described = [(phase.length, part.description()) for phase, part in pairs]  # of pairs and streams
     for sentence in (
         f"{recorder.run.name}: {origin}; {count:,} parameters, {_length_of(ready.plan)}; "
         f"{mesh.size} {jax.devices()[0].device_kind} ({', '.join(f'{k} {v}' for k, v in mesh.shape.items())}), "
@@ -385,8 +367,7 @@ def _note_beginning(
         *([] if (chosen := config.mesh.describe(mesh)) is None else [chosen]),
         *ready.pretraining.notes,
         *config.execution.reproducibility_notes(),
-        *_described(ready.rows, config.data.layout),
-        *(f"changed since the last start: {as_flags(change)}" for change in changed),
+        *(f"{config.data.layout} at length {length}: {said}" for length, said in described if said is not None),
         *notes,
     ):
         recorder.note(sentence)
@@ -415,14 +396,3 @@ def _length_of(planned: Plan) -> str:
         size = f"{f'{steps:,}' if several else counted(steps, 'step')} of {config.batch_size} x {phase.length} tokens"
         parts.append(f"{size}, {counted(steps * config.batch_size / rows, 'epoch')}")
     return f"{planned.num_steps:,} steps: {' and '.join(parts)}" if several else parts[0]
-
-
-def _described(rows: PhasedRows, layout: str) -> list[str]:
-    """Return a sentence on the pairs or the streams in the rows of each phase, or none for other layouts."""
-    found = [(phase.length, part.description()) for phase, part in zip(rows.phases, rows.rows, strict=True)]
-    return [f"{layout} at length {length}: {said}" for length, said in found if said is not None]
-
-
-def _unigram_entropy(stores: tuple[Store, ...]) -> float:
-    tokens = sum(store.num_tokens for store in stores)
-    return sum(store.unigram_entropy() * store.num_tokens for store in stores) / tokens

@@ -19,7 +19,7 @@ from jaxlm.data.config import DataConfig, check_order
 from jaxlm.data.phases import phases, trained_phase
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
-from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokenizer_spec
+from jaxlm.interop.sources import KINDS, check_run_path, read_published
 from jaxlm.models import DEFAULT_MODEL, FAMILIES, ModelConfig, dropout_rates, family_of
 from jaxlm.models.family import UNLIMITED
 from jaxlm.runs.checkpoints import Checkpoints
@@ -35,18 +35,18 @@ Load = Callable[[Any], tuple[Any, Sequence[str]]]
 class Parameters:
     """The parameters of a source. saved: their tree; its leaves have a shape.
 
-    tokenizer: that of the source, None without one. load(tree): reads the leaves of a tree of abstract arrays onto
-    their shardings; returns them and notes. fingerprint: SHA-256 of the parameters, independent of their location.
-    checkpoints, step: those of a run. earlier_fingerprint: that of a run in earlier versions, which left heads out.
+    load(tree): reads the leaves of a tree of abstract arrays onto their shardings; returns them and notes. tokenizer:
+    that of the source, None without one. fingerprint: SHA-256 of the parameters, independent of their location.
+    earlier_fingerprint: that of a run in earlier versions, which left heads out. checkpoints, step: those of a run.
     """
 
     saved: Any
     load: Load
-    fingerprint: str
     tokenizer: Tokenizer | None
+    fingerprint: str
+    earlier_fingerprint: str | None = None
     checkpoints: Checkpoints | None = None
     step: int | None = None
-    earlier_fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Source:
     """The start of a run: another run, or published weights.
 
     name: RUN@STEP, or hf:PATH, as in starts.jsonl. fingerprint: as in `Parameters`. trained_length: the number of
-    positions that were trained. open_parameters: opens the source and returns its
-    parameters. Called lazily: a resumed run usually does not need them.
+    positions that were trained. open_parameters: opens the source and returns its parameters. Called lazily: a resumed
+    run usually does not need them.
     """
 
     name: str
@@ -69,10 +69,6 @@ class Source:
     def saved(self) -> Any:
         """The tree of the parameters."""
         return self.open_parameters().saved
-
-    def load(self, wanted: Any) -> tuple[Any, Sequence[str]]:
-        """Load parameters, as in `Parameters`."""
-        return self.open_parameters().load(wanted)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -88,11 +84,6 @@ class Source:
         if found is None:
             raise InputError(f"{self.name} has no tokenizer to match; put its files next to the weights")
         return found
-
-    @property
-    def tokenizer_spec(self) -> str:
-        """The `--tokenizer` that prepares a text for the source; "" for a run, whose store has it."""
-        return tokenizer_spec(self.name, self.model)
 
     @property
     def of_run(self) -> Checkpoints:
@@ -127,19 +118,10 @@ def open_source(start: str) -> Source:
         restored = checkpoints.restore_partial({part: wanted}, step=metadata.step)
         return restored.state[part], restored.notes
 
-    fingerprint = fingerprint_of("backbone", "head")
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer.exists() else None
-    parameters = Parameters(
-        metadata.tree[part], load, fingerprint, tokenizer, checkpoints, metadata.step, fingerprint_of("backbone")
-    )
-    return Source(
-        name=f"{path}@{metadata.step}",
-        model=model,
-        fingerprint=fingerprint,
-        given_tokenizer=tokenizer,
-        trained_length=trained_length(run, metadata.step),
-        open_parameters=lambda: parameters,
-    )
+    fingerprints = fingerprint_of("backbone", "head"), fingerprint_of("backbone")
+    found = Parameters(metadata.tree[part], load, tokenizer, *fingerprints, checkpoints, metadata.step)
+    return _opened(f"{path}@{metadata.step}", model, trained_length(run, metadata.step), found)
 
 
 def _published_source(published: Published) -> Source:
@@ -150,15 +132,12 @@ def _published_source(published: Published) -> Source:
 
         return jax.tree_util.tree_map_with_path(place, wanted), published.notes
 
-    parameters = Parameters(published.params, load, published.fingerprint, published.tokenizer)
-    return Source(
-        name=published.name,
-        model=published.model,
-        fingerprint=published.fingerprint,
-        given_tokenizer=published.tokenizer,
-        trained_length=published.trained_length,
-        open_parameters=lambda: parameters,
-    )
+    found = Parameters(published.params, load, published.tokenizer, published.fingerprint)
+    return _opened(published.name, published.model, published.trained_length, found)
+
+
+def _opened(name: str, model: Any, trained_length: int, found: Parameters) -> Source:
+    return Source(name, model, found.fingerprint, found.tokenizer, trained_length, lambda: found)
 
 
 def source_of(run: str, start: str) -> Source:
@@ -175,16 +154,15 @@ def source_of(run: str, start: str) -> Source:
     fingerprint = saved.get("fingerprints", {}).get("start")
     if tokenizer is None:
         source = open_source(name)
-        return (
-            replace(source, fingerprint=fingerprint) if _is_earlier(fingerprint, source.open_parameters()) else source
-        )
+        earlier = source.open_parameters().earlier_fingerprint
+        return replace(source, fingerprint=earlier) if earlier and earlier == fingerprint else source
 
     def open_parameters() -> Parameters:
         try:
             parameters = open_source(name).open_parameters()
         except InputError as error:
             raise InputError(f"{error}; {run} needs parameters from there: restore it") from error
-        if fingerprint not in (None, parameters.fingerprint) and not _is_earlier(fingerprint, parameters):
+        if fingerprint not in (None, parameters.fingerprint, parameters.earlier_fingerprint):
             raise InputError(
                 f"--start {name} must have the parameters that {run} began from, got others; restore them, or choose "
                 "another --run"
@@ -199,11 +177,6 @@ def source_of(run: str, start: str) -> Source:
         trained_length=saved.get(OF_START) or 0,
         open_parameters=functools.cache(open_parameters),
     )
-
-
-def _is_earlier(fingerprint: str | None, parameters: Parameters) -> bool:
-    """Return True if an earlier version has recorded these parameters as the start of a run."""
-    return fingerprint is not None and fingerprint == parameters.earlier_fingerprint
 
 
 def _own_tokenizer(run: RunDirectory, saved: Mapping[str, Any]) -> Tokenizer | None:
