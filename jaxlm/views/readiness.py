@@ -26,7 +26,7 @@ from jaxlm.distributed.agreement import of_every_process
 from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
 from jaxlm.errors import InputError, RunError
-from jaxlm.nn.attention import Backend, attend
+from jaxlm.nn.transformer import Backend, attend
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import make_program, with_vocabulary

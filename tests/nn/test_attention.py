@@ -10,9 +10,9 @@ import pytest
 
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
-from jaxlm.nn import attention
-from jaxlm.nn.attention import attend
+from jaxlm.nn import transformer
 from jaxlm.nn.layers import dropout, random_halves
+from jaxlm.nn.transformer import attend
 
 B, H, L, K = 2, 3, 7, 4
 
@@ -54,7 +54,7 @@ def test_it_is_the_definition(qkv, causal, segments):
 @pytest.mark.parametrize("smallest", [2, 3, 7])
 def test_blocks_of_queries_change_nothing(qkv, segments, smallest, monkeypatch):
     """Fails when a block begins or ends elsewhere than its mask, lengths that blocks do not divide included."""
-    monkeypatch.setattr("jaxlm.nn.attention.SMALLEST_BLOCK", smallest)
+    monkeypatch.setattr("jaxlm.nn.transformer.SMALLEST_BLOCK", smallest)
     rows = None if segments is None else jnp.asarray(segments)
     found = attend(*qkv, causal=True, segments_BL=rows)
     np.testing.assert_allclose(found, attend_in_loops(*qkv, True, segments, 0), rtol=1e-5, atol=1e-6)
@@ -63,7 +63,7 @@ def test_blocks_of_queries_change_nothing(qkv, segments, smallest, monkeypatch):
 def test_each_block_drops_weights_of_its_own(monkeypatch):
     """Fails when two blocks share their draws, or a block keeps all."""
     length, rate = 64, 0.25
-    monkeypatch.setattr("jaxlm.nn.attention.SMALLEST_BLOCK", 16)
+    monkeypatch.setattr("jaxlm.nn.transformer.SMALLEST_BLOCK", 16)
     q, v = jnp.zeros((8, 4, length, 2)), jnp.broadcast_to(jnp.eye(length), (8, 4, length, length))
     drop = jax.jit(lambda q, v, key: attend(q, q, v, causal=True, dropout_rate=rate, dropout_key=key))
     weights = np.asarray(drop(q, v, jax.random.key(3)))
@@ -195,7 +195,7 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
 )
 def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, platform, options, why, caplog):
     """Fails when a kernel is asked for what it cannot do, or xla takes its place without a word."""
-    attention._log_once.cache_clear()
+    transformer._log_once.cache_clear()
     with compiling_for(platform), caplog.at_level("INFO"):
         found = attend(*qkv, causal=True, backend=backend, **options)
     np.testing.assert_array_equal(found, attend(*qkv, causal=True, backend="xla", **options))
@@ -204,7 +204,7 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
 
 def test_heads_that_splash_has_no_room_for(caplog):
     """Fails when a chip's compiler is given heads of 1024, whose blocks its vector memory does not hold."""
-    attention._log_once.cache_clear()
+    transformer._log_once.cache_clear()
     wide = jnp.zeros((1, 1, 128, 1024))
     with compiling_for("tpu"), caplog.at_level("INFO"):
         attend(wide, wide, wide, causal=True)
@@ -213,7 +213,7 @@ def test_heads_that_splash_has_no_room_for(caplog):
 
 def test_a_model_that_is_made_says_nothing_of_attention(caplog):
     """Parameters are made with one position: fails when a log tells of that what a user reads as the step's."""
-    attention._log_once.cache_clear()
+    transformer._log_once.cache_clear()
     one = jnp.zeros((1, 1, 1, 8))
     with compiling_for("tpu"), caplog.at_level("INFO"):
         attend(one, one, one, causal=True)

@@ -24,11 +24,10 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.partition import constrain, with_axes
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
-from jaxlm.nn.attention import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, attend
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, LayerNorm, dropout, fold, gathered, project_heads, project_to_heads
 from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
-from jaxlm.nn.transformer import FeedForward, stacked
+from jaxlm.nn.transformer import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, FeedForward, attend, stacked
 
 
 def flops_per_token(config: TransformerXLConfig, length: int, predicted: float | None = None) -> float:
