@@ -18,17 +18,8 @@ from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fiel
 from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
+from jaxlm.finetuning import results
 from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
-from jaxlm.finetuning.results import (
-    add_inputs,
-    clean_up,
-    keep_best,
-    read_results,
-    refuse_failures,
-    summarize,
-    table,
-    write_results,
-)
 from jaxlm.finetuning.trial import Trial, TrialContext, make_programs
 from jaxlm.finetuning.trials import run_trials
 from jaxlm.models import build, family_of, with_vocabulary
@@ -49,18 +40,9 @@ from jaxlm.tasks import (
 )
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.text import Tokenizer, tokenizer_from_spec
+from jaxlm.training import start
 from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import explain_failure
-from jaxlm.training.start import (
-    OF_START,
-    Source,
-    check_trained,
-    dropout_notes,
-    kept_start_length,
-    limited,
-    model_of_source,
-    source_of,
-)
 from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
@@ -162,21 +144,20 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     check_batches(planned.config, mesh)
     encoded = encoded_splits(planned)
     config, num_steps = _with_steps(planned, encoded)
-    run = RunDirectory(arguments.run)
+    run, task, source = RunDirectory(arguments.run), planned.task, planned.source
     trials = [Trial(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
     resolved = _resolved(arguments, planned, config)
     moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # the fingerprints cover their contents
     free = (*run_fields(config.optimizer), "members_per_group", "with_inputs", *moved)
     changed = run.open(resolved, run_fields=free)
     with run, use_mesh(mesh):
-        if (summary := first_process_decides(lambda: read_results(run))) is not None:
-            clean_up(run, summary)
-            refuse_failures(run, summary)
-            if arguments.with_inputs and first_process_decides(lambda: add_inputs(run, planned.task, planned.data)):
+        if (summary := first_process_decides(lambda: results.read_results(run))) is not None:
+            results.clean_up(run, summary)
+            results.refuse_failures(run, summary)
+            if arguments.with_inputs and first_process_decides(lambda: results.add_inputs(run, task, planned.data)):
                 observer.say(f"{run.name}: predictions.jsonl now has the columns and labels of its rows")
             observer.say(f"{run.name} is complete: results.json has {counted(len(trials), 'run')}; nothing to do")
             return summary
-        task, source = planned.task, planned.source
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
         versions = list(filter(None, [run.version_note()]))
@@ -186,7 +167,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
         notes = (
             *planned.notes,
             *chosen,
-            *dropout_notes(source, config.model),
+            *start.dropout_notes(source, config.model),
             *config.execution.reproducibility_notes(),
             *changes,
             *versions,
@@ -203,16 +184,16 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
         if (said := _unfreezing_note(context, programs.program.optimizer.last_stage)) is not None:
             observer.say(said)
         origin = f"{task.name} from scratch" if source is None else f"{task.name} from {source.name}"
-        results = run_trials(context, programs, trials, origin)
-        summary = summarize(task, results) | {"keep": arguments.keep}
+        found = run_trials(context, programs, trials, origin)
+        summary = results.summarize(task, found) | {"keep": arguments.keep}
         if "best" in summary:
-            keep_best(context, programs, summary)
+            results.keep_best(context, programs, summary)
             inputs = planned.data if arguments.with_inputs else None
-            first_process_decides(lambda: write_results(context, summary, inputs))
-            clean_up(run, summary)
-            for line in table(task, summary):
+            first_process_decides(lambda: results.write_results(context, summary, inputs))
+            results.clean_up(run, summary)
+            for line in results.table(task, summary):
                 observer.say(line)
-        refuse_failures(run, summary)
+        results.refuse_failures(run, summary)
         return summary
 
 
@@ -226,7 +207,7 @@ class Plan:
     task: Task
     data: TaskData
     tokenizer: Tokenizer
-    source: Source | None
+    source: start.Source | None
     rates: tuple[float, ...]
     notes: tuple[str, ...]
 
@@ -240,9 +221,9 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
             raise InputError(
                 f"--tokenizer must be left out with --start, got {arguments.tokenizer}; the start has its own tokenizer"
             )
-        source = source_of(arguments.run, arguments.start)
+        source = start.source_of(arguments.run, arguments.start)
         tokenizer = source.tokenizer
-        config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
+        config = replace(config, model=start.model_of_source(source, config.model, given, saved_config(arguments.run)))
     elif arguments.tokenizer is None:
         raise InputError("--tokenizer must be given without --start; give one of them")
     else:
@@ -274,7 +255,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     if source is not None and not arguments.beyond_length:
         longest = source.trained_length
         if config.length is not None and (saved is None or config.length != saved.get("length")):
-            check_trained("length", config.length, longest, source.name, beyond=False)
+            start.check_trained("length", config.length, longest, source.name, beyond=False)
     paper = task.papers.get(family.input_format, {})
     config, length, batch_size = filled(kept_value(config, saved, "length"), paper, longest)
     config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
@@ -303,12 +284,12 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
 
 
 def notes_on_length(
-    config: FinetuneConfig, length: int, source: Source | None, paper: Mapping[str, float], task: Task
+    config: FinetuneConfig, length: int, source: start.Source | None, paper: Mapping[str, float], task: Task
 ) -> tuple[str, ...]:
-    """Return notes on the length: if it is limited to the trained one, and if windows of a text do not overlap."""
+    """Return notes on the length: if it is start.limited to the trained one, and if windows of a text do not overlap."""
     notes, positions = [], build(config.model).max_length
     if source is not None and length == source.trained_length < min(int(paper.get("length", positions)), positions):
-        notes.append(f"length {length}: {limited(length, positions, source.name)}")
+        notes.append(f"length {length}: {start.limited(length, positions, source.name)}")
     room = length - task.options.question_length - 3
     if task.of_windows and room < task.options.stride:
         notes.append(
@@ -373,7 +354,7 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
         "custom": to_json(arguments.custom) if planned.task.name == "custom" else None,
         "start": None if source is None else source.name,
         "options": to_json(arguments.options),
-        OF_START: kept_start_length(saved_config(arguments.run), of_source),
+        start.OF_START: start.kept_start_length(saved_config(arguments.run), of_source),
         "held_out_seed": arguments.held_out_seed,
         "sample": arguments.sample,
         "with_inputs": arguments.with_inputs,

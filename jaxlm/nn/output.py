@@ -181,12 +181,10 @@ class UntiedOutput:
         return "classifier" in params.get("head", {})
 
     def logits(self, params: Any, states: jax.Array, output: None) -> jax.Array:
-        """Return float32 scores (…, V)."""
         kernel_VD = params["head"]["classifier"]["kernel"]
         return jnp.dot(states, kernel_VD.T.astype(states.dtype), preferred_element_type=jnp.float32)
 
     def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions."""
         kernel_VD = params["head"]["classifier"]["kernel"]
         chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], kernel_VD)
         return projected_cross_entropy(states, kernel_VD, targets, weights, chunks)
@@ -285,11 +283,9 @@ class AdaptiveOutput:
     adaptive: Adaptive
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Return no parameters."""
         return {}
 
     def available(self, params: Mapping[str, Any]) -> bool:
-        """Return True: the tables are the model's."""
         return True
 
     def logits(self, params: Any, states: jax.Array, output: Tables) -> jax.Array:

@@ -16,16 +16,6 @@ Sums = dict[str, Any]
 Coefficient = float | Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def unchanged(batch: Any) -> Any:
-    """Return the batch unchanged, the preparation of an objective that needs none."""
-    return batch
-
-
-def no_statistics(params: Any, means: Any) -> tuple[Any, Any]:
-    """Return the parameters and the means unchanged."""
-    return params, means
-
-
 @dataclass(frozen=True)
 class Objective:
     """The loss of a step, the sum over terms of coefficient * sum / weight, and its metrics.
@@ -47,9 +37,12 @@ class Objective:
     coefficients: dict[str, Coefficient]
     weights: Callable[[Any], Sums]
     sums: Callable[[Any, Any, Any, jax.Array | None], tuple[Sums, Any]]
-    prepare: Callable[[Any], Any] = unchanged
+    prepare: Callable[[Any], Any] = lambda batch: batch
     rate_factor: Callable[[Any], jax.Array] | None = None
-    update_statistics: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]] = no_statistics
+    update_statistics: Callable[[Any, Any], tuple[Any, dict[str, Any]]] = lambda params, means: (
+        params,
+        means,
+    )
 
     def coefficient(self, name: str, step: Any, num_steps: Any) -> jax.Array | float:
         """Return the coefficient of a term in update `step`, counted from 0, of a run of `num_steps`."""

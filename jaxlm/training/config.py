@@ -302,8 +302,7 @@ class FinetuneConfig(RunConfig):
 
 def keep_default(config: Any, applies: Any, name: str, default: Any, reason: str, fix: str = "leave it out") -> None:
     """Raise InputError for a field that is not `default` where this applies. reason: a phrase for the message."""
-    value = operator.attrgetter(name)(config)
-    if applies and value != default:
+    if applies and (value := operator.attrgetter(name)(config)) != default:
         shown = f"{value:g}" if isinstance(value, float) else value
         raise InputError(f"{name} must be {default} {reason}, got {shown}; {fix}")
 

@@ -315,19 +315,16 @@ class Adam(Scaling):
     needs_gradient = False
 
     def init(self, params: Any) -> optax.ScaleByAdamState:
-        """Return moments of zeros."""
         mu, nu = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
         return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
     def accumulate(self, gradient: Any, state: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
-        """Return the moments updated with a gradient."""
         b1, b2 = self.beta1, self.beta2
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * (g * g), state.nu, gradient)
         return optax.ScaleByAdamState(state.count + 1, mu, nu)
 
     def direction(self, gradient: Any, state: optax.ScaleByAdamState, params: Any) -> Any:
-        """Return the quotient of the moments."""
         a, c1, c2 = self._corrections(state.count)
         return jax.tree.map(lambda m, v: (a * c1) * m / (jnp.sqrt(v * c2) + self.eps), state.mu, state.nu)
 

@@ -65,17 +65,14 @@ class Momentum(Scaling):
         return not self.momentum
 
     def init(self, params: PyTree) -> optax.TraceState | optax.EmptyState:
-        """Return a trace of zeros, or an empty state without momentum."""
         return optax.TraceState(jax.tree.map(jnp.zeros_like, params)) if self.momentum else optax.EmptyState()
 
     def accumulate(self, gradient: PyTree, state: Any) -> optax.TraceState | optax.EmptyState:
-        """Return the trace updated with a gradient."""
         if not self.momentum:
             return state
         return optax.TraceState(jax.tree.map(lambda b, g: self.momentum * b + g, state.trace, gradient))
 
     def direction(self, gradient: PyTree, state: Any, params: PyTree) -> PyTree:
-        """Return the trace, or the gradient."""
         return state.trace if self.momentum else gradient
 
 
@@ -90,15 +87,12 @@ class Adagrad(Scaling):
     eps: float
 
     def init(self, params: PyTree) -> optax.ScaleByRssState:
-        """Return sums of squares at their initial value."""
         return optax.ScaleByRssState(jax.tree.map(lambda p: jnp.full_like(p, self.initial_accumulator), params))
 
     def accumulate(self, gradient: PyTree, state: optax.ScaleByRssState) -> optax.ScaleByRssState:
-        """Return the sums updated with a gradient."""
         return optax.ScaleByRssState(jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, gradient))
 
     def direction(self, gradient: PyTree, state: optax.ScaleByRssState, params: PyTree) -> PyTree:
-        """Return the gradient over the root of the sums."""
         return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + self.eps), gradient, state.sum_of_squares)
 
 
@@ -143,7 +137,6 @@ class Adafactor(Scaling):
     rules: PyTree
 
     def init(self, params: PyTree) -> optax.FactoredState:
-        """Return moments of zeros."""
 
         def moments(which: int) -> PyTree:
             def zeros(rule: ParameterRule, p: Any) -> Any:
@@ -157,7 +150,6 @@ class Adafactor(Scaling):
         return optax.FactoredState(jnp.zeros([], jnp.int32), *map(moments, range(3)))
 
     def accumulate(self, gradient: PyTree, state: optax.FactoredState) -> optax.FactoredState:
-        """Return the moments updated with a gradient."""
         count = state.count + 1
         b = 1.0 - count.astype(jnp.float32) ** -DECAY_EXPONENT
 

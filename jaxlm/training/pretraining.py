@@ -31,21 +31,12 @@ from jaxlm.objectives.masked_lm import Specials, left_to_right_language_model, m
 from jaxlm.runs.directory import saved_config
 from jaxlm.runs.meter import Work
 from jaxlm.text import Tokenizer
+from jaxlm.training import start
 from jaxlm.training.config import PretrainArguments, PretrainConfig, one_duration, resolved_json
 from jaxlm.training.initialization import matched_rows
 from jaxlm.training.optimizer import ParameterGroup
 from jaxlm.training.optimizer_variants import layer_groups
 from jaxlm.training.program import Learner, carry_of
-from jaxlm.training.start import (
-    OF_START,
-    OTHER_STORE,
-    Source,
-    check_rows_of,
-    check_tokenizer,
-    kept_start_length,
-    model_of_source,
-    source_of,
-)
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +49,7 @@ class Plan:
     num_steps: int
     stores: tuple[Store, ...]
     validation: tuple[Store, ...]
-    source: Source | None
+    source: start.Source | None
     phases: tuple[Phase, ...]
     rows_per_epoch: tuple[int, ...]
     """One number per phase."""
@@ -80,7 +71,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         raise InputError(
             f"--start-with must be parameters for published weights, got state with {arguments.start}; leave it out"
         )
-    source = None if arguments.start is None else source_of(arguments.run, arguments.start)
+    source = None if arguments.start is None else start.source_of(arguments.run, arguments.start)
     expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
     matched = arguments.start_vocabulary == "matched"
     if matched and (source is None or arguments.start_with == "state"):
@@ -88,7 +79,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
             "--start-vocabulary must be same without the parameters of a --start, got matched; leave it out"
         )
     if source is not None and matched:
-        model = model_of_source(source, config.model, given, saved_config(arguments.run))
+        model = start.model_of_source(source, config.model, given, saved_config(arguments.run))
         config = replace(config, model=with_vocabulary(model, stores[0].vocab_size))
         if not build(config.model).is_causal:
             raise InputError("--start-vocabulary must be same for an encoder, got matched; leave it out")
@@ -96,9 +87,9 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     elif source is not None:
         expected, remedy = source.tokenizer.fingerprint, tokenizer_spec(source.name, source.model)
         expected_of = source.name if remedy else f"the run {source.name}"
-        config = replace(config, model=model_of_source(source, config.model, given, saved_config(arguments.run)))
+        config = replace(config, model=start.model_of_source(source, config.model, given, saved_config(arguments.run)))
         if build(config.model).is_causal and arguments.start_with == "parameters":
-            remedy = f"{remedy or OTHER_STORE}, or give --start-vocabulary matched"
+            remedy = f"{remedy or start.OTHER_STORE}, or give --start-vocabulary matched"
     elif config.model.vocab_size not in (0, stores[0].vocab_size):
         raise InputError(
             f"model.vocab_size must be 0 or {stores[0].vocab_size}, the size of the tokenizer of {stores[0].path}, got "
@@ -107,14 +98,14 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     else:
         config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
     for store in stores + validation:
-        check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of, remedy)
+        start.check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of, remedy)
         if arguments.verify_stores:
             store.verify()
     config = with_fitting_objective(config, given)
     config.check()
     check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None
-    check_rows_of(arguments.run, state_of)
+    start.check_rows_of(arguments.run, state_of)
     reading, num_steps = Reading(stores, config.length, config.batch_size, config.seed), config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
@@ -179,7 +170,7 @@ def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, An
         "start": None if source is None else source.name,
         "start_with": None if source is None else arguments.start_with,
         "start_vocabulary": arguments.start_vocabulary,
-        OF_START: kept_start_length(saved_config(arguments.run), of_source),
+        start.OF_START: start.kept_start_length(saved_config(arguments.run), of_source),
     }
 
 
@@ -192,10 +183,10 @@ def profiled_steps(arguments: PretrainArguments) -> tuple[int, int] | None:
     """Return the first step to profile and the one after the last, or None."""
     if arguments.profile is None:
         return None
-    start, colon, end = arguments.profile.partition(":")
-    if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+    first, colon, end = arguments.profile.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise InputError(f"--profile must be START:STOP with START below STOP, got {arguments.profile}; correct it")
-    return int(start), int(end)
+    return int(first), int(end)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,11 +47,6 @@ MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lo
 log = logging.getLogger(__name__)
 
 
-def no_carry(rows: int) -> None:
-    """Return no carry, for models without state between batches."""
-    return None
-
-
 def carry_of(model: Model, data: DataConfig, rows: int, *, cached: bool = False) -> Any:
     """Return a model's carry before the first row of streams, or None for layouts whose rows are independent.
 
@@ -75,7 +70,7 @@ class Learner:
     objective: Objective
     flops_per_token: Callable[[int], float]
     groups: tuple[ParameterGroup, ...] = ()
-    carry: Callable[[int], Any] = no_carry
+    carry: Callable[[int], Any] = lambda rows: None
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Validation:
     def _metrics(self, params: Any, batches: Iterable[Any], carry: Any) -> dict[str, float]:
         """Return `validation_loss`, the loss over all positions, and its terms. carry: before the first batch."""
         if self._pretraining.whole_text:
-            found = perplexity(self._step, params, batches, **text_sizes(self.plan.validation), carry=carry)
+            found = metrics_of(totals(self._step, params, batches, carry), **text_sizes(self.plan.validation))
             found["validation_accuracy"] = found.pop("accuracy")  # training lines have an accuracy of their own
             return found
         sums, objective = totals(self._step, params, batches), self._pretraining.objective
@@ -131,34 +131,17 @@ def metrics_sentence(metrics: dict[str, float]) -> str:
     return f"{loss}: {', '.join(others)}"
 
 
-def perplexity(
-    eval_step: EvalStep,
-    params: Any,
-    batches: Iterable[Any],
-    *,
-    words: int,
-    bytes: int,
-    characters: int | None = None,
-    carry: Any = None,
-) -> dict[str, float]:
-    """Return metrics of the predictions of the tokens of `batches`, independent of batching and padding.
-
-    eval_step: (params, batch, carry) -> {"nll": (sum, weight), "accuracy": (sum, weight)}, carry. batches: on the
-    devices, every token once. words, bytes, characters: of the original text of the tokens; characters are Unicode code
-    points, None if they were not counted. carry: before the first batch.
-    Returns validation_loss (nats per token), perplexity (its exponential), word_perplexity (the exponential of nats per
-    word), bits_per_byte, bits_per_character where characters were counted, accuracy (fraction of tokens with the
-    highest score), tokens. Tokens that end documents are predicted and count like others. A mean over nothing is nan; a
-    value above the range of a float is inf.
-    """
-    sums = totals(eval_step, params, batches, carry)
-    return metrics_of(sums, words=words, bytes=bytes, characters=characters)
-
-
 def metrics_of(
     sums: Mapping[str, tuple[float, float]], *, words: int, bytes: int, characters: int | None = None
 ) -> dict[str, float]:
-    """Return the metrics of `perplexity` for its sums and weights over all batches."""
+    """Return metrics of predicted tokens from the sums and weights of `nll` and `accuracy` over all batches.
+
+    words, bytes, characters: of the original text of the tokens; characters are Unicode code points, None if they were
+    not counted. Returns validation_loss (nats per token), perplexity (its exponential), word_perplexity (the
+    exponential of nats per word), bits_per_byte, bits_per_character where characters were counted, accuracy (fraction
+    of tokens with the highest score), tokens. Tokens that end documents are predicted and count like others. A mean
+    over nothing is nan; a value above the range of a float is inf.
+    """
     sums = {"nll": (0.0, 0.0), "accuracy": (0.0, 0.0), **sums}
     nll, tokens = sums["nll"]
     per_character = {} if characters is None else {"bits_per_character": divide(nll, characters * math.log(2))}
@@ -174,7 +157,7 @@ def metrics_of(
 
 
 def text_sizes(stores: Sequence[Store]) -> dict[str, Any]:
-    """Return the words, bytes and characters of the original text of stores, as arguments of `perplexity`."""
+    """Return the words, bytes and characters of the original text of stores, as arguments of `metrics_of`."""
     counts = [store.characters for store in stores]
     characters = None if None in counts else sum(count or 0 for count in counts)
     words, size = sum(store.words for store in stores), sum(store.bytes for store in stores)

@@ -18,7 +18,7 @@ from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.training.step import make_eval_step
-from jaxlm.training.validation import perplexity
+from jaxlm.training.validation import metrics_of, totals
 
 MODEL = build(toy.STILL, Execution(dtype="float32"))
 PARAMS = toy.random_params(toy.STILL)
@@ -189,7 +189,7 @@ def measured(ids, batch_size, mesh, words=50, size=200):
     with use_mesh(mesh):
         step = jax.jit(make_eval_step(language_model(MODEL)))
         batches = (to_devices(batch, mesh, batch_size) for batch in rows_of(ids, P, batch_size))
-        return perplexity(step, PARAMS, batches, words=words, bytes=size)
+        return metrics_of(totals(step, PARAMS, batches), words=words, bytes=size)
 
 
 def test_perplexity_is_that_of_the_tokens_for_any_batch_and_mesh(log_probs):
@@ -213,9 +213,9 @@ def test_figures_over_nothing_or_over_the_range():
     def step(params, batch, carry):
         return {"nll": (9000.0, 3.0), "accuracy": (0.0, 3.0)}, carry
 
-    found = perplexity(step, None, [None], words=1, bytes=0)
+    found = metrics_of(totals(step, None, [None]), words=1, bytes=0)
     assert found["word_perplexity"] == math.inf and math.isnan(found["bits_per_byte"])
-    assert math.isnan(perplexity(step, None, [], words=0, bytes=0)["validation_loss"])
+    assert math.isnan(metrics_of(totals(step, None, []), words=0, bytes=0)["validation_loss"])
 
 
 def test_lengths_of_batches():

@@ -39,7 +39,6 @@ class Streams(Layout):
     carries: ClassVar[bool] = True
 
     def longest_row(self, length: int) -> int:
-        """Return the tokens of a row, with padding, of a run with rows of `length`."""
         return length + LONGER if self.windows == "varied" else length
 
     def check(self) -> None:
@@ -66,7 +65,6 @@ class Streams(Layout):
         return StreamRows(reading.stores, *sizes)
 
     def steps_of_passes(self, reading: Reading, num_epochs: float) -> int:
-        """Return the number of steps of num_epochs passes."""
         return self.rows(reading).windows.steps(num_epochs)
 
     def validation_rows(self, reading: Reading) -> "ValidationStreams":

@@ -173,7 +173,6 @@ class MaskedLMOutput:
         return "masked_lm" in params.get("head", {})
 
     def logits(self, params: Any, states: jax.Array, output: jax.Array) -> jax.Array:
-        """Return float32 scores (…, V)."""
         h, bias_V = self._transformed(params, states)
         return jnp.dot(h, output.T.astype(h.dtype), preferred_element_type=jnp.float32) + bias_V
 
