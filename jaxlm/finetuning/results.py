@@ -218,7 +218,7 @@ def keep_best(context: TrialContext, programs: Any, summary: dict[str, Any]) -> 
     best = summary["best"]
     kept = context.run.root / trial_of(best).directory / "kept"
     source = Checkpoints(kept, read_only=True)
-    restored = source.restore_partial({"params": programs.abstract.params})
+    restored = source.restore_partial({"params": programs.program.abstract.params})
     with Checkpoints(context.run.checkpoints, keep_newest=1) as checkpoints:
         if not checkpoints.agreed_steps():
             checkpoints.save(restored.step, restored.state, config=context.resolved, extra=best)

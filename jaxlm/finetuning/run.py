@@ -286,7 +286,7 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
 def notes_on_length(
     config: FinetuneConfig, length: int, source: start.Source | None, paper: Mapping[str, float], task: Task
 ) -> tuple[str, ...]:
-    """Return notes on the length: if it is start.limited to the trained one, and if windows of a text do not overlap."""
+    """Return notes on the length: if it is limited to the trained one, and if windows of a text do not overlap."""
     notes, positions = [], build(config.model).max_length
     if source is not None and length == source.trained_length < min(int(paper.get("length", positions)), positions):
         notes.append(f"length {length}: {start.limited(length, positions, source.name)}")

@@ -8,6 +8,7 @@ the keys are threefry's, whose bits are the same under `vmap`: every trial compu
 its own.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ MEMORY_FRACTION = 0.9  # of a device's memory that a group may use
 
 
 class Alone:
-    """One trial in a program of its own.
+    """One trial in a program of its own; `Stacked` describes the methods.
 
     best: the best parameters so far, None before the first evaluation. At most one copy exists. checkpoints: the
     directory of the checkpoints within the run. directory: the one to remove when the results are written.
@@ -43,29 +44,24 @@ class Alone:
         self.context, self.programs, self.trials = context, programs, [trial]
         self.checkpoints = self.directory = trial.directory / "checkpoints"
         self.data = [context.batches(trial.seed)]
-        self.abstract, self.step = programs.abstract, programs.train
+        self.abstract, self.step = programs.program.abstract, programs.train
         self.settings = replicated(trial_settings(context, trial.rate), context.mesh)
         self.best: Any = None
 
     def started(self) -> tuple[TrainState, list[str]]:
-        """Return the first state, and notes on it."""
         return started_state(self.context, self.programs, self.trials[0].seed)
 
     def restored(self, saved: dict[str, Any], progress: Sequence[Progress]) -> TrainState:
-        """Return the state from the leaves of a checkpoint, and keep the best parameters among them."""
         self.best = saved.get("best")
         return from_saved(saved, self.abstract, self.trials[0].seed)
 
     def batch(self, number: int) -> Any:
-        """Return the batch of a step on the devices, for `step`."""
         return whole_to_devices(self.data[0][number], self.context.mesh)
 
     def take(self, params: Any, number: int) -> Any:
-        """Return the parameters of a trial."""
         return params
 
     def keep(self, better: Sequence[bool], weights: Any) -> None:
-        """Copy the weights to `best` if they are better."""
         if better[0]:
             self.best = None  # so that at most one copy exists
             self.best = self.programs.copy(weights)
@@ -75,17 +71,15 @@ class Alone:
         return state
 
     def by_trial(self, x: jax.Array) -> np.ndarray:
-        """Return a metric of a step on the host, with a leading axis of trials."""
         return np.asarray(x)[None]
 
     def to_json(self, progress: Sequence[Progress]) -> dict[str, Any]:
         """Return the progress of the trial as JSON values, for a checkpoint. A trial that failed is not saved."""
         (one,) = progress
         saved: dict[str, Any] = {"best": {"step": one.step, "figures": one.metrics}}
-        return saved | ({} if self.context.config.patience is None else {"patience": one.patience.to_json()})
+        return saved | ({} if self.context.config.patience is None else {"patience": dataclasses.asdict(one.patience)})
 
     def from_json(self, saved: dict[str, Any]) -> list[Progress]:
-        """Return the progress of the trial from the result of `to_json`."""
         best, patience = saved["best"], Patience(**saved.get("patience", {}))
         return [Progress(best["step"], best["figures"], patience)]
 
@@ -107,14 +101,14 @@ class Stacked:
         def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((len(self.all), *leaf.shape), leaf.dtype, sharding=self.sharding)
 
-        self.abstract: TrainState = jax.tree.map(stacked, programs.abstract)
+        self.abstract: TrainState = jax.tree.map(stacked, programs.program.abstract)
         self.data = [context.batches(trial.seed) for trial in self.all]
         settings = [trial_settings(context, trial.rate) for trial in self.all]
         self.settings = self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *settings))
         self.jitted = jax.jit(self._step, donate_argnums=0, out_shardings=(self._shardings(self.abstract), None))
         self.step = CompiledStep("group's training", self.jitted, expected_shapes=len(self.data[0].lengths))
         self.best: Any = None
-        alone = jax.tree.map(lambda leaf: leaf.sharding, programs.abstract.params)
+        alone = jax.tree.map(lambda leaf: leaf.sharding, programs.program.abstract.params)
         self._take = jax.jit(lambda stack, k: jax.tree.map(lambda x: x[k], stack), out_shardings=alone)
         params = self._shardings(self.abstract.params)
         self._keep = jax.jit(_where, donate_argnums=2, out_shardings=params)
@@ -177,7 +171,7 @@ class Stacked:
             "failed": {str(k): one.failed_in for k, one in enumerate(progress) if one.failed_in is not None},
         }
         if self.context.config.patience is not None:
-            saved["patience"] = [one.patience.to_json() for one in progress]
+            saved["patience"] = [dataclasses.asdict(one.patience) for one in progress]
         return saved
 
     def from_json(self, saved: dict[str, Any]) -> list[Progress]:
@@ -262,7 +256,7 @@ def _trials_per_device(context: TrialContext, programs: Programs) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
     assert memory is not None
-    params = size(programs.abstract.params)
+    params = size(programs.program.abstract.params)
     one = memory.argument_size_in_bytes + memory.temp_size_in_bytes + params  # and the best so far
     # One trial's parameters are copied while it is evaluated.
     return int((MEMORY_FRACTION * stats["bytes_limit"] - 2 * params) // one)

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxlm.inference.prediction import make_predict_step, predict_split
-from jaxlm.models.model import Model
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.meter import even_work
 from jaxlm.runs.observer import Observer
 from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
 from jaxlm.training.config import FinetuneConfig
@@ -22,7 +20,7 @@ from jaxlm.training.initialization import fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
 from jaxlm.training.start import Source
 from jaxlm.training.step import Settings, TrainState
-from jaxlm.training.task_model import TaskLearner, make_task_learner
+from jaxlm.training.task_model import make_task_learner
 from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
@@ -92,15 +90,9 @@ class Programs:
     """
 
     program: Program
-    learner: TaskLearner
     train: CompiledStep
     predict: CompiledStep
     copy: Callable[[Any], Any]
-
-    @property
-    def abstract(self) -> TrainState:
-        """The leaves of a trial's state as jax.ShapeDtypeStruct."""
-        return self.program.abstract
 
 
 @dataclasses.dataclass
@@ -131,10 +123,6 @@ class Patience:
             f"step {self.stopped_at}: training ends early, after {counted(self.waited, 'evaluation')} without a "
             f"{task.selects} {task.metric} better than {self.best:.4f}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, for a checkpoint."""
-        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass
@@ -175,7 +163,6 @@ def make_programs(context: TrialContext) -> Programs:
     lengths = len(context.batches(0).lengths)
     return Programs(
         program=program,
-        learner=learner,
         train=CompiledStep("training", program.step, expected_shapes=lengths),
         predict=CompiledStep("evaluation", jax.jit(make_predict_step(learner)), expected_shapes=lengths + 1),
         copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings),
@@ -194,14 +181,6 @@ def batch_rows(data: TrainBatches, number: int) -> str:
     return f"train rows {data[number].index.tolist()} (0-based)"
 
 
-def trial_work(context: TrialContext, programs: Programs) -> Callable[[int], tuple[float, float]]:
-    """Return a function from a step to the tokens and FLOPs of a trial up to it, for the meter."""
-    encoded = context.encoded["train"]
-    length = encoded.longest.mean()
-    tokens = context.batch_size * length * encoded.num_sequences
-    return even_work(tokens, programs.learner.flops_per_token(int(length)))
-
-
 def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:
     """Return the first state of a trial, fresh or with the source's parameters, and notes on it.
 
@@ -216,41 +195,18 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
     if config.reinit_layers:
         layers = config.model.num_layers - config.reinit_layers
         fresh_names.append("backbone/pooler/.*")
-    return with_parameters(
-        fresh,
-        context.source,
-        allow_fresh=[*fresh_names, *fresh_pooler(context.source, fresh)],
-        grow=grown_leaves(programs.learner.model),
-        transfer_layers=layers,
-    )
-
-
-def grown_leaves(model: Model) -> dict[str, int]:
-    """Return the leaves, and their axis, with rows for the special tokens that fine-tuning adds."""
-    if not FORMATS[model.family.input_format].roles:
-        return {}
-    return {f"backbone/{name}": 0 for name in model.family.vocabulary_leaves}
+    fresh_names += fresh_pooler(context.source, fresh)
+    family = programs.program.learner.model.family
+    grown = family.vocabulary_leaves if FORMATS[family.input_format].roles else ()  # by rows for special tokens
+    grow = {f"backbone/{name}": 0 for name in grown}
+    return with_parameters(fresh, context.source, allow_fresh=fresh_names, grow=grow, transfer_layers=layers)
 
 
 def evaluate_split(
-    context: TrialContext,
-    programs: Programs,
-    params: Any,
-    split: str,
-    lengths: tuple[int, ...],
-    threshold: float | None = None,
+    context: TrialContext, programs: Programs, params: Any, split: str, lengths: tuple[int, ...], threshold: Any = None
 ) -> tuple[Predicted, dict[str, float]]:
     """Return the predictions for a split and its metrics (empty if it has no labels)."""
     encoded = context.encoded[split]
     size = context.config.eval_batch_size or context.batch_size
     predictions = predict_split(programs.predict, params, encoded, context.mesh, batch_size=size, lengths=lengths)
     return predictions.predicted(context.task, encoded, threshold)
-
-
-def raw_metric(context: TrialContext, programs: Programs, params: Any, lengths: tuple[int, ...]) -> dict[str, float]:
-    """Return the selection metric of the parameters besides their average, for the log; nothing for None."""
-    if params is None:
-        return {}
-    split, metric = context.task.selects, context.task.metric
-    _, metrics = evaluate_split(context, programs, params, split, lengths)
-    return {f"raw_{split}_{metric}": metrics[metric]}

@@ -20,17 +20,9 @@ import numpy as np
 
 from jaxlm.finetuning.results import delete_inferior_checkpoints, finish_trial, trial_result, write_failure
 from jaxlm.finetuning.states import Alone, Stacked, trials_per_program
-from jaxlm.finetuning.trial import (
-    Programs,
-    Progress,
-    Trial,
-    TrialContext,
-    batch_rows,
-    evaluate_split,
-    raw_metric,
-    trial_work,
-)
+from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, batch_rows, evaluate_split
 from jaxlm.runs.checkpoints import Checkpoints, Metadata
+from jaxlm.runs.meter import even_work
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder
 from jaxlm.tasks import Task
@@ -131,11 +123,12 @@ class Training:
         context, held = self.context, self.held
         alive, better = self.recorder.alive, [False] * len(held.trials)
         for number in alive:
-            lengths, split = held.data[number].lengths, context.task.selects
-            _, metrics = evaluate_split(context, held.programs, held.take(state.weights, number), split, lengths)
-            raw = None if state.average is None else held.take(state.params, number)
-            of_raw = raw_metric(context, held.programs, raw, lengths)
-            self.recorder.evaluated(step, number, context.task, metrics, of_raw)
+            where = context.task.selects, held.data[number].lengths
+            _, metrics = evaluate_split(context, held.programs, held.take(state.weights, number), *where)
+            raw: dict[str, float] = {}
+            if state.average is not None:
+                _, raw = evaluate_split(context, held.programs, held.take(state.params, number), *where)
+            self.recorder.evaluated(step, number, context.task, metrics, raw)
             better[number] = self.progress[number].evaluated(context, step, metrics)
         held.keep(better, state.weights)
         stopped = [number for number in alive if self.progress[number].ended]
@@ -181,7 +174,10 @@ class TrialsRecorder(Recorder):
     ) -> None:
         self.held, self.progress = held, progress
         self.logs = _open_logs(context, held, resume_step)
-        alone = trial_work(context, held.programs)
+        encoded = context.encoded["train"]
+        length = encoded.longest.mean()
+        flops = held.programs.program.learner.flops_per_token(int(length))
+        alone = even_work(context.batch_size * length * encoded.num_sequences, flops)
         super().__init__(
             context.run,
             self.logs[0],
@@ -234,9 +230,14 @@ class TrialsRecorder(Recorder):
             self.write_spike(self.logs[number], step, norms[number], values, described, of=of)
 
     def evaluated(self, step: int, number: int, task: Task, metrics: dict[str, float], raw: dict[str, float]) -> None:
-        """Write the metrics of a trial's evaluation; print them if it is the only one. raw: of the raw parameters."""
+        """Write the metrics of a trial's evaluation; print them if it is the only one.
+
+        raw: the metrics of the parameters themselves if `metrics` are those of their average, of which only the
+        selection metric is written.
+        """
         line = {f"{task.selects}_{name}": value for name, value in metrics.items()}
-        self.logs[number].write(step, line | raw)
+        of_raw = {f"raw_{task.selects}_{task.metric}": raw[task.metric]} if raw else {}
+        self.logs[number].write(step, line | of_raw)
         if len(self.logs) == 1:
             listed = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             self.note(f"step {step}: {task.selects} {listed}")

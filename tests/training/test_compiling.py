@@ -69,7 +69,7 @@ def test_nor_of_a_fine_tunings(mesh):
             sharding = batch_sharding(mesh)
             batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), row)
             settings = abstract_replicated(trial_settings(work, config.optimizer.peak_lr), mesh)
-            return programs.train.step.lower(programs.abstract, batch, settings).as_text()
+            return programs.train.step.lower(programs.program.abstract, batch, settings).as_text()
 
     assert text(other_numbers(config)) == text(config)
 
