@@ -45,15 +45,13 @@ def with_parameters(
     wanted = {part: dict(saved[part]) for part in parts if part in saved}
     if "head" in wanted:  # drop the heads that this run does not have
         wanted["head"] = {name: saved["head"][name] for name in saved["head"] if name in state.params["head"]}
-    replicated = state.step.sharding
+    replicated, known = state.step.sharding, named_leaves(state.params)
 
-    def place(path, leaf):
+    def place(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         """Return the leaf with the sharding of the state's leaf, if there is one of that shape, else replicated."""
-        node: Any = state.params
-        for entry in path:
-            node = node.get(entry.key) if isinstance(node, dict) else None
-        fits = node is not None and not isinstance(node, dict) and node.shape == leaf.shape
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=node.sharding if fits else replicated)
+        own = known.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+        sharding = own.sharding if own is not None and own.shape == leaf.shape else replicated
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     abstract = jax.tree_util.tree_map_with_path(place, wanted)
     loaded, loading_notes = source.open_parameters().load(abstract)
@@ -150,14 +148,9 @@ def continue_state(
     notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
     if "average" in fresh:
         state = replace(state, average=first_average(state.params))
-    makers: dict[str, Callable[[], Any] | None] = {
-        "iterates": iterates,
-        "recent_norms": no_norms,
-        "selection": no_selection,
-    }
+    makers: dict[str, Any] = {"iterates": iterates, "recent_norms": no_norms, "selection": no_selection}
     for name, make in makers.items():
         if name in fresh or (name in OWN and name in wanted):
-            assert make is not None
             shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted[name])
             state = replace(state, **{name: jax.device_put(make(), shardings)})
     if "selected" in wanted:
@@ -212,16 +205,13 @@ def with_rows(loaded: Any, rows: np.ndarray, paths: Sequence[str], like: Any) ->
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if not any(re.fullmatch(pattern, name) for pattern in paths):
             return leaf
-        if shapes.get(name) != (len(rows), *leaf.shape[1:]):
+        if name not in wanted or wanted[name].shape != (len(rows), *leaf.shape[1:]):
             raise InputError(
                 "--start-vocabulary must be same for a model with an adaptive softmax, got matched; leave it out"
             )
-        return jax.jit(taken, out_shardings=shardings[name])(leaf)
+        return jax.jit(taken, out_shardings=wanted[name].sharding)(leaf)
 
-    named = jax.tree_util.tree_flatten_with_path(like)[0]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
-    shardings = {name: leaf.sharding for name, (_, leaf) in zip(names, named, strict=True)}
-    shapes = {name: leaf.shape for name, (_, leaf) in zip(names, named, strict=True)}
+    wanted = named_leaves(like)
     return jax.tree_util.tree_map_with_path(of_leaf, loaded)
 
 

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import functools
 import logging
 import re
 import time
@@ -78,8 +77,8 @@ class Program:
     """A learner's state and step on a mesh.
 
     pure_step: (state, batch, settings) -> (state, metrics); step: the same under jit, which donates the state.
-    abstract: the state's leaves as jax.ShapeDtypeStruct. carry: makes the carry before the first batch.
-    optional_state: keyword arguments of `new_state` that enable optional parts of the state.
+    abstract: the state's leaves as jax.ShapeDtypeStruct. optional_state: keyword arguments of `new_state` that enable
+    optional parts of the state. make_fresh: see `make_fresh_state`; the trials of a fine-tuning share it.
     """
 
     learner: Learner
@@ -88,8 +87,8 @@ class Program:
     pure_step: Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]
     step: Wrapped
     mesh: Mesh
-    carry: Callable[[], Any]
     optional_state: Mapping[str, Any]
+    make_fresh: Callable[[jax.Array], TrainState]
 
     def lowered(self, batch: Any) -> Lowered:
         """Trace the step for a batch, of which only shapes, dtypes and shardings are used."""
@@ -98,14 +97,7 @@ class Program:
 
     def fresh_state(self, seed: int) -> TrainState:
         """Return the state before the first update."""
-        return self._make_fresh_state(jnp.uint32(seed))
-
-    @functools.cached_property
-    def _make_fresh_state(self) -> Callable[[jax.Array], TrainState]:
-        """The function of a seed: the trials of a fine-tuning share it."""
-        return make_fresh_state(
-            self.learner.init_params, self.optimizer, self.abstract, self.carry, **self.optional_state
-        )
+        return self.make_fresh(jnp.uint32(seed))
 
 
 def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh: Mesh) -> Program:
@@ -132,7 +124,8 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     step = jax.jit(pure_step, donate_argnums=0, out_shardings=(shardings, None))
-    return Program(learner, optimizer, abstract, pure_step, step, mesh, carry, optional_state)
+    make_fresh = make_fresh_state(learner.init_params, optimizer, abstract, carry, **optional_state)
+    return Program(learner, optimizer, abstract, pure_step, step, mesh, optional_state, make_fresh)
 
 
 def _optional_state(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
