@@ -147,15 +147,12 @@ def delete_inferior_checkpoints(context: TrialContext, results: Sequence[dict[st
     """Remove the parameters of trials that another seed at their learning rate has beaten."""
     if context.keep == "all":
         return
-    finished = [result for result in results if "failed" not in result]
 
     def drop() -> None:
-        for rate in {result["learning_rate"] for result in finished}:
-            at_rate = [result for result in finished if result["learning_rate"] == rate]
-            best = max(at_rate, key=functools.partial(_rank, context.task))
-            for result in at_rate:
-                if result is not best:
-                    context.run.remove(trial_of(result).directory / "kept")
+        for runs in _by_rate(results).values():
+            best = max(runs, key=functools.partial(_rank, context.task))
+            for result in (run for run in runs if run is not best):
+                context.run.remove(trial_of(result).directory / "kept")
 
     first_process_decides(drop)
 
@@ -175,25 +172,26 @@ def summarize(task: Task, results: list[dict[str, Any]]) -> dict[str, Any]:
     That is the learning rate with the best mean on the selection split. A failed run is listed and not counted. A
     learning rate with a failed run ranks below all without one. If all runs failed there are no metrics and no best.
     """
-    by_rate: dict[float, list[dict]] = {}
+    summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results}
     failed = [result["learning_rate"] for result in results if "failed" in result]
-    for result in results:
-        if "failed" not in result:
-            by_rate.setdefault(result["learning_rate"], []).append(result)
-    if not by_rate:
-        return {"task": task.name, "metric": task.metric, "runs": results}
-
+    if not (by_rate := _by_rate(results)):
+        return summary
     means = {rate: float(np.mean([_rank(task, run) for run in runs])) for rate, runs in by_rate.items()}
     rate = max(by_rate, key=lambda rate: (rate not in failed, means[rate]))
-    summary: dict[str, Any] = {"task": task.name, "metric": task.metric, "runs": results, "learning_rate": rate}
+    summary["learning_rate"] = rate
     if task.positive is not None:
         summary["positive"] = task.positive
     best = max(by_rate[rate], key=functools.partial(_rank, task))
-    return (
-        summary
-        | over_seeds(by_rate[rate])
-        | {"best": {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}}
-    )
+    chosen = {"seed": best["seed"], "learning_rate": rate, "step": best["step"]}
+    return summary | over_seeds(by_rate[rate]) | {"best": chosen}
+
+
+def _by_rate(results: Sequence[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
+    """Return the results of the trials that did not fail, by their learning rates."""
+    found: dict[float, list[dict[str, Any]]] = {}
+    for result in (result for result in results if "failed" not in result):
+        found.setdefault(result["learning_rate"], []).append(result)
+    return found
 
 
 def _rank(task: Task, result: dict[str, Any]) -> float:
@@ -232,22 +230,18 @@ def write_results(context: TrialContext, summary: dict[str, Any], inputs: TaskDa
     results.json completes the run. The threshold tuned for the best trial goes into task.json, for predict. All inputs
     of this function are kept until it returns, so after a stop at any moment it is repeated.
     """
-
-    def directory_of(run: dict[str, Any]) -> Path:
-        return context.run.path / trial_of(run).directory
-
     finished = [run for run in summary["runs"] if "failed" not in run]
     predictions = b"".join(read_predictions(context.run, run) for run in finished)
     if inputs is not None:
         predictions = _with_inputs(predictions, context.task, inputs)
     write_file(context.run.path / "predictions.jsonl", predictions)
     best = summary["best"]
-    files = directory_of(best) / "files"
+    files = context.run.path / trial_of(best).directory / "files"
     for file in sorted(path for path in files.rglob("*") if path.is_file()):
         target = context.run.path / file.relative_to(files)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, file.read_bytes())
-    (chosen,) = (run for run in finished if all(run[name] == best[name] for name in ("seed", "learning_rate")))
+    (chosen,) = (run for run in finished if trial_of(run) == trial_of(best))
     if "threshold" in chosen[context.task.selects]:
         task = replace(context.task, threshold=chosen[context.task.selects]["threshold"])
         write_json(context.run.path / "task.json", task.to_json(), signed=True)
@@ -297,9 +291,7 @@ def refuse_failures(run: RunDirectory, summary: dict[str, Any]) -> None:
     failed = [entry for entry in summary["runs"] if "failed" in entry]
     if not failed:
         return
-    which = "; ".join(
-        f"seed {run['seed']} at learning rate {run['learning_rate']:g}: {run['failed']}" for run in failed
-    )
+    which = "; ".join(f"{trial_of(entry)}: {entry['failed']}" for entry in failed)
     others = "results.json has the others" if len(failed) < len(summary["runs"]) else "none succeeded"
     raise RunError(
         f"{run.name}: {len(failed)} of {len(summary['runs'])} runs failed, {others}: {which}; leave these out in a "
@@ -309,19 +301,17 @@ def refuse_failures(run: RunDirectory, summary: dict[str, Any]) -> None:
 
 def table(task: Task, summary: dict[str, Any]) -> list[str]:
     """Return the metrics of the best learning rate by split, those of each rate, and the best run's report."""
-    finished = [run for run in summary["runs"] if "failed" not in run]
-    rates = list(dict.fromkeys(run["learning_rate"] for run in finished))
-    by_rate = {rate: [run for run in finished if run["learning_rate"] == rate] for rate in rates}
+    by_rate = _by_rate(summary["runs"])
     best = by_rate[summary["learning_rate"]]
     seeds = f"{len(best)} seed{'' if len(best) == 1 else 's'}"
     lines = [
         f"{summary['task']}: {seeds}, learning rate {summary['learning_rate']:g}, selected by {summary['metric']} on "
         f"{task.selects}" + (f"; f1 of the label {task.positive!r}" if task.positive is not None else "")
     ]
-    splits = [split for split in finished[0] if split in summary and isinstance(summary[split], dict)]
+    splits = [split for split in best[0] if split in summary and isinstance(summary[split], dict)]
     width = max(5, *(len(split) + 1 for split in splits))
     lines += [f"  {split:<{width}}" + metrics_line(summary, summary[split], len(best)) for split in splits]
-    if len(rates) > 1:
+    if len(by_rate) > 1:
         lines.append(f"each learning rate on {task.selects}:")
         for rate, runs in by_rate.items():
             chosen = " (selected)" if rate == summary["learning_rate"] else ""
