@@ -285,6 +285,7 @@ def _train(
         raise InputError(f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more")
     ready.compile_ahead(first_step)
     started_from = None if origin == "from scratch" else origin
+    notes = [*notes, *more, *filter(None, [run.version_note()])]  # before this start is recorded
     run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
     recorder = Recorder(
         run,
@@ -298,7 +299,7 @@ def _train(
         output=observer.output,
     )
     ready.step.on_compile = partial(recorder.meter.pause, "compilation")
-    _note_beginning(recorder, ready, state, origin, [*notes, *more, *filter(None, [run.version_note()])])
+    _note_beginning(recorder, ready, state, origin, notes)
     length, tokenizer = max(phase.length for phase in planned.phases), planned.stores[0].tokenizer()
     parts = (ready.pretraining.model, tokenizer, ready.mesh, ready.eval_batch_size)
     stream_length = length if config.data.carries else None
