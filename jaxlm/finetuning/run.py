@@ -160,16 +160,14 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             return summary
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
-        versions = list(filter(None, [run.version_note()]))
+        versions = filter(None, [run.version_note()])  # before this start is recorded
         run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
-        chosen = [said] if (said := config.mesh.describe(mesh)) is not None else []
-        changes = [f"changed since the last start: {as_flags(change)}" for change in changed]
         notes = (
             *planned.notes,
-            *chosen,
+            *filter(None, [config.mesh.describe(mesh)]),
             *start.dropout_notes(source, config.model),
             *config.execution.reproducibility_notes(),
-            *changes,
+            *(f"changed since the last start: {as_flags(change)}" for change in changed),
             *versions,
         )
         for line in (*_described(planned, encoded), *notes):

@@ -42,17 +42,16 @@ class Family:
 
     config: its dataclass, whose `kind` is the family's name. title: a noun phrase for messages. role: whether its
     models continue a text, or read one that has CLS, SEP and MASK. input_format: the arrangement of task examples.
-    sizes: the published configs by name. vocab_size: the published vocabulary, for estimates without a tokenizer.
-    finetuning_rate: the published learning rate of fine-tuning, for tasks without one of their own.
+    sizes: the published configs by name, the default one first. finetuning_rate: the published learning rate of
+    fine-tuning, for tasks without one of their own; by default GPT-1's (section 4.1).
     """
 
     config: type
     title: str
-    role: Literal["decoder", "encoder"]
-    input_format: Literal["gpt1", "bert"]
     sizes: Mapping[str, Any]
-    vocab_size: int
-    finetuning_rate: float
+    role: Literal["decoder", "encoder"] = "decoder"
+    input_format: Literal["gpt1", "bert"] = "gpt1"
+    finetuning_rate: float = 6.25e-5
     sees: Callable[[Any], Sees] = lambda config: "left"
     """config -> the tokens that a state depends on besides its own: those on its left, or all of its sequence."""
     objectives: Callable[[Any], tuple[str, ...]] = lambda config: ("language_model",)
@@ -89,6 +88,11 @@ class Family:
         """The `kind` of its configs."""
         kind: Any = self.config
         return str(kind.kind)
+
+    @property
+    def vocab_size(self) -> int:
+        """The published vocabulary, for estimates without a tokenizer."""
+        return next(iter(self.sizes.values())).vocab_size
 
     @property
     def is_encoder(self) -> bool:

@@ -215,15 +215,13 @@ def _heads_fwd(x_BLD, kernel_DHK, bias_HK, names: Names, execution: Execution):
 def _heads_bwd(names: Names, execution: Execution, residuals, dy_BHLK):
     x_BLD, kernel_DHK, without_bias = residuals
     dx_BLD = jnp.einsum("bhlk,dhk->bld", dy_BHLK, gathered(kernel_DHK, x_BLD.dtype, names))
-    if without_bias:
-        dkernel_DHK = jnp.einsum("bld,bhlk->dhk", x_BLD, dy_BHLK, preferred_element_type=execution.gradient_dtype())
-        return dx_BLD, summed(dkernel_DHK, kernel_DHK.dtype, names), None
-    # A last column of ones gives the bias's gradient with the kernel's: by the TPU compiler's cycles separate sums take
-    # an eighth of a layer.
-    x_BLD = jnp.concatenate([x_BLD, jnp.ones((*x_BLD.shape[:2], 1), x_BLD.dtype)], axis=-1)
-    dboth_DHK = jnp.einsum("bld,bhlk->dhk", x_BLD, dy_BHLK, preferred_element_type=execution.gradient_dtype())
-    dboth_DHK = summed(dboth_DHK, kernel_DHK.dtype, names)
-    return dx_BLD, dboth_DHK[:-1], dboth_DHK[-1]
+    if not without_bias:
+        # A last column of ones gives the bias's gradient with the kernel's: by the TPU compiler's cycles separate sums
+        # take an eighth of a layer.
+        x_BLD = jnp.concatenate([x_BLD, jnp.ones((*x_BLD.shape[:2], 1), x_BLD.dtype)], axis=-1)
+    dkernel_DHK = jnp.einsum("bld,bhlk->dhk", x_BLD, dy_BHLK, preferred_element_type=execution.gradient_dtype())
+    dkernel_DHK = summed(dkernel_DHK, kernel_DHK.dtype, names)
+    return (dx_BLD, dkernel_DHK, None) if without_bias else (dx_BLD, dkernel_DHK[:-1], dkernel_DHK[-1])
 
 
 project_to_heads.defvjp(_heads_fwd, _heads_bwd)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 Sums = dict[str, Any]
 Coefficient = float | Callable[[jax.Array, jax.Array], jax.Array]
@@ -59,8 +58,3 @@ def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the negative log-likelihood (nats) of each label under softmax(scores) over the last axis."""
     right = jnp.take_along_axis(scores, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(scores, axis=-1) - right
-
-
-def apply(module: nn.Module, params: Any, *inputs: Any, key: jax.Array | None = None, **settings: Any) -> Any:
-    """Return the outputs of `module` for its parameters. key: for dropout; None: no dropout."""
-    return module.apply({"params": params}, *inputs, rngs=None if key is None else {"dropout": key}, **settings)

@@ -24,7 +24,7 @@ from jaxlm.models.heads import (
 )
 from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.layers import STATISTICS, SUMS, moved
-from jaxlm.objectives.objective import Objective, Sums, apply, cross_entropy
+from jaxlm.objectives.objective import Objective, Sums, cross_entropy
 
 ABSENT = -1e30  # score of an absent choice: finite, with an exp of 0
 
@@ -195,7 +195,8 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
     """
     read, _ = head_inputs(model, head, params, batch, None)
     scores, _ = _scores(head, params, read, None)
-    states_ECD = apply(head, params["head"], *read, method="states") if isinstance(head, LSTMHead) else read[0]
+    is_lstm = isinstance(head, LSTMHead)
+    states_ECD = head.apply({"params": params["head"]}, *read, method="states") if is_lstm else read[0]
     states_ECD = states_ECD.astype(jnp.float32)
     vectors = states_ECD if of_choices(head) else jnp.sum(states_ECD, axis=1)
     return LOSSES[head.kind]().masked(scores, batch), vectors

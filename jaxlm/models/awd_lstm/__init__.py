@@ -57,10 +57,7 @@ AWD_LSTM_WT2 = replace(AWD_LSTM_PTB, vocab_size=33_278, embedding_dropout_rate=0
 FAMILY = Family(
     config=AWDLSTMConfig,
     title="a recurrent decoder (awd_lstm)",
-    role="decoder",
-    input_format="gpt1",
     sizes={"awd-lstm-ptb": AWD_LSTM_PTB, "awd-lstm-wt2": AWD_LSTM_WT2},
-    vocab_size=AWD_LSTM_PTB.vocab_size,
     finetuning_rate=1e-2,  # ULMFiT's
     other_sizes={"units": "units"},
     carries=True,

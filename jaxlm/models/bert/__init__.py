@@ -67,7 +67,6 @@ FAMILY = Family(
     role="encoder",
     input_format="bert",
     sizes={"bert-base": BERT_BASE, "bert-large": BERT_LARGE},
-    vocab_size=BERT_BASE.vocab_size,
     finetuning_rate=2e-5,  # from the example of google-research/bert's README
     sees=lambda config: "left" if config.attention == "causal" else "both",
     objectives=lambda config: ("language_model",) if config.attention == "causal" else ("masked_lm",),

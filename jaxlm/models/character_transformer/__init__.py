@@ -40,11 +40,7 @@ T64 = replace(T12, num_layers=64)
 FAMILY = Family(
     config=CharacterTransformerConfig,
     title="a decoder (character_transformer)",
-    role="decoder",
-    input_format="gpt1",
     sizes={"t12": T12, "t64": T64},
-    vocab_size=T12.vocab_size,
-    finetuning_rate=6.25e-5,  # GPT-1's; the paper does not fine-tune
     keeps_output_layer=False,
     positions="num_positions",
     other_sizes={"num_heads": "heads", "num_positions": "positions"},

@@ -69,11 +69,7 @@ GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_wi
 FAMILY = Family(
     config=GPTConfig,
     title="a decoder (gpt)",
-    role="decoder",
-    input_format="gpt1",
     sizes={"gpt1": GPT1, "gpt2": GPT2},
-    vocab_size=GPT1.vocab_size,
-    finetuning_rate=6.25e-5,  # section 4.1
     positions="num_positions",
     other_sizes={"num_heads": "heads", "num_positions": "positions"},
 )

@@ -36,11 +36,7 @@ GPT1_LSTM = LSTMConfig(vocab_size=40_478)
 FAMILY = Family(
     config=LSTMConfig,
     title="a recurrent decoder (lstm)",
-    role="decoder",
-    input_format="gpt1",
     sizes={"lstm": GPT1_LSTM},
-    vocab_size=GPT1_LSTM.vocab_size,
-    finetuning_rate=6.25e-5,  # GPT-1's, the same framework
     other_sizes={"units": "units"},
     carries=True,
     layers=None,

@@ -91,16 +91,12 @@ WT103_LARGE = TransformerXLConfig(
 FAMILY = Family(
     config=TransformerXLConfig,
     title="a decoder with a memory (transformer_xl)",
-    role="decoder",
-    input_format="gpt1",
     sizes={
         "transformer-xl-enwik8": ENWIK8,
         "transformer-xl-enwik8-large": ENWIK8_LARGE,
         "transformer-xl-wt103": WT103,
         "transformer-xl-wt103-large": WT103_LARGE,
     },
-    vocab_size=ENWIK8.vocab_size,
-    finetuning_rate=6.25e-5,  # GPT-1's; the paper has no fine-tuning
     layouts=("streams", "windows"),
     other_sizes={"num_heads": "heads"},
     carries=True,
