@@ -16,15 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-    BlockSizes,
-    CausalMask,
-    FullMask,
-    MultiHeadMask,
-    QKVLayout,
-    SegmentIds,
-    make_splash_mha,
-)
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import current_spec, with_axes
@@ -133,7 +125,7 @@ def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | Non
     def on_device(q_BHLK, k_BHLK, v_BHLK, segments_BL):
         heads, length = q_BHLK.shape[1:3]
         kernel = _splash_kernel(heads, length, causal, devices.platform() == "cpu")
-        ids = None if segments_BL is None else SegmentIds(segments_BL, segments_BL)
+        ids = None if segments_BL is None else kernels.SegmentIds(segments_BL, segments_BL)
         return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, ids)
 
     spec = current_spec(("batch", "heads", None, None), q_BHLK.shape)
@@ -160,18 +152,18 @@ def cudnn(q_BHLK, k_BHLK, v_BHLK, mask: jax.Array | None, *, causal: bool) -> ja
 
 def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
     block = max(size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if length % size == 0)
-    mask = (CausalMask if causal else FullMask)((length, length))
-    return make_splash_mha(
-        MultiHeadMask([mask] * heads),
-        block_sizes=BlockSizes(
+    mask = (kernels.CausalMask if causal else kernels.FullMask)((length, length))
+    return kernels.make_splash_mha(
+        kernels.MultiHeadMask([mask] * heads),
+        block_sizes=kernels.BlockSizes(
             block_q=block,
             block_kv=block,
             block_q_dkv=block,
             block_kv_dkv=block,
             use_fused_bwd_kernel=True,
-            q_layout=QKVLayout.SEQ_MINOR,  # the 64 inputs of a head would fill half of the lanes
-            k_layout=QKVLayout.SEQ_MINOR,
-            v_layout=QKVLayout.SEQ_MINOR,
+            q_layout=kernels.QKVLayout.SEQ_MINOR,  # the 64 inputs of a head would fill half of the lanes
+            k_layout=kernels.QKVLayout.SEQ_MINOR,
+            v_layout=kernels.QKVLayout.SEQ_MINOR,
         ),
         head_shards=1,
         q_seq_shards=1,

@@ -93,6 +93,3 @@ class MaskedLM:
 
 
 ObjectiveConfig = LanguageModel | MaskedLM
-
-# Dataclass of each objective.
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {member.kind: member for member in typing.get_args(ObjectiveConfig)}

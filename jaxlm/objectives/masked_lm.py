@@ -98,7 +98,7 @@ def masked_language_model(
         if next_sentence is None or isinstance(batch, Batch):
             return found, carry
         pooled_BPD = model.pool(params, take_places(outputs.states, batch.firsts))
-        scores_BP2 = next_sentence.apply({"params": params["head"]["next_sentence"]}, pooled_BPD)
+        scores_BP2: Any = next_sentence.apply({"params": params["head"]["next_sentence"]}, pooled_BPD)
         right_BP = jnp.argmax(scores_BP2, axis=-1) == batch.next_labels
         found["next_sentence_loss"] = jnp.sum(batch.pair_weights * cross_entropy(scores_BP2, batch.next_labels))
         found["next_sentence_accuracy"] = jnp.sum(batch.pair_weights * right_BP)

@@ -12,16 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.models.heads import (
-    ConcatPoolingHead,
-    Head,
-    LSTMHead,
-    PooledHead,
-    SequenceHead,
-    concat_pooled,
-    of_choices,
-    take_states,
-)
+from jaxlm.models import heads
+from jaxlm.models.heads import Head
 from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.layers import STATISTICS, SUMS, moved
 from jaxlm.objectives.objective import Objective, Sums, cross_entropy
@@ -195,10 +187,10 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
     """
     read, _ = head_inputs(model, head, params, batch, None)
     scores, _ = _scores(head, params, read, None)
-    is_lstm = isinstance(head, LSTMHead)
-    states_ECD = head.apply({"params": params["head"]}, *read, method="states") if is_lstm else read[0]
+    is_lstm = isinstance(head, heads.LSTMHead)
+    states_ECD: Any = head.apply({"params": params["head"]}, *read, method="states") if is_lstm else read[0]
     states_ECD = states_ECD.astype(jnp.float32)
-    vectors = states_ECD if of_choices(head) else jnp.sum(states_ECD, axis=1)
+    vectors = states_ECD if heads.of_choices(head) else jnp.sum(states_ECD, axis=1)
     return LOSSES[head.kind]().masked(scores, batch), vectors
 
 
@@ -214,7 +206,7 @@ def head_inputs(
     """
     examples, choices, length = batch.ids.shape
     inputs = sequence_inputs(model, batch)
-    if isinstance(head, LSTMHead):
+    if isinstance(head, heads.LSTMHead):
         outputs = model(params, inputs, key=None if head.frozen else key, layers=True)
         return (outputs.layers, batch.lengths), outputs
     if window:
@@ -222,14 +214,14 @@ def head_inputs(
     else:
         outputs = model(params, inputs, key=key)
     states = outputs.states
-    if isinstance(head, SequenceHead):
-        states = take_states(states.reshape(examples, choices, length, -1), batch.extract)
-    elif isinstance(head, ConcatPoolingHead):
+    if isinstance(head, heads.SequenceHead):
+        states = heads.take_states(states.reshape(examples, choices, length, -1), batch.extract)
+    elif isinstance(head, heads.ConcatPoolingHead):
         real_EC = (batch.weights[:, None] > 0) & (batch.lengths > 0)
-        return (concat_pooled(states.reshape(examples, choices, length, -1), batch.lengths), real_EC), outputs
-    elif isinstance(head, PooledHead):
+        return (heads.concat_pooled(states.reshape(examples, choices, length, -1), batch.lengths), real_EC), outputs
+    elif isinstance(head, heads.PooledHead):
         where = jnp.maximum(batch.lengths - 1, 0) if model.is_causal else jnp.asarray(batch.extract)
-        states = model.pool(params, take_states(states.reshape(examples, choices, length, -1), where))
+        states = model.pool(params, heads.take_states(states.reshape(examples, choices, length, -1), where))
     return (states,), outputs
 
 
@@ -276,7 +268,7 @@ def task_objective(
             found["language_model_loss"] = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
         if of_task.has_accuracy:
             found["accuracy"] = jnp.sum(of_task.counts(batch))
-        if isinstance(head, ConcatPoolingHead):
+        if isinstance(head, heads.ConcatPoolingHead):
             found[SUMS] = jnp.float32(1)  # the sums themselves
         return found
 

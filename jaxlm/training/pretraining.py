@@ -148,25 +148,22 @@ def with_fitting_objective(config: PretrainConfig, given: set[str]) -> PretrainC
     return replace(config, objective=LanguageModel())
 
 
-def fingerprints(plan: Plan) -> dict[str, Any]:
-    """Return fingerprints of the run's data, independent of its location.
-
-    The validation stores are part of it if their losses decide about training (`steered_by_validation`).
-    """
-    steers = steered_by_validation(plan.config)
-    return {
-        "tokenizer": plan.stores[0].tokenizer_fingerprint,
-        "stores": [store.fingerprint for store in plan.stores],
-        "data_order": plan.config.data.data_order,
-        "start": None if plan.source is None else plan.source.fingerprint,
-    } | ({"validation": [store.fingerprint for store in plan.validation]} if steers else {})
-
-
 def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, Any]:
-    """Return the content of the run's config.json."""
+    """Return the content of the run's config.json, with fingerprints of its data, independent of its location.
+
+    The validation stores are part of these if their losses decide about training (`steered_by_validation`).
+    """
     source = planned.source
+    fingerprints = {
+        "tokenizer": planned.stores[0].tokenizer_fingerprint,
+        "stores": [store.fingerprint for store in planned.stores],
+        "data_order": planned.config.data.data_order,
+        "start": None if source is None else source.fingerprint,
+    }
+    if steered_by_validation(planned.config):
+        fingerprints["validation"] = [store.fingerprint for store in planned.validation]
     of_source = None if source is None else source.trained_length
-    return resolved_json(planned.config, fingerprints(planned)) | {
+    return resolved_json(planned.config, fingerprints) | {
         "start": None if source is None else source.name,
         "start_with": None if source is None else arguments.start_with,
         "start_vocabulary": arguments.start_vocabulary,
