@@ -276,6 +276,21 @@ def embed_tokens(tables: Tables, ids: jax.Array, execution: Execution) -> jax.Ar
     return total
 
 
+class Embeddings(nn.Module):
+    """The token table (V, D), or tables of its clusters, and the bias (V,) of the scores if there is one."""
+
+    config: Any
+    execution: Execution
+    table_init: Any
+    bias: bool = False
+
+    @nn.compact
+    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
+        """Return embeddings (B, L, D) in the compute dtype, and the inputs of `AdaptiveOutput`."""
+        tables = make_tables(self, self.config, self.table_init, bias=self.bias)
+        return embed_tokens(tables, ids_BL, self.execution), tables
+
+
 @dataclass(frozen=True)
 class AdaptiveOutput:
     """The output layer of `Tables`, which the pass returns as `Outputs.output`; one cluster is a full, tied softmax."""

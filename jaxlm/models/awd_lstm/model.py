@@ -21,7 +21,7 @@ from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, fold, gathered, project
-from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
+from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
 State = tuple[LSTMState, ...]  # of each layer, (1, B, U)
@@ -60,7 +60,13 @@ class AWDLSTM(nn.Module):
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids, fold(key, 0))
+        embeddings = Embeddings(
+            config, self.execution, uniform(config.init_range), config.output_bias, name="embeddings"
+        )
+        x_BLD, output = embeddings(inputs.ids)
+        if key is not None and config.word_dropout_rate:
+            kept_V1 = dropout(jnp.ones((config.vocab_size, 1), x_BLD.dtype), config.word_dropout_rate, fold(key, 0))
+            x_BLD = x_BLD * jnp.take(kept_V1, inputs.ids, axis=0)
         x_BLD = constrain(_locked(x_BLD, config.embedding_dropout_rate, fold(key, 1)), STATES)
         real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
         start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
@@ -74,24 +80,6 @@ class AWDLSTM(nn.Module):
             ends.append(end)
         after = None if carry is None else tuple(ends)
         return Outputs(hidden[-1], _stacked(hidden) if layers else None, after, output, raw_BLD)
-
-
-class Embeddings(nn.Module):
-    """The token table (V, D), or tables of its clusters, and the bias (V,) of the scores if there is one."""
-
-    config: AWDLSTMConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, ids_BL: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tables]:
-        """Return embeddings (B, L, D), of dropped words zeros, and the inputs of `AdaptiveOutput`."""
-        config, init = self.config, uniform(self.config.init_range)
-        tables = make_tables(self, config, init, bias=config.output_bias)
-        x_BLD = embed_tokens(tables, ids_BL, self.execution)
-        if key is not None and config.word_dropout_rate:
-            kept_V1 = dropout(jnp.ones((config.vocab_size, 1), x_BLD.dtype), config.word_dropout_rate, key)
-            x_BLD = x_BLD * jnp.take(kept_V1, ids_BL, axis=0)
-        return x_BLD, tables
 
 
 class Layer(nn.Module):

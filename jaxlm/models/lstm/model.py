@@ -16,7 +16,7 @@ from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, fold, gathered, project
-from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
+from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
 from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
 
 
@@ -49,7 +49,8 @@ class LSTM(nn.Module):
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
+        init = nn.initializers.normal(config.init_std)
+        x_BLD, output = Embeddings(config, self.execution, init, name="embeddings")(inputs.ids)
         x_BLD = constrain(dropout(x_BLD, config.embedding_dropout_rate, fold(key, 0)), STATES)
         real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
         start = empty_state(config, inputs.ids.shape[0]) if carry is None else carry
@@ -62,19 +63,6 @@ class LSTM(nn.Module):
             ends.append(end)
         after = None if carry is None else LSTMState(*(jnp.stack(parts) for parts in zip(*ends, strict=True)))
         return Outputs(hidden[-1], jnp.stack(hidden) if layers else None, after, output)
-
-
-class Embeddings(nn.Module):
-    """The token table (V, D), or tables of its clusters."""
-
-    config: LSTMConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
-        config, init = self.config, nn.initializers.normal(self.config.init_std)
-        tables = make_tables(self, config, init)
-        return embed_tokens(tables, ids_BL, self.execution), tables
 
 
 class Layer(nn.Module):

@@ -26,7 +26,7 @@ from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, LayerNorm, dropout, fold, gathered, project_heads, project_to_heads
-from jaxlm.nn.output import AdaptiveOutput, Tables, embed_tokens, make_tables, vocabulary_matrices
+from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
 from jaxlm.nn.transformer import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, FeedForward, attend, stacked
 
 
@@ -109,7 +109,9 @@ class TransformerXL(nn.Module):
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        x_BLD, output = Embeddings(config, self.execution, name="embeddings")(inputs.ids)
+        init = nn.initializers.normal(config.init_std)
+        x_BLD, output = Embeddings(config, self.execution, init, bias=True, name="embeddings")(inputs.ids)
+        x_BLD = x_BLD * math.sqrt(config.width)
         x_BLD = constrain(dropout(x_BLD, config.dropout_rate, fold(key, 0)), STATES)
         carry = jax.lax.stop_gradient(carry)
         shared = self._shared(inputs, carry, fold(key, 1))
@@ -143,20 +145,6 @@ class TransformerXL(nn.Module):
             tokens_B=tokens_B.astype(jnp.int32),
             uv_2HK=_attention_biases(self, config) if config.attention_biases == "shared" else None,
         )
-
-
-class Embeddings(nn.Module):
-    """The token table, or tables of its clusters, and the bias of the scores."""
-
-    config: TransformerXLConfig
-    execution: Execution
-
-    @nn.compact
-    def __call__(self, ids_BL: jax.Array) -> tuple[jax.Array, Tables]:
-        """Return embeddings times sqrt(D), (B, L, D), and the inputs of `AdaptiveOutput`."""
-        config, init = self.config, nn.initializers.normal(self.config.init_std)
-        tables = make_tables(self, config, init, bias=True)
-        return embed_tokens(tables, ids_BL, self.execution) * math.sqrt(config.width), tables
 
 
 class Block(nn.Module):
