@@ -171,11 +171,6 @@ def resolved_config(arguments: PretrainArguments, planned: Plan) -> dict[str, An
     }
 
 
-def changes_length(config: PretrainConfig) -> bool:
-    """Return True if num_steps determines the step at which rows get longer, even if this run does not reach it."""
-    return any(0 < fraction < 1 for _, fraction in config.data.lengths(config.length))
-
-
 def profiled_steps(arguments: PretrainArguments) -> tuple[int, int] | None:
     """Return the first step to profile and the one after the last, or None."""
     if arguments.profile is None:

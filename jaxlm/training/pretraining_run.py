@@ -35,7 +35,6 @@ from jaxlm.training.pretraining import (
     Plan,
     PretrainArguments,
     Pretraining,
-    changes_length,
     make_pretraining,
     plan,
     resolved_config,
@@ -233,7 +232,9 @@ def _pretrain(
         room(1)  # what does not fit leaves no directory behind
         ready.compile_ahead(0)
     resolved = resolved_config(arguments, planned)
-    fixed = changes_length(config) or config.objective.depends_on_num_steps()
+    # num_steps determines the step at which rows get longer, even if this run does not reach it.
+    changes_length = any(0 < fraction < 1 for _, fraction in config.data.lengths(config.length))
+    fixed = changes_length or config.objective.depends_on_num_steps()
     steered = steered_by_validation(config)
     free = (*run_fields(config.optimizer, fixed_steps=fixed, fixed_evaluations=steered), "start")
     changed = run.open(resolved, run_fields=free)

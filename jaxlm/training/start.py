@@ -287,7 +287,11 @@ def trained_length(run: RunDirectory, step: int) -> int:
     positions = int(saved["model"][field])
     if "published" in saved:
         return min(positions, saved.get("length") or positions)
-    return min(positions, max(_own_length(saved, step, positions), saved.get(OF_START) or 0))
+    length = saved.get("length") or positions
+    if kind_of_run(saved) != FINETUNING and saved.get("num_steps"):
+        data = from_json(DataConfig, completed(saved)["data"], "data")
+        length = trained_phase(step, phases(data, length=length, num_steps=saved["num_steps"])).length
+    return min(positions, max(length, saved.get(OF_START) or 0))
 
 
 def kept_start_length(saved: Mapping[str, Any] | None, of_source: int | None) -> int | None:
@@ -310,11 +314,3 @@ def check_trained(name: str, length: int, trained: int, of: str, *, beyond: bool
 def limited(length: int, positions: int, of: str) -> str:
     """Return a note that a command stays within the trained length `length` of a model with more positions."""
     return f"{of} was trained on {length} of its {positions} positions; --beyond-length uses the others too"
-
-
-def _own_length(saved: Mapping[str, Any], step: int, positions: int) -> int:
-    length = saved.get("length") or positions
-    if kind_of_run(saved) == FINETUNING or not saved.get("num_steps"):
-        return length
-    data = from_json(DataConfig, completed(saved)["data"], "data")
-    return trained_phase(step, phases(data, length=length, num_steps=saved["num_steps"])).length

@@ -23,7 +23,8 @@ from jaxlm.training.loop import Outcome, ScheduledEvaluation
 from jaxlm.training.pretraining import Plan, Pretraining
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import EvalStep, TrainState, first_carry, make_eval_step
-from jaxlm.training.weights import early_end, evaluated, kept_note, with_loss
+from jaxlm.training.weights import evaluated, with_loss
+from jaxlm.wording import counted
 
 
 def scheduled_validation(validation: "Validation", recorder: Recorder, abstract: TrainState) -> ScheduledEvaluation:
@@ -48,9 +49,15 @@ def scheduled_validation(validation: "Validation", recorder: Recorder, abstract:
             best, selection = select(state.selected, state.selection, state.weights, loss, np.int32(step))
             state = replace(state, selected=best, selection=selection)
             if ends := ends_early(config, state):
-                recorder.note(early_end(selection, step))
+                recorder.note(
+                    f"step {step}: training ends early, after {counted(int(selection.waited), 'evaluation')} without a "
+                    f"validation loss below {float(selection.loss):.4f}, that of step {int(selection.step)}"
+                )
             if best is not None and (ends or step == validation.plan.num_steps):
-                recorder.note(kept_note(selection, step))
+                recorder.note(
+                    f"step {step}: other commands use the parameters of step {int(selection.step)}, whose validation "
+                    f"loss is {float(selection.loss):.4f}"
+                )
         if state.iterates is not None and step > 0:  # the losses of an algorithm that has begun to train
             iterates = record(state.iterates, loss)
             if averaged == -1 and int(iterates.averaged) == 0:

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.training.optimizer import materialized
-from jaxlm.wording import counted
 
 
 def averaged(params: Any, state: Any, applied: jax.Array, decay: Any) -> tuple[Any, Any, "Iterates | None"]:
@@ -126,19 +125,3 @@ def evaluated(best: Any, selection: Selection, weights: Any, loss: Any, step: An
         jnp.where(better, 0, selection.waited + 1),
     )
     return None if best is None else jax.tree.map(lambda old, new: jnp.where(better, new, old), best, weights), chosen
-
-
-def kept_note(selection: Selection, step: int) -> str:
-    """Return a line about the parameters that are kept at the end of training at `step`."""
-    return (
-        f"step {step}: other commands use the parameters of step {int(selection.step)}, whose validation loss is "
-        f"{float(selection.loss):.4f}"
-    )
-
-
-def early_end(selection: Selection, step: int) -> str:
-    """Return a line about the end of training at `step`, before its last step."""
-    return (
-        f"step {step}: training ends early, after {counted(int(selection.waited), 'evaluation')} without a validation "
-        f"loss below {float(selection.loss):.4f}, that of step {int(selection.step)}"
-    )
