@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxlm import tasks
 from jaxlm.atomic_write import write_json
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
@@ -26,18 +27,7 @@ from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import RunDirectory, saved_config
 from jaxlm.runs.observer import Callback, Observer
-from jaxlm.tasks import (
-    FORMATS,
-    CustomConfig,
-    Encoded,
-    Task,
-    TaskData,
-    TaskOptions,
-    TrainBatches,
-    encode_split,
-    read_task,
-    steps_of_epochs,
-)
+from jaxlm.tasks import CustomConfig, Encoded, Task, TaskData, TaskOptions, TrainBatches
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training import start
@@ -233,7 +223,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         value = getattr(config, name)
         raise InputError(f"{name} must be left out without --start, got {value}; give --start or leave it out")
     SEEDS.check(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
-    task, data = read_task(
+    task, data = tasks.read_task(
         arguments.task,
         arguments.task_dir,
         arguments.custom,
@@ -244,7 +234,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     )
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
-    tokenizer = FORMATS[family.input_format].with_special_tokens(tokenizer, config.special_tokens)
+    tokenizer = tasks.FORMATS[family.input_format].with_special_tokens(tokenizer, config.special_tokens)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))
@@ -302,7 +292,7 @@ def encoded_splits(planned: Plan) -> dict[str, Encoded]:
     """Return the splits of the task as token sequences. InputError if a batch does not fit the memory."""
     input_format = family_of(planned.config.model).input_format
     encoded = {
-        split: encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
+        split: tasks.encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
         for split in planned.data.splits
     }
     row = encoded["train"].batch(np.array([0]), planned.length, 1)
@@ -317,7 +307,7 @@ def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[Finetune
     num_steps = config.num_steps
     if num_steps is None:
         input_format, epochs = family_of(config.model).input_format, config.num_epochs or 0
-        num_steps = steps_of_epochs(input_format, train, batch_size=batch_size, num_epochs=epochs)
+        num_steps = tasks.steps_of_epochs(input_format, train, batch_size=batch_size, num_epochs=epochs)
         config = replace(config, num_steps=num_steps)
     for length in TrainBatches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
         check_sizes(length, config.execution.loss_chunks, config.model)

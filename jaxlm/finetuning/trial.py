@@ -21,7 +21,6 @@ from jaxlm.training.program import CompiledStep, Program, make_program, run_sett
 from jaxlm.training.start import Source
 from jaxlm.training.step import Settings, TrainState
 from jaxlm.training.task_model import make_task_learner
-from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +115,6 @@ class Patience:
         self.waited += 1
         if self.waited >= limit:
             self.stopped_at = step
-
-    def note(self, task: Task) -> str:
-        """Return a line about the end of training."""
-        return (
-            f"step {self.stopped_at}: training ends early, after {counted(self.waited, 'evaluation')} without a "
-            f"{task.selects} {task.metric} better than {self.best:.4f}"
-        )
 
 
 @dataclasses.dataclass

@@ -28,6 +28,7 @@ from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder
 from jaxlm.tasks import Task
 from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.step import TrainState, saved_part
+from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +59,11 @@ def run_together(held: Alone | Stacked, title: str, *, is_only: bool) -> list[di
 
     is_only: True if the run has no other trial. Its failure raises Diverged.
     """
-    context, trials = held.context, held.trials
+    context, trials, config = held.context, held.trials, held.context.config
     results = [trial_result(context.run, trial) for trial in trials]
     if None in results:
-        with Checkpoints(
-            context.run.root / held.checkpoints,
-            keep_newest=context.config.keep_newest,
-            keep_every=context.config.keep_every,
-        ) as checkpoints:
+        path, kept = context.run.root / held.checkpoints, config.keep_newest
+        with Checkpoints(path, keep_newest=kept, keep_every=config.keep_every) as checkpoints:
             training = Training(held, checkpoints)
             try:
                 training.run(title)
@@ -249,7 +247,12 @@ class TrialsRecorder(Recorder):
             listed = ", ".join(f"{value:.4f}" for value in values)
             self.note(f"step {step}: {task.selects} {task.metric} so far {listed}")
         for number in stopped:
-            self.note(self.name(number, after=": ") + self.progress[number].patience.note(task))
+            ended = self.progress[number].patience
+            self.note(
+                f"{self.name(number, after=': ')}step {ended.stopped_at}: training ends early, after "
+                f"{counted(ended.waited, 'evaluation')} without a {task.selects} {task.metric} better than "
+                f"{ended.best:.4f}"
+            )
 
     def sync(self) -> None:
         """Write all lines to the run's storage. It is called before a checkpoint counts."""

@@ -54,9 +54,6 @@ class SequenceHead(nn.Module):
         return jnp.sum(states_ECD, axis=1) @ kernel + bias
 
 
-# ULMFiT's fine-tuning
-
-
 def concat_pooled(h_ECLD: jax.Array, lengths_EC: jax.Array) -> jax.Array:
     """Return the last state of each sequence, and the maximum and the mean of its states, float32 (E, C, 3 D).
 
@@ -106,9 +103,6 @@ class ConcatPoolingHead(nn.Module):
         kernel = self.param(f"{prefix}kernel", with_axes(uniform, names), (x_BD.shape[-1], outputs))
         bias = self.param(f"{prefix}bias", with_axes(nn.initializers.zeros_init(), names[1:]), (outputs,))
         return x_BD @ kernel + bias
-
-
-# BERT's fine-tuning
 
 
 class PooledHead(nn.Module):

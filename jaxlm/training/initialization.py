@@ -60,7 +60,10 @@ def with_parameters(
         rows = matched_rows(source.original_tokenizer, tokenizer)
         paths = [f"backbone/{name}" for name in family_of(source.model).vocabulary_leaves]
         loaded = with_rows(loaded, rows, paths, state.params)
-        notes.append(matched_note(rows, source.name))
+        found, size = int((rows != NEW).sum()), len(rows)
+        notes.append(
+            f"vocabulary: {found:,} of {size:,} rows come from {source.name}, {size - found:,} begin at their mean"
+        )
     if transfer_layers is not None:
         layers = family_of(source.model).layers
         assert layers is not None  # the config's check
@@ -213,12 +216,6 @@ def with_rows(loaded: Any, rows: np.ndarray, paths: Sequence[str], like: Any) ->
 
     wanted = named_leaves(like)
     return jax.tree_util.tree_map_with_path(of_leaf, loaded)
-
-
-def matched_note(rows: np.ndarray, name: str) -> str:
-    """Return a sentence with the number of rows that the start `name` has."""
-    found = int((rows != NEW).sum())
-    return f"vocabulary: {found:,} of {len(rows):,} rows come from {name}, {len(rows) - found:,} begin at their mean"
 
 
 def _tokens(tokenizer: Tokenizer) -> list[tuple[str, str]]:

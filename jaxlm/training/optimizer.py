@@ -146,6 +146,29 @@ class Schedule(NamedTuple):
     power: Any
     stable: Any
 
+    def remaining(self, t: jax.Array, decay: Decay, x: jax.Array) -> jax.Array:
+        """Return the fraction of the peak that a decay leaves in update t, at fraction x of its length."""
+        if decay == "constant":
+            return jnp.ones_like(x)
+        if decay == "inverse_sqrt":
+            scale = jnp.where(self.warmup > 0, self.warmup, TIMESCALE)
+            passed = jnp.maximum(0.0, t - self.warmup) / scale
+            return jnp.maximum(self.floor, 1.0 / jnp.sqrt(1.0 + passed))
+        if decay == "warmup_stable_decay":
+            x = jnp.maximum(0.0, self.after_warmup(t) - self.stable) / (1.0 - self.stable)
+        if decay in ("polynomial", "warmup_stable_decay"):
+            return self.above_floor(jnp.maximum(0.0, 1.0 - x) ** self.power)
+        return self.above_floor(1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x)))
+
+    def after_warmup(self, t: jax.Array) -> jax.Array:
+        """Return the fraction of the steps after the warmup that has passed before update t."""
+        length = jnp.maximum(1.0, self.num_steps - self.warmup)
+        return jnp.clip((t - self.warmup) * (1.0 / length), 0.0, 1.0)
+
+    def above_floor(self, fraction: jax.Array) -> jax.Array:
+        """Return a fraction of the peak from 1 to 0 as one from 1 to the floor; a floor of 0 keeps its bits."""
+        return self.floor + (1.0 - self.floor) * fraction
+
 
 class Optimizer(NamedTuple):
     """An optax transformation with its schedule, and the direction of an update for the log.
@@ -378,31 +401,5 @@ def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax
 
         return published_rate(config, t, schedule)
     rise = jnp.minimum(1.0, (t + 1) * (1.0 / jnp.maximum(1.0, schedule.warmup)))
-    fall = remaining(schedule, t, config.decay, after_warmup(schedule, t))
+    fall = schedule.remaining(t, config.decay, schedule.after_warmup(t))
     return schedule.peak_lr * jnp.where(t < schedule.warmup, rise, fall)
-
-
-def remaining(schedule: Schedule, t: jax.Array, decay: Decay, x: jax.Array) -> jax.Array:
-    """Return the fraction of the peak that a decay leaves in update t, at fraction x of its length."""
-    if decay == "constant":
-        return jnp.ones_like(x)
-    if decay == "inverse_sqrt":
-        scale = jnp.where(schedule.warmup > 0, schedule.warmup, TIMESCALE)
-        passed = jnp.maximum(0.0, t - schedule.warmup) / scale
-        return jnp.maximum(schedule.floor, 1.0 / jnp.sqrt(1.0 + passed))
-    if decay == "warmup_stable_decay":
-        x = jnp.maximum(0.0, after_warmup(schedule, t) - schedule.stable) / (1.0 - schedule.stable)
-    if decay in ("polynomial", "warmup_stable_decay"):
-        return above_floor(schedule, jnp.maximum(0.0, 1.0 - x) ** schedule.power)
-    return above_floor(schedule, 1.0 - x if decay == "linear" else 0.5 * (1.0 + jnp.cos(jnp.pi * x)))
-
-
-def after_warmup(schedule: Schedule, t: jax.Array) -> jax.Array:
-    """Return the fraction of the steps after the warmup that has passed before update t."""
-    length = jnp.maximum(1.0, schedule.num_steps - schedule.warmup)
-    return jnp.clip((t - schedule.warmup) * (1.0 / length), 0.0, 1.0)
-
-
-def above_floor(schedule: Schedule, fraction: jax.Array) -> jax.Array:
-    """Return a fraction of the peak from 1 to 0 as one from 1 to the floor; a floor of 0 keeps its bits."""
-    return schedule.floor + (1.0 - schedule.floor) * fraction

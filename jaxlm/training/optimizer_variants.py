@@ -29,18 +29,7 @@ import optax
 from flax import linen as nn
 
 from jaxlm.models.family import Family
-from jaxlm.training.optimizer import (
-    STACKED,
-    WIDTHS,
-    Optimizer,
-    ParameterGroup,
-    ParameterRule,
-    Scaling,
-    Schedule,
-    above_floor,
-    after_warmup,
-    remaining,
-)
+from jaxlm.training.optimizer import STACKED, WIDTHS, Optimizer, ParameterGroup, ParameterRule, Scaling, Schedule
 from jaxlm.training.optimizer_config import OptimizerConfig
 
 PyTree = Any
@@ -209,17 +198,17 @@ def published_rate(config: OptimizerConfig, t: jax.Array, schedule: Schedule) ->
     each, warming = 1.0 / schedule.num_steps, t < schedule.warmup
     if config.decay == "slanted_triangular":
         rise = t * (1.0 / jnp.maximum(1.0, schedule.warmup))
-        p = jnp.where(warming, rise, 1.0 - after_warmup(schedule, t))
-        return schedule.peak_lr * above_floor(schedule, p)
+        p = jnp.where(warming, rise, 1.0 - schedule.after_warmup(t))
+        return schedule.peak_lr * schedule.above_floor(p)
     if config.kind == "bert_adamw":
-        fall = remaining(schedule, t, config.decay, jnp.clip(t * each, 0.0, 1.0))
+        fall = schedule.remaining(t, config.decay, jnp.clip(t * each, 0.0, 1.0))
         return schedule.peak_lr * jnp.where(warming, t * (1.0 / jnp.maximum(1.0, schedule.warmup)), fall)
     x, fraction = t * each, schedule.warmup_fraction
     warming = (x <= fraction) & (fraction > 0)
     rise = jnp.where(warming, t * (each * (1.0 / jnp.where(fraction > 0, fraction, 1.0))), 1.0)
-    fall = remaining(schedule, t, config.decay, x)
+    fall = schedule.remaining(t, config.decay, x)
     if config.decay == "cosine":
-        fall = jnp.where(warming, 1.0, above_floor(schedule, 0.5 * (1.0 + jnp.cos(t * (jnp.pi * each)))))
+        fall = jnp.where(warming, 1.0, schedule.above_floor(0.5 * (1.0 + jnp.cos(t * (jnp.pi * each)))))
     return schedule.peak_lr * rise * fall
 
 

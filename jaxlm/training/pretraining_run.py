@@ -28,18 +28,10 @@ from jaxlm.runs.observer import Callback, Observer
 from jaxlm.runs.recorder import Recorder
 from jaxlm.runs.storage import check_room, is_url
 from jaxlm.text import Tokenizer
-from jaxlm.training.config import PretrainConfig, check_batches, run_fields
+from jaxlm.training.config import PretrainArguments, PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import continue_state, fresh_parts, resume, with_parameters
 from jaxlm.training.loop import Profile, ScheduledEvaluation, Session, explain_failure, run_training
-from jaxlm.training.pretraining import (
-    Plan,
-    PretrainArguments,
-    Pretraining,
-    make_pretraining,
-    plan,
-    resolved_config,
-    steered_by_validation,
-)
+from jaxlm.training.pretraining import Plan, Pretraining, make_pretraining, plan, resolved_config, steered_by_validation
 from jaxlm.training.program import (
     CompiledStep,
     Program,

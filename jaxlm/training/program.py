@@ -30,15 +30,7 @@ from jaxlm.models.model import Model
 from jaxlm.objectives.objective import Objective
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, ParameterGroup, make_optimizer
-from jaxlm.training.step import (
-    Metrics,
-    Settings,
-    TrainState,
-    abstract_state,
-    make_fresh_state,
-    make_train_step,
-    settings_of,
-)
+from jaxlm.training.step import Settings, TrainState, abstract_state, make_fresh_state, make_train_step, settings_of
 from jaxlm.training.weights import no_iterates
 
 MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lost to fragmentation
@@ -84,7 +76,7 @@ class Program:
     learner: Learner
     optimizer: Optimizer
     abstract: TrainState
-    pure_step: Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]
+    pure_step: Callable[[TrainState, Any, Settings], tuple[TrainState, dict[str, Any]]]
     step: Wrapped
     mesh: Mesh
     optional_state: Mapping[str, Any]

@@ -60,10 +60,8 @@ class AWDLSTM(nn.Module):
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        embeddings = Embeddings(
-            config, self.execution, uniform(config.init_range), config.output_bias, name="embeddings"
-        )
-        x_BLD, output = embeddings(inputs.ids)
+        init = uniform(config.init_range)
+        x_BLD, output = Embeddings(config, self.execution, init, config.output_bias, name="embeddings")(inputs.ids)
         if key is not None and config.word_dropout_rate:
             kept_V1 = dropout(jnp.ones((config.vocab_size, 1), x_BLD.dtype), config.word_dropout_rate, fold(key, 0))
             x_BLD = x_BLD * jnp.take(kept_V1, inputs.ids, axis=0)

@@ -51,14 +51,7 @@ TABLE_6 = {
     f"{layers}x{width}x{heads}": replace(
         BERT_BASE, num_layers=layers, width=width, num_heads=heads, feed_forward_width=4 * width
     )
-    for layers, width, heads in [
-        (3, 768, 12),
-        (6, 768, 3),
-        (6, 768, 12),
-        (12, 768, 12),
-        (12, 1024, 16),
-        (24, 1024, 16),
-    ]
+    for layers, width, heads in [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)]
 }
 
 FAMILY = Family(

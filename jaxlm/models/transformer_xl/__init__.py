@@ -1,6 +1,6 @@
 """The description of Transformer-XL: config, published sizes and properties. The arithmetic is in `model.py`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxlm.errors import InputError
@@ -58,8 +58,8 @@ class TransformerXLConfig(FamilyConfig):
 # The original scripts, pytorch/run_*.sh. Vocabularies: the symbols of enwik8 as the original reads it, without line
 # breaks, and the words of WikiText-103.
 ENWIK8 = TransformerXLConfig(vocab_size=204)
-ENWIK8_LARGE = TransformerXLConfig(
-    vocab_size=204,
+ENWIK8_LARGE = replace(
+    ENWIK8,
     num_layers=24,
     width=1024,
     feed_forward_width=3072,
@@ -76,8 +76,8 @@ WT103 = TransformerXLConfig(
     memory_length=150,
     adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000)),
 )
-WT103_LARGE = TransformerXLConfig(
-    vocab_size=267_735,
+WT103_LARGE = replace(
+    WT103,
     num_layers=18,
     width=1024,
     num_heads=16,
@@ -85,7 +85,7 @@ WT103_LARGE = TransformerXLConfig(
     memory_length=384,
     dropout_rate=0.2,
     attention_dropout_rate=0.2,
-    adaptive=Adaptive(cutoffs=(20_000, 40_000, 200_000), divisor=4),
+    adaptive=replace(WT103.adaptive, divisor=4),
 )
 
 FAMILY = Family(
