@@ -11,8 +11,7 @@ from jaxlm.distributed.config import DistributedConfig
 from jaxlm.models import family_of
 from jaxlm.ranges import Count, NotNegative
 from jaxlm.runs.config import TrackerKind
-from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.task import TaskOptions
+from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
 from jaxlm.training.config import FinetuneConfig
 
 
@@ -32,6 +31,16 @@ class DataArguments:
     """Seed that chooses the rows of the dev split for a task without one, and those of --sample."""
     sample: Count | None = None
     """Train on this number of random rows of the training split. Dev and test are kept whole. Default: all rows."""
+
+    def read(self) -> tuple[Task, TaskData]:
+        """Return the task and its rows."""
+        given: dict[str, Any] = {
+            "seed": self.held_out_seed,
+            "options": self.options,
+            "strict": self.strict,
+            "sample": self.sample,
+        }
+        return read_task(self.task, self.task_dir, self.custom, **given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,15 +223,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         value = getattr(config, name)
         raise InputError(f"{name} must be left out without --start, got {value}; give --start or leave it out")
     SEEDS.check(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
-    task, data = tasks.read_task(
-        arguments.task,
-        arguments.task_dir,
-        arguments.custom,
-        seed=arguments.held_out_seed,
-        options=arguments.options,
-        strict=arguments.strict,
-        sample=arguments.sample,
-    )
+    task, data = arguments.read()
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
     tokenizer = tasks.FORMATS[family.input_format].with_special_tokens(tokenizer, config.special_tokens)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError
-from jaxlm.finetuning.arguments import DEFAULT_LENGTH, DataArguments
+from jaxlm.finetuning.arguments import DEFAULT_LENGTH
 from jaxlm.inference.loaded_run import run_config, split_run
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import FORMATS, Task, TaskData, read_task
+from jaxlm.tasks import FORMATS
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.start import open_source, trained_length
@@ -29,7 +29,7 @@ def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
     if arguments.start is not None and arguments.tokenizer is not None:
         raise InputError(f"--tokenizer must be left out with --start, got {arguments.tokenizer}; give one of them")
     reader = _reader(arguments)
-    task, data = _read_rows(arguments)
+    task, data = arguments.read()
     if reader is not None:
         published = int(task.papers.get(reader.input_format, {}).get("length", reader.length))
         reader = dataclasses.replace(reader, length=arguments.length or min(published, reader.length))
@@ -62,7 +62,7 @@ def batch_of_finetuning(arguments: ShowFinetuningArguments, given: set[str]) -> 
     else:
         raise InputError("--tokenizer or --start must be given, got neither; name a tokenizer or a run")
     config.check()
-    task, data = _read_rows(arguments)
+    task, data = arguments.read()
     return finetune_lines(config, task, data, tokenizer, arguments.step, arguments.count, longest)
 
 
@@ -102,15 +102,3 @@ def _reader(arguments: ShowRowsArguments) -> Reader | None:
         return None
     tokenizer = FORMATS[reader.input_format].with_special_tokens(reader.tokenizer)
     return dataclasses.replace(reader, tokenizer=tokenizer)
-
-
-def _read_rows(arguments: DataArguments) -> tuple[Task, TaskData]:
-    return read_task(
-        arguments.task,
-        arguments.task_dir,
-        arguments.custom,
-        seed=arguments.held_out_seed,
-        options=arguments.options,
-        strict=arguments.strict,
-        sample=arguments.sample,
-    )
