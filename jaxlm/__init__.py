@@ -1,13 +1,16 @@
 """jaxlm: pretrain a GPT or a BERT of your own, fine-tune it, and check every number on the way.
 
-The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate and changes no
-setting of the process. docs/python.md describes them.
+The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate. It changes no
+setting of the process, but for what JAX's GPU plugin needs where it is installed (`jaxlm.cuda`). docs/python.md
+describes them.
 """
 
 import importlib
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
+
+from jaxlm import cuda
 
 if TYPE_CHECKING:
     from jaxlm.data.preparation import prepare_store
@@ -64,6 +67,9 @@ if sys.argv[:1] == ["-m"]:
                 file=sys.stderr,
             )
             sys.exit(2)
+
+
+cuda.prepare()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,18 @@
-"""Estimate the cost of a pretraining step on absent TPUs: `python -m jaxlm.aot CONFIG --topology v5e:4x4`.
+"""Estimate the cost of a pretraining step on absent TPUs and GPUs: `python -m jaxlm.aot CONFIG --topology v5e:4x4`.
 
-The command compiles the same step that `pretrain` would run, with the TPU's own compiler, on any machine and offline
-(the extra [tpu]); it needs no store. It reports whether the step fits, and estimates its milliseconds as a sum: the
-compiler's cycles with loops multiplied out, custom kernels by their instruction bundles, and collectives by their
-bytes. The estimate assumes no overlap, and memory-bound operations are estimated up to four times too long, as the
-calibration table shows. A step with a kernel that could not be read is printed as a lower bound, `≥ 12.3 ms`, and
-`lower_bound` is true in the JSON. If the step does not fit, changes are compiled until one fits. --compare adds reports
-of other choices. For a config with two lengths the report begins with the full length. The last line of standard output
-is one JSON object, as in --output.
+The command compiles the same step that `pretrain` would run, with the compiler of a TPU (the extra [tpu]) or of a GPU
+(the extra [gpu-compiler], `--topology h100`), on any machine and offline; it needs no store. It reports whether the
+step fits, and estimates its milliseconds as a sum that assumes no overlap.
+
+On TPUs the sum has the compiler's cycles with loops multiplied out, custom kernels by their instruction bundles, and
+collectives by their bytes. Memory-bound operations are estimated up to four times too long, as the calibration table
+shows. A step with a kernel that could not be read is printed as a lower bound, `≥ 12.3 ms`, and `lower_bound` is true
+in the JSON. On GPUs the sum has matrix products at 75 % of the peak, cuDNN's attention at 45 %, and other operations by
+XLA's cost model (H100, H200) or by their bytes; the bound next to it has each operation by its FLOPs and bytes alone.
+
+If the step does not fit, changes are compiled until one fits. --compare adds reports of other choices. For a config
+with two lengths the report begins with the full length. The last line of standard output is one JSON object, as in
+--output.
 """
 
 import json
@@ -19,24 +24,29 @@ from typing import Annotated, Any
 
 import tyro
 
+from jaxlm import cuda
 from jaxlm.atomic_write import check_output, write_json
 from jaxlm.config import command_line, given_fields, program_name, with_chosen_members
 from jaxlm.errors import InputError, RunError, one_line, run_command
-from jaxlm.ranges import Count, checked
+from jaxlm.ranges import Count, Range, checked
 from jaxlm.training.config import PretrainConfig, one_duration
 from jaxlm.versions import in_words
+from jaxlm.wording import counted
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Compile a pretraining step for a TPU topology and report what it costs."""
+    """Compile a pretraining step for TPUs or GPUs and report what it costs."""
 
     config: tyro.conf.Positional[str]
     """A config file or its name, for example pretrain/gpt1."""
     topology: str = "v5e:4x4"
-    """The chip (v4, v5e, v5p or v6e) and the sides of its torus."""
+    """A TPU (v4, v5e, v5p or v6e) and the sides of its torus, or a GPU (t4, l4, rtx3060, rtx3090, rtx4090, rtx5090,
+    a100, a100-40, h100, h200 or b200), with :8 for eight on one host and :4x8 for four such hosts."""
     slices: Count = 1
-    """Number of such topologies, connected by the data center network. mesh.data spans them."""
+    """Number of such topologies of TPUs, connected by the data center network. mesh.data spans them."""
+    memory: Annotated[float | None, Range(above=0)] = None
+    """Memory of each GPU in GiB, instead of the table's, for example for a laptop's card."""
     compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'."""
     output: Path | None = None
@@ -49,26 +59,34 @@ ARGUMENTS = (Arguments,)
 
 def aot(arguments: Arguments) -> dict[str, Any]:
     """Print and write the report, and return it. JAX is imported here, when the command line is known to be right."""
-    from jaxlm.compiler.chips import topology
+    from jaxlm.compiler.targets import target
     from jaxlm.training.program import with_vocabulary
-    from jaxlm.views.aot_report import advice, check, report
+    from jaxlm.views.aot_report import advice, check, larger_gpu, report
 
     arguments = replace(arguments, settings=with_vocabulary(arguments.settings))
     others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
-    for one in (arguments, *(other for _, other in others)):
-        check(one.settings, topology(one.topology, one.slices))
+    where, *elsewhere = (
+        target(one.topology, one.slices, one.memory) for one in (arguments, *(other for _, other in others))
+    )
+    for one, place in zip((arguments, *(other for _, other in others)), (where, *elsewhere), strict=True):
+        if place.cost_model != where.cost_model:
+            raise InputError(
+                f"--compare must keep to devices whose estimates are of one kind, got {place.name} ({place.cost_model}) "
+                f"and {where.name} ({where.cost_model}); make two reports, and compare their bounds"
+            )
+        check(one.settings, place)
     if arguments.output is not None:
         check_output(arguments.output)
-    where = topology(arguments.topology, arguments.slices)
     figures = report(arguments.settings, where)
     print(*lines(figures), sep="\n", flush=True)
     if not figures["fits"]:
         figures["advice"] = advice(replace(arguments.settings, micro_batches=figures["micro_batches"]), where)
+        figures["advice"]["larger_gpu"] = larger_gpu(figures, where)
         print(*advice_lines(figures["advice"]), sep="\n")
     if others:
         figures["compared"] = [
-            {"choice": choice} | report(other.settings, topology(other.topology, other.slices))
-            for choice, other in others
+            {"choice": choice} | report(other.settings, place)
+            for (choice, other), place in zip(others, elsewhere, strict=True)
         ]
         print(*table([{"choice": "as given"} | figures, *figures["compared"]]), sep="\n")
     print(json.dumps(figures), flush=True)
@@ -105,7 +123,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
     elif all(step["step_milliseconds"] is not None for step in figures["steps"]):
         found.append("the whole run: unknown, since num_epochs needs the store; --num-steps gives days")
     found.append(f"versions: {in_words(figures['versions'])}")
-    found.append("calibration: the compiler's cycles for plain programs, and the chip's peak")
+    if figures["calibration"]:
+        found.append("calibration: the compiler's cycles for plain programs, and the chip's peak")
     found += [
         f"  {one['program']:<16}{one['estimated']:8,.0f} of {one['peak']:,.0f} {one['unit']}"
         for one in figures["calibration"]
@@ -116,26 +135,29 @@ def lines(figures: dict[str, Any]) -> list[str]:
 def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
     slices = f"{figures['slices']} slices, " if figures["slices"] > 1 else ""
     found = [
-        f"{slices}{figures['chips']} chips of {figures['topology']}, {step['batch_size']} x {step['length']} tokens "
+        f"{slices}{counted(figures['chips'], figures['device'])} of {figures['topology']}, {step['batch_size']} x {step['length']} tokens "
         f"per step in {step['micro_batches']} micro-batches ({step['compile_seconds']} s to compile); all figures are "
         "estimates"
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
-        return [*found, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per chip  DOES NOT FIT"]
-    memory, compiler = (
-        step["memory_gib"],
-        f"{step['compiler_tflops']:,.2f} T and {step['bytes_accessed'] / 1e9:,.1f} GB",
-    )
+        return [*found, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per {figures['device']}  DOES NOT FIT"]
+    memory = step["memory_gib"]
+    compiler = ""
+    if step["bytes_accessed"]:
+        compiler = (
+            f" (the compiler, which counts bodies of loops once: {step['compiler_tflops']:,.2f} T and "
+            f"{step['bytes_accessed'] / 1e9:,.1f} GB)"
+        )
     found += [
-        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per chip: state and batch "
+        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per {figures['device']}: state and batch "
         f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
         + ("" if step["fits"] else "  DOES NOT FIT"),
         f"  step          {_at_least(step)}{step['step_milliseconds']:.1f} ms, "
         f"{_at_most(step)}{step['tokens_per_second']:,.0f} tokens/s, MFU {_at_most(step)}{step['mfu']:.1%}",
-        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per chip "
-        f"{step['chip_tflops']:,.2f} T in matrix products outside kernels (the compiler, which counts bodies of loops "
-        f"once: {compiler})",
+        *_bound_lines(figures, step),
+        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per {figures['device']} "
+        f"{step['chip_tflops']:,.2f} T in matrix products outside kernels{compiler}",
     ]
     found += [f"    {name:<18}{value:8.2f} ms" for name, value in step["step_parts"].items()]
     found += [
@@ -147,7 +169,25 @@ def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
         f"{one['bytes'] / 1e6:,.1f} MB, {one['milliseconds']:.2f} ms"
         for one in step["collectives"]
     ]
+    if step["costliest"]:
+        found.append("  most expensive operations: estimate, bound, runs per step, and line")
+    found += [
+        f"    {one['milliseconds']:7.2f} ms {one['bound']:7.2f} ms {one['count']:4d}  {one['part']}, "
+        f"{one['source'].rpartition('/')[2]}, {one['line'] or one['name']}"
+        for one in step["costliest"]
+    ]
     return found
+
+
+def _bound_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
+    """Return the line of the bound, which estimates for GPUs have."""
+    if step["bound_milliseconds"] is None:
+        return []
+    return [
+        f"  bound         {step['bound_milliseconds']:.1f} ms, each operation by its FLOPs and bytes alone; the step's "
+        f"products at the peak: {1e3 * step['chip_tflops'] / step['peak_tflops']:.1f} ms; other operations of the "
+        f"estimate by {figures['cost_model']}"
+    ]
 
 
 def advice_lines(found: dict[str, Any]) -> list[str]:
@@ -156,8 +196,10 @@ def advice_lines(found: dict[str, Any]) -> list[str]:
     for one in found["tried"]:
         peak = "out of memory" if one["peak_gib"] is None else f"{one['peak_gib']:.2f} GiB"
         tried.append(f"  {one['choice']:<60}{peak}{'' if one['fits'] else '  does not fit'}")
+    if found["larger_gpu"]:
+        tried.append(f"the smallest listed GPU that holds it unchanged is {found['larger_gpu']}")
     if found["choice"] is None:
-        return [*tried, "no change fits: use more chips, or a smaller model or batch"]
+        return [*tried, "no change fits: use more or larger devices, or a smaller model or batch"]
     best = found["report"]
     return [
         *tried,
@@ -203,7 +245,9 @@ def main() -> None:
     """Run the command."""
     arguments, given = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
     settings = one_duration(arguments.settings, given)
-    import jax
+    cuda.show()
+    with cuda.quiet():  # the plugin says that there is no driver
+        import jax
 
     jax.config.update("jax_platforms", "cpu")  # anything that is computed, not only compiled, is computed here
     jax.config.update("jax_enable_compilation_cache", False)  # a program that was compiled without a device is not read
@@ -211,7 +255,7 @@ def main() -> None:
         aot(replace(arguments, settings=settings))
     except jax.errors.JaxRuntimeError as error:
         raise RunError(
-            f"the TPU compiler rejects the step; try other sizes, or --execution.attention xla: {one_line(error)[:300]}"
+            f"the compiler rejects the step; try other sizes, or --execution.attention xla: {one_line(error)[:300]}"
         ) from error
 
 

@@ -9,12 +9,14 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.stages import Compiled
 
+from jaxlm.compiler.estimate import Estimate, Rate, calibration, estimate
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError
 
@@ -25,6 +27,8 @@ SETTINGS = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
+
+RUNTIME_GIB = 0.5  # memory of a chip that the runtime reserves
 
 # The compiler costs convolutions in threads with 64 kB stacks, which small steps overflow: the process then ends.
 STACK_FLAG = "--fibers_default_thread_stack_size=1048576"
@@ -58,6 +62,10 @@ class Chip:
         assert peak is not None
         return peak
 
+    def peak(self, dtype: str) -> float:
+        """Return the peak for matrix products of a dtype in TFLOP/s; MFU counts bfloat16's for all."""
+        return self.peak_tflops
+
     @property
     def clock_hz(self) -> float:
         """Clock in cycles per second, the unit of the compiler's estimates."""
@@ -82,6 +90,9 @@ class Topology:
     chip: Chip
     sides: tuple[int, ...]
     slices: int = 1
+    platform = "tpu"
+    word = "chip"
+    cost_model = "the compiler's cycles"
 
     @property
     def name(self) -> str:
@@ -92,6 +103,24 @@ class Topology:
     def num_chips(self) -> int:
         """Number of chips in all slices."""
         return math.prod(self.sides) * self.slices
+
+    @property
+    def usable_gib(self) -> float:
+        """Memory of a chip for programs."""
+        return self.chip.memory_gib - RUNTIME_GIB
+
+    @property
+    def compiler_options(self) -> Mapping[str, Any]:
+        """Options of the compilation of a step."""
+        return {}
+
+    def estimate(self, compiled: Compiled, mesh: Mapping[str, int]) -> Estimate:
+        """Return the estimated cost of a program that was compiled for these chips, in a mesh of these sizes."""
+        return estimate(compiled, self, mesh)
+
+    def calibration(self) -> tuple[Rate, ...]:
+        """Return the rates that the estimates imply for three small programs, and the chip's peaks."""
+        return calibration(self)
 
     def devices(self) -> Sequence[Any]:
         """Return devices to compile for. InputError if the TPU compiler is missing or does not know the topology."""

@@ -10,11 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.hlo import Module, Operation, shape_bytes, tuple_parts
+
+if TYPE_CHECKING:
+    from jaxlm.compiler.chips import Topology
 
 # For a ring of n: how often (n - 1) / n of the larger side of a collective is sent by each chip.
 _PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "ragged-all-to-all": 1}
@@ -40,8 +43,13 @@ class Collective:
     bytes: int
 
 
-def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tuple[Collective, ...]:
-    """Return the collectives of a module compiled for a mesh of these sizes, with `data` outermost across slices."""
+def collectives(
+    module: Module, mesh: Mapping[str, int], slices: int = 1, per_host: int | None = None
+) -> tuple[Collective, ...]:
+    """Return the collectives of a module compiled for a mesh of these sizes, with `data` outermost across slices.
+
+    per_host: GPUs per host; groups that span hosts use the network of the data center.
+    """
     counts: Counter[tuple[str, str, str, int]] = Counter()
     sizes: Counter[tuple[str, str, str, int]] = Counter()
     for operation, kind, times in _found(module):
@@ -55,7 +63,8 @@ def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tup
             length = math.prod(mesh[name] for name in axis.split("+") if name) if "permute" in kind else groups.shape[1]
             if length == 1:
                 continue
-            key = (kind, axis, CHIPS, length)
+            spans_hosts = per_host is not None and bool((groups // per_host != groups[:, :1] // per_host).any())
+            key = (kind, axis, SLICES if spans_hosts else CHIPS, length)
             # A gather's result is whole, a scatter's is a shard of its input; a fused scatter appears as a reduction.
             size = operation.bytes * (length if operation.kind == "reduce-scatter" else 1)
         counts[key] += times
@@ -63,21 +72,25 @@ def collectives(module: Module, mesh: Mapping[str, int], slices: int = 1) -> tup
     return tuple(Collective(*key, counts[key], sizes[key]) for key in sorted(counts))
 
 
-def milliseconds(one: Collective, topology: Topology) -> float:
+def milliseconds(one: Collective, topology: "Topology") -> float:
     """Return the time of `one` in a step, from its bytes alone.
 
     Within a slice a group of all chips uses all links in one direction, a smaller group those of one side of the torus.
     Between slices each chip has its share of its host's network.
     """
-    passes = _PASSES.get(one.kind, 1) * (one.size - 1) / one.size
     if one.network == SLICES:
-        return passes * one.bytes / (topology.chip.data_center_gbps * 1e9) * 1e3
+        return passes(one) * one.bytes / (topology.chip.data_center_gbps * 1e9) * 1e3
     out = topology.chip.interconnect_gbps / 2 * 1e9
     if one.kind == "collective-permute":  # to one neighbour, over one link
         return one.bytes / (out / topology.chip.dimensions / 2) * 1e3
     if one.size < topology.num_chips // topology.slices:
         out /= topology.chip.dimensions
-    return passes * one.bytes / out * 1e3
+    return passes(one) * one.bytes / out * 1e3
+
+
+def passes(one: Collective) -> float:
+    """Return how often each device of a ring sends the bytes of a collective."""
+    return _PASSES.get(one.kind, 1) * (one.size - 1) / one.size
 
 
 def _found(module: Module) -> Iterator[tuple[Operation, str, int]]:

@@ -15,32 +15,32 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.stages import Compiled
 
-from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.collectives import Collective, collectives, milliseconds
 from jaxlm.compiler.hlo import Computation, Module, Operation, parse
 from jaxlm.compiler.kernels import call_of, is_kernel, measure
+
+if TYPE_CHECKING:
+    from jaxlm.compiler.chips import Topology
 
 _SIDES = re.compile(r"\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{(.*?)\}")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-RUNTIME_GIB = 0.5  # memory of a chip that the runtime reserves
 _SIDE = 8192
 
 
 def matmul_flops(module: Module) -> int:
     """Return the FLOPs of one device in one call: 2 per multiply-add. Custom kernels are not in the module's text."""
-    homes = {id(operation): home for home in module.computations.values() for operation in home.operations}
     total = 0
     for operation, times in module.runs():
-        total += times * _flops(operation, homes[id(operation)])
-        total += times * sum(_flops(inner, home) for inner, home in module.within(operation))
+        total += times * flops_of(operation, module.homes[id(operation)])
+        total += times * sum(flops_of(inner, home) for inner, home in module.within(operation))
     return total
 
 
@@ -69,10 +69,28 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class CostlyOperation:
+    """An operation: its line in the report, its runs per step, the milliseconds of all runs, and its origin.
+
+    bound: the milliseconds by FLOPs and bytes alone. source: its name in the program. line: `jaxlm/nn/linear.py:120`.
+    """
+
+    name: str
+    part: str
+    count: int
+    milliseconds: float
+    bound: float
+    source: str
+    line: str
+
+
+@dataclass(frozen=True)
 class Estimate:
     """parts: milliseconds by kind, including `kernels` and `collectives`; `collectives` lists each one separately.
 
-    matmul_flops: of the matrix products outside kernels on one chip, loops multiplied out.
+    matmul_flops: of the matrix products outside kernels on one chip, loops multiplied out. bound_milliseconds: the sum
+    of the least time of each operation, by its FLOPs and bytes. costliest: the operations that take longest. GPUs have
+    the last two.
     """
 
     memory: Memory
@@ -80,6 +98,8 @@ class Estimate:
     kernels: tuple[Kernel, ...]
     collectives: tuple[tuple[Collective, float], ...]
     matmul_flops: int
+    bound_milliseconds: float | None = None
+    costliest: tuple[CostlyOperation, ...] = ()
 
     @property
     def milliseconds(self) -> float:
@@ -92,7 +112,7 @@ class Estimate:
         return any(kernel.milliseconds is None for kernel in self.kernels)
 
 
-def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) -> Estimate:
+def estimate(compiled: Compiled, topology: "Topology", mesh: Mapping[str, int]) -> Estimate:
     """Return the estimate for a program compiled for `topology`, with its devices in a mesh of these sizes."""
     module = parse(compiled.as_text() or "")
     found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, topology.slices))
@@ -137,7 +157,7 @@ class Rate:
 
 
 @functools.cache
-def calibration(topology: Topology) -> tuple[Rate, ...]:
+def calibration(topology: "Topology") -> tuple[Rate, ...]:
     """Return the rates of a bfloat16 matrix product and of float32 elementwise operations and row sums, 8192 x 8192."""
     wide = _SIDE * _SIDE * 4
     matmul = _seconds(topology, jnp.bfloat16, lambda x: x @ x)
@@ -150,7 +170,8 @@ def calibration(topology: Topology) -> tuple[Rate, ...]:
     )
 
 
-def _flops(operation: Operation, computation: Computation) -> int:
+def flops_of(operation: Operation, computation: Computation) -> int:
+    """Return the FLOPs of a matrix product, 2 per multiply-add; 0 for other operations."""
     if operation.kind not in ("convolution", "dot"):
         return 0
     left, right = (_sides(computation.by_name[name].shape) for name in operation.operands[:2])
@@ -205,7 +226,7 @@ def _line(module: Module, operation: Operation) -> str:
     return "other fusions"
 
 
-def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
+def _kernels(module: Module, topology: "Topology") -> tuple[Kernel, ...]:
     """Return the kernels by name; kernels of one name that differ in shape are combined."""
     counts: Counter[tuple[str, str]] = Counter()
     for operation, times in module.runs():
@@ -224,7 +245,7 @@ def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-def _seconds(topology: Topology, dtype: jnp.dtype, program: Callable[[jax.Array], jax.Array]) -> float:
+def _seconds(topology: "Topology", dtype: jnp.dtype, program: Callable[[jax.Array], jax.Array]) -> float:
     place = jax.sharding.SingleDeviceSharding(topology.devices()[0])
     x = jax.ShapeDtypeStruct((_SIDE, _SIDE), dtype, sharding=place)
     module = parse(jax.jit(program).lower(x).compile().as_text() or "")

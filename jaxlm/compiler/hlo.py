@@ -8,7 +8,7 @@ with (or by the known trip count, which the compilers of other platforms state).
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,8 @@ _MESH = re.compile(r"mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{\{(.*?)\}\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _NAME = re.compile(r'op_name="([^"]*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,15 @@ class Operation:
         kind = self.kind.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands."""
         return tuple(re.findall(r"%([\w.\-]+)", self.rest[: self.rest.index(")")]))
+
+    @property
+    def called(self) -> str:
+        """The computation of a fusion."""
+        return _CALLED.findall(self.rest)[0]
 
     def groups(self, num_devices: int) -> np.ndarray:
         """Return the device groups, (groups, devices per group); for a permute its pairs, (pairs, 2)."""
@@ -110,13 +117,38 @@ class Computation:
         """Operations by name."""
         return {operation.name: operation for operation in self.operations}
 
+    @functools.cached_property
+    def parameters(self) -> dict[int, Operation]:
+        """Parameters by number."""
+        return {int(one.rest[1:].partition(")")[0]): one for one in self.operations if one.kind == "parameter"}
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Operation]]:
+        """The operations that read each operation, by its name."""
+        found: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            for name in dict.fromkeys(operation.operands) if operation.kind != "parameter" else ():
+                found.setdefault(name, []).append(operation)
+        return found
+
 
 @dataclass(frozen=True)
 class Module:
-    """All functions by name, and the entry function."""
+    """All functions by name, and the entry function. frames: the package's line of each stack frame, `FILE:LINE`."""
 
     computations: dict[str, Computation]
     entry: str
+    frames: Mapping[int, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def homes(self) -> dict[int, Computation]:
+        """The function of each operation, by the operation's id()."""
+        return {id(operation): home for home in self.computations.values() for operation in home.operations}
+
+    def source_line(self, operation: Operation) -> str:
+        """Return the line of this package that an operation comes from, `jaxlm/nn/attention.py:41`, or nothing."""
+        found = _FRAME.search(operation.rest)
+        return self.frames.get(int(found.group(1)), "") if found else ""
 
     def runs(self) -> Iterator[tuple[Operation, int]]:
         """Yield each operation that takes time, and how often it runs in one call of the module.
@@ -149,7 +181,7 @@ class Module:
 
     def within(self, operation: Operation) -> Iterator[tuple[Operation, Computation]]:
         """Yield the operations within a fusion, including those of nested fusions, and their computations."""
-        for name in _CALLED.findall(operation.rest) if operation.kind == "fusion" else ():
+        for name in _CALLED.findall(operation.rest) if operation.kind in ("fusion", "fusion-start") else ():
             for inner in self.computations[name].operations:
                 yield inner, self.computations[name]
                 yield from self.within(inner)
@@ -193,7 +225,36 @@ def parse(text: str) -> Module:
                 )
     if not entry:
         raise ValueError("the text of an HLO module must have an ENTRY, got none")
-    return Module(computations, entry)
+    return Module(computations, entry, _frames(text))
+
+
+def _frames(text: str) -> dict[int, str]:
+    """Return the innermost line of this package for each stack frame, from the tables ahead of the functions."""
+    tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
+    table: dict[int, str] | None = None
+    for line in text.splitlines():
+        if line.startswith(("ENTRY", "%")):
+            break
+        number, _, rest = line.partition(" ")
+        if line in tables:
+            table = tables[line]
+        elif table is not None and number.isdecimal():
+            table[int(number)] = rest
+    lines: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    for number, rest in tables["StackFrames"].items():
+        place, parents[number] = (int(found) for found in re.findall(r"=(\d+)", rest)[:2])
+        name, line_number = re.findall(r"(?:file_name_id|line)=(\d+)", tables["FileLocations"].get(place, ""))[:2]
+        path = tables["FileNames"].get(int(name), "").strip('"').replace("\\", "/")
+        if "/jaxlm/" in path:
+            lines[number] = f"jaxlm/{path.rpartition('/jaxlm/')[2]}:{line_number}"
+    found = {}
+    for number in parents:
+        frame = number
+        while frame not in lines and parents.get(frame, frame) != frame:
+            frame = parents[frame]
+        found[number] = lines.get(frame, "")
+    return found
 
 
 def _instructions(text: str) -> Iterator[str]:

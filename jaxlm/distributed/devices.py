@@ -16,19 +16,27 @@ from jax._src.lru_cache import LRUCache
 from jaxlm.atomic_write import write_file
 from jaxlm.errors import RunError, one_line
 
-# TFLOP/s per device as JAX counts devices, by a substring of `device_kind`. The first entry that matches is used.
-PEAK_TFLOPS = (
-    ("TPU v6", 918.0),  # Cloud TPU documentation, v6e (Trillium)
-    ("TPU v5p", 459.0),  # Cloud TPU documentation, v5p
-    ("TPU v5 lite", 197.0),  # Cloud TPU documentation, v5e
-    ("TPU v5e", 197.0),
-    ("TPU v5", 459.0),  # JAX's name for a v5p
-    ("TPU v4", 275.0),  # Cloud TPU documentation, v4
-    ("H200", 989.0),  # NVIDIA H200 data sheet, SXM, dense
-    ("H100 PCIe", 756.0),  # NVIDIA H100 data sheet, PCIe, dense
-    ("H100", 989.0),  # NVIDIA H100 data sheet, SXM, dense
-    ("A100", 312.0),  # NVIDIA A100 data sheet, dense
-    ("L4", 121.0),  # NVIDIA L4 data sheet, dense
+# TFLOP/s per device as JAX counts devices, by a substring of `device_kind`, of matrix products in 16 bits (bfloat16, or
+# float16 with sums in float32) and in float32, which on a GPU is TF32 from Ampere on. The first entry that matches is
+# used. None: not stated.
+PEAK_TFLOPS: tuple[tuple[str, float, float | None], ...] = (
+    ("TPU v6", 918.0, None),  # Cloud TPU documentation, v6e (Trillium)
+    ("TPU v5p", 459.0, None),  # Cloud TPU documentation, v5p
+    ("TPU v5 lite", 197.0, None),  # Cloud TPU documentation, v5e
+    ("TPU v5e", 197.0, None),
+    ("TPU v5", 459.0, None),  # JAX's name for a v5p
+    ("TPU v4", 275.0, None),  # Cloud TPU documentation, v4
+    ("B200", 2250.0, 1125.0),  # NVIDIA HGX B200 data sheet, dense
+    ("H200", 989.0, 494.0),  # NVIDIA H200 data sheet, SXM, dense
+    ("H100 PCIe", 756.0, 378.0),  # NVIDIA H100 data sheet, PCIe, dense
+    ("H100", 989.0, 494.0),  # NVIDIA H100 data sheet, SXM, dense
+    ("A100", 312.0, 156.0),  # NVIDIA A100 data sheet, dense
+    ("L4", 121.0, 60.0),  # NVIDIA L4 data sheet, dense
+    ("RTX 5090", 209.5, 104.8),  # NVIDIA RTX Blackwell white paper, dense, sums in float32
+    ("RTX 4090", 165.2, 82.6),  # NVIDIA Ada white paper, dense, sums in float32
+    ("RTX 3090", 71.0, 35.6),  # NVIDIA Ampere GA102 white paper, dense, sums in float32
+    ("RTX 3060", 25.5, 12.7),  # 28 multiprocessors of the same architecture at 1.78 GHz
+    ("T4", 65.0, 8.1),  # NVIDIA T4 data sheet: float16 on tensor cores; no bfloat16 and no TF32
 )
 
 
@@ -58,9 +66,12 @@ def peak_tflops(device: jax.Device | None = None) -> float | None:
     return peak_of_kind((device or jax.devices()[0]).device_kind)
 
 
-def peak_of_kind(kind: str) -> float | None:
-    """Return the peak bfloat16 TFLOP/s of a `device_kind`."""
-    return next((peak for part, peak in PEAK_TFLOPS if part in kind), None)
+def peak_of_kind(kind: str, dtype: str = "bfloat16") -> float | None:
+    """Return the peak TFLOP/s of a `device_kind` for matrix products of a dtype, or None if unknown."""
+    for part, in_16_bits, in_32_bits in PEAK_TFLOPS:
+        if part in kind:
+            return in_32_bits if dtype == "float32" else in_16_bits
+    return None
 
 
 def peak_memory_gib(device: jax.Device | None = None) -> float | None:
