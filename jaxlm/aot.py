@@ -68,13 +68,16 @@ def aot(arguments: Arguments) -> dict[str, Any]:
     where, *elsewhere = (
         target(one.topology, one.slices, one.memory) for one in (arguments, *(other for _, other in others))
     )
-    for one, place in zip((arguments, *(other for _, other in others)), (where, *elsewhere), strict=True):
+    for place in elsewhere:
         if place.cost_model != where.cost_model:
             raise InputError(
-                f"--compare must keep to devices whose estimates are of one kind, got {place.name} ({place.cost_model}) "
-                f"and {where.name} ({where.cost_model}); make two reports, and compare their bounds"
+                f"--compare must keep to devices whose estimates are of one kind, got {place.name} (by "
+                f"{place.cost_model}) and {where.name} (by {where.cost_model}); make two reports, and compare their "
+                "bounds"
             )
-        check(one.settings, place)
+    check(arguments.settings, where)
+    for (_, other), place in zip(others, elsewhere, strict=True):
+        check(other.settings, place)
     if arguments.output is not None:
         check_output(arguments.output)
     figures = report(arguments.settings, where)
@@ -135,13 +138,16 @@ def lines(figures: dict[str, Any]) -> list[str]:
 def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
     slices = f"{figures['slices']} slices, " if figures["slices"] > 1 else ""
     found = [
-        f"{slices}{counted(figures['chips'], figures['device'])} of {figures['topology']}, {step['batch_size']} x {step['length']} tokens "
-        f"per step in {step['micro_batches']} micro-batches ({step['compile_seconds']} s to compile); all figures are "
-        "estimates"
+        f"{slices}{counted(figures['chips'], figures['device'])} of {figures['topology']}, {step['batch_size']} x "
+        f"{step['length']} tokens per step in {counted(step['micro_batches'], 'micro-batch', 'micro-batches')} "
+        f"({step['compile_seconds']} s to compile); all figures are estimates"
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
-        return [*found, f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per {figures['device']}  DOES NOT FIT"]
+        return [
+            *found,
+            f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per {figures['device']}  DOES NOT FIT",
+        ]
     memory = step["memory_gib"]
     compiler = ""
     if step["bytes_accessed"]:

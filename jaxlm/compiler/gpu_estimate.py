@@ -52,9 +52,7 @@ class Cost:
 def estimate(compiled: Compiled, topology: "GpuTopology", mesh: Mapping[str, int]) -> Estimate:
     """Return the estimate for a program compiled for `topology`, with its devices in a mesh of these sizes."""
     module = parse(compiled.as_text() or "")
-    found = tuple(
-        (one, milliseconds(one, topology)) for one in collectives(module, mesh, per_host=topology.per_host)
-    )
+    found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, per_host=topology.per_host))
     costs = list(costs_of(module, topology))
     parts: Counter[str] = Counter()
     for cost in costs:
@@ -63,7 +61,8 @@ def estimate(compiled: Compiled, topology: "GpuTopology", mesh: Mapping[str, int
     costly = sorted(costs, key=lambda cost: -cost.milliseconds)[:COSTLIEST]
     return Estimate(
         memory_of(compiled),
-        dict(sorted(parts.items(), key=lambda part: -part[1])) | ({"collectives": sent} if topology.num_chips > 1 else {}),
+        dict(sorted(parts.items(), key=lambda part: -part[1]))
+        | ({"collectives": sent} if topology.num_chips > 1 else {}),
         (),
         found,
         sum(cost.count * _flops(module, cost.operation, _home(module, cost.operation))[0] for cost in costs),

@@ -1,8 +1,8 @@
 """NVIDIA GPUs for which XLA's GPU compiler builds programs on any machine, and topologies of them.
 
-A number of a GPU is from its data sheet or from the white paper of its architecture (Turing, Ampere GA102, Ada, Hopper,
-Blackwell), dense and with sums in float32; sizes of shared memory are from the CUDA programming guide's table of compute
-capabilities. The compiler's description of a GPU, XLA's GpuTargetConfigProto as text, is made from this table.
+The numbers of a GPU are from its data sheet or from the white paper of its architecture (Turing, Ampere GA102, Ada,
+Hopper, Blackwell); sizes of shared memory are from the CUDA programming guide's table of compute capabilities. The
+compiler's description of a GPU, XLA's GpuTargetConfigProto as text, is made from this table.
 """
 
 import importlib.util

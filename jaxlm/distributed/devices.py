@@ -43,18 +43,34 @@ PEAK_TFLOPS: tuple[tuple[str, float, float | None], ...] = (
 # Name scope marking a `cond` whose expensive branch is rarely taken; read by the cycle estimator.
 RARE_BRANCH = "rarely"
 
-_compiled_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("compiled_for", default=None)
+# The platform, and a GPU's compute capability, that programs are traced for.
+_compiled_for: contextvars.ContextVar[tuple[str, tuple[int, int]] | None] = contextvars.ContextVar(
+    "compiled_for", default=None
+)
 
 
 def platform() -> str:
     """Return the platform, `cpu`, `gpu` or `tpu`, that programs are traced for: the mesh's, or the default."""
-    return _compiled_for.get() or jax.default_backend()
+    chosen = _compiled_for.get()
+    return jax.default_backend() if chosen is None else chosen[0]
+
+
+def compute_capability() -> tuple[int, int]:
+    """Return the CUDA compute capability of the GPU that programs are traced for; (0, 0) for other devices."""
+    chosen = _compiled_for.get()
+    return capability_of(jax.local_devices()[0]) if chosen is None else chosen[1]
+
+
+def capability_of(device: jax.Device) -> tuple[int, int]:
+    """Return the CUDA compute capability of a GPU; (0, 0) for other devices."""
+    major, minor = str(getattr(device, "compute_capability", "0.0")).split(".")
+    return int(major), int(minor)
 
 
 @contextlib.contextmanager
-def compiling_for(platform: str) -> Iterator[None]:
-    """Trace programs for a platform, even if this process has no such device."""
-    token = _compiled_for.set(platform)
+def compiling_for(platform: str, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+    """Trace programs for a platform, even if this process has no such device. capability: of its GPUs."""
+    token = _compiled_for.set((platform, capability))
     try:
         yield
     finally:

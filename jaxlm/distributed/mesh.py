@@ -12,7 +12,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.config import MeshConfig
-from jaxlm.distributed.devices import compiling_for
+from jaxlm.distributed.devices import capability_of, compiling_for
 from jaxlm.distributed.partition import partition_spec, use_rules
 from jaxlm.errors import InputError
 from jaxlm.wording import counted
@@ -88,7 +88,8 @@ def slice_of(device: jax.Device) -> int:
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
     """Trace and run under `mesh` with RULES; outside this context constraints on logical axes have no effect."""
-    with jax.set_mesh(mesh), use_rules(RULES), compiling_for(mesh.devices.flat[0].platform):
+    device = mesh.devices.flat[0]
+    with jax.set_mesh(mesh), use_rules(RULES), compiling_for(device.platform, capability_of(device)):
         yield
 
 

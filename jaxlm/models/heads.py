@@ -8,18 +8,18 @@ from flax import linen as nn
 
 from jaxlm.distributed.partition import with_axes
 from jaxlm.nn.config import Features
-from jaxlm.nn.layers import BatchNorm, dropout, fold, linear_head
+from jaxlm.nn.layers import BatchNorm, dropout, fold, gather, linear_head
 from jaxlm.nn.recurrence import BiLSTM
 
 
 def take_states(h_ECLD: jax.Array, where_EC: jax.Array) -> jax.Array:
     """Gather the state at one position of each sequence: (E, C, L, D) and indices (E, C) give (E, C, D)."""
-    return jnp.take_along_axis(h_ECLD, where_EC[:, :, None, None], axis=2)[:, :, 0]
+    return gather(h_ECLD, where_EC[:, :, None, None], axis=2)[:, :, 0]
 
 
 def take_places(h_BLD: jax.Array, where_BM: jax.Array) -> jax.Array:
     """Gather the states at M positions of each row: (B, L, D) and indices (B, M) give (B, M, D)."""
-    return jnp.take_along_axis(h_BLD, where_BM[:, :, None], axis=1)
+    return gather(h_BLD, where_BM[:, :, None], axis=1)
 
 
 def of_choices(head: "Head") -> bool:

@@ -77,12 +77,12 @@ class Execution:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms and losses stay float32."""
     attention: Backend = "auto"
-    """Attention backend. auto: splash on TPUs, xla elsewhere. cudnn: a kernel for GPUs. Cases that a kernel does not
-    support, for example attention dropout, fall back to xla, and the log says so."""
+    """Attention backend. auto: splash on TPUs, cudnn on GPUs of compute capability 8.0 on, xla elsewhere. Cases that a
+    kernel does not support, for example attention dropout, fall back to xla, and the log says so."""
     remat: Literal["none", "dots", "full"] = "none"
     """Recomputation in the backward pass. none: nothing. dots: all but matrix products. full: each whole layer."""
     unroll: Natural = 0
-    """Layers per iteration of the layer loop. 0: one on a GPU, all of them elsewhere. More layers compile longer."""
+    """Layers per iteration of the layer loop. 0: all of them. More layers take longer to compile."""
     loss_chunks: Annotated[int, Range(0, fix="give 0 for automatic")] = 0
     """Chunks of the length in which the vocabulary projection and its loss are computed. More chunks need less memory.
     0: one chunk, and on the CPU as many as let the logits of one fit its cache."""
@@ -119,8 +119,12 @@ class Execution:
             )
 
     def layers_per_iteration(self, num_layers: int) -> int:
-        """Return the `unroll` of the layer loop. The loop itself costs a CPU 10 to 18 % of a step, a TPU a third."""
-        return self.unroll or (1 if _platform() == "gpu" else num_layers)
+        """Return the `unroll` of the layer loop.
+
+        The loop itself costs a CPU 10 to 18 % of a step and a TPU a third. On a GPU it copies the activations of each
+        layer into stacked arrays and back, by estimates for an H100 a quarter of a step.
+        """
+        return self.unroll or num_layers
 
 
 def _dtype(name: str) -> "np.dtype":

@@ -282,3 +282,13 @@ def linear_head(module: nn.Module, x: jax.Array, outputs: int, init_std: float) 
     kernel = module.param("kernel", with_axes(init, ("width", "classes")), (x.shape[-1], outputs))
     bias = module.param("bias", with_axes(zeros, ("classes",)), (outputs,))
     return linear(x.astype(jnp.float32), kernel, bias)
+
+
+def gather(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
+    """Return `jnp.take_along_axis`. On a GPU the gradients of equal places are added in float32.
+
+    GPUs before Hopper have no atomic addition in 16 bits: XLA compiles it to a loop of compare-and-swap.
+    """
+    if devices.platform() != "gpu":
+        return jnp.take_along_axis(x, indices, axis=axis)
+    return jnp.take_along_axis(x.astype(jnp.float32), indices, axis=axis).astype(x.dtype)

@@ -6,7 +6,8 @@ Attention (Vaswani et al., 2017, equation 1) has one entrance, `attend`, and sev
 and the reference: causal or bidirectional, segments (packing) and padding, dropout, and a query offset for decoding
 with a cache. The kernels, `splash` on a TPU and `cudnn` on a GPU, never hold the scores. They agree with it forward and
 backward on packed rows; cases they do not support, dropout of weights above all, fall back to `xla`, and the log says
-so.
+so. As `cudnn` was never run where this program is developed, each process compares it with `xla` before `auto` takes
+it.
 """
 
 import functools
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
@@ -25,10 +27,13 @@ from jaxlm.nn.layers import Activation, activate, dropout, project, project_head
 
 LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
 LARGEST_BLOCK = 512  # queries, or keys, per block
+WIDEST_CUDNN_HEAD = 128  # 256 from Hopper on
 WIDEST_HEAD = 512  # largest head width whose blocks fit a chip's vector memory, in float32 too; 1024 does not fit
+TOLERANCE = 2e-2  # of the relative differences between a kernel and `xla` in bfloat16
 SAVED = "attention"  # checkpoint name of the residuals that splash's forward pass saves for its backward pass
 MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
 log = logging.getLogger(__name__)
+KERNELS: dict[str, Backend] = {"tpu": "splash", "gpu": "cudnn"}
 # On the CPU causal queries are processed in blocks, each with the keys up to its last: 3/8 of the scores, all masked,
 # are not computed. Four blocks of 64 reduced attention's time at length 256 by a third, eight of 32 by a tenth.
 MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
@@ -55,11 +60,12 @@ def attend(
     query attends to keys of its own segment only; segment 0 is padding; None: one segment. key_segments_BS: the
     segments of the keys, where these are other tokens than the queries (cross-attention, memory); None: `segments_BL`.
     bias_BHLS: float32, added to the scaled scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given. The
-    softmax is float32. backend auto: splash on a TPU, else xla.
+    softmax is float32. backend auto: splash on a TPU, cudnn on a GPU, else xla.
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
-    if backend == "auto":
-        backend = "splash" if devices.platform() == "tpu" else "xla"
+    automatic = backend == "auto"
+    if automatic:
+        backend = KERNELS.get(devices.platform(), "xla")
     if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # models are initialized with one position: no kernel, no log line
         backend = "xla"
     if backend != "xla":
@@ -68,6 +74,8 @@ def attend(
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
         if (reason := _unsupported(backend, q_BHLK, decoding, dropped, plain)) is not None:
             _log_once(f"attention by xla, not {backend}: {reason}")
+        elif backend == "cudnn" and automatic and not _cudnn_agrees():
+            pass  # the log says so
         elif backend == "splash":
             _log_once("attention by splash")
             return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
@@ -193,9 +201,53 @@ def _unsupported(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float
             return "cudnn needs a GPU"
         if q_BHLK.dtype.itemsize != 2:
             return f"cudnn needs 16 bits, this is {q_BHLK.dtype}"
+        if (capability := devices.compute_capability()) < (8, 0):
+            return f"cudnn needs a GPU of compute capability 8.0, this one has {capability[0]}.{capability[1]}"
         if length % 2:
             return f"length {length} is odd"
+        if q_BHLK.shape[3] % 8 or q_BHLK.shape[3] > WIDEST_CUDNN_HEAD:
+            return f"heads of {q_BHLK.shape[3]} are not a multiple of 8 up to {WIDEST_CUDNN_HEAD}"
     return None
+
+
+def difference_from_xla(backend: Backend) -> float:
+    """Return the largest relative difference between a kernel and `xla`, of outputs and gradients, in bfloat16.
+
+    The rows are causal and have two segments. Run on the first device of this process.
+    """
+    rng = np.random.default_rng(0)
+    inputs = [jnp.asarray(x, jnp.bfloat16) for x in rng.normal(size=(3, 2, 2, 256, 32))]
+    segments = jnp.asarray(np.repeat([[1, 2], [1, 2]], 128, axis=1), jnp.int32)
+
+    def found(backend: Backend) -> list[np.ndarray]:
+        def weighted(q, k, v):
+            outputs = attend(q, k, v, causal=True, segments_BL=segments, backend=backend)
+            return jnp.sum(jnp.sin(outputs.astype(jnp.float32))), outputs
+
+        (_, outputs), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(*inputs)
+        return [np.asarray(x, np.float64) for x in (outputs, *gradients)]
+
+    both = zip(found(backend), found("xla"), strict=True)
+    return max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both)
+
+
+@functools.cache
+def _cudnn_agrees() -> bool:
+    """Return True if cuDNN's attention agrees with `xla` on this machine, or if programs are compiled for another one.
+
+    With several processes a difference is an error, as the others would run another program.
+    """
+    if jax.default_backend() != "gpu":
+        return True
+    with jax.ensure_compile_time_eval():  # a step is being traced
+        difference = difference_from_xla("cudnn")
+    if difference <= TOLERANCE:
+        return True
+    said = f"cudnn's outputs and gradients differ from xla's by {difference:.1e}"
+    if jax.process_count() > 1:
+        raise RunError(f"{said} on process {jax.process_index()}: set --execution.attention xla")
+    log.warning("attention by xla, not cudnn: %s", said)
+    return False
 
 
 @functools.cache

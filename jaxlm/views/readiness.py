@@ -26,7 +26,7 @@ from jaxlm.distributed.agreement import of_every_process
 from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
 from jaxlm.errors import InputError, RunError
-from jaxlm.nn.transformer import Backend, attend
+from jaxlm.nn.transformer import KERNELS, attend, difference_from_xla
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import make_program, with_vocabulary
@@ -143,24 +143,11 @@ def attention_backends() -> Iterator[CheckResult]:
         remedy = f"the error of xla in {name} is {error:.1e}: do not train here; report the versions above"
         ok = error <= TOLERANCE[name]
         yield CheckResult("attention", ok, f"xla in {name}: error {error:.1e}" if ok else remedy)
-    kernel: Backend | None = {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend())  # type: ignore[assignment]
-    if kernel is not None:
-        inputs = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
-        found_by = {backend: _with_gradients(backend, inputs, segments) for backend in (kernel, "xla")}
-        both = zip(found_by[kernel], found_by["xla"], strict=True)
-        error = max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both)
+    if (kernel := KERNELS.get(jax.default_backend())) is not None:
+        error = difference_from_xla(kernel)
         ok = error <= TOLERANCE["bfloat16"]
         message = f"{kernel} in bfloat16: outputs and gradients differ from xla's by {error:.1e}"
         yield CheckResult("attention", ok, message if ok else f"{message}: set --execution.attention xla")
-
-
-def _with_gradients(backend: Backend, inputs: list[jax.Array], segments: np.ndarray) -> list[np.ndarray]:
-    def weighted(q, k, v):
-        found = attend(q, k, v, causal=True, segments_BL=jnp.asarray(segments, jnp.int32), backend=backend)
-        return jnp.sum(jnp.sin(found.astype(jnp.float32))), found
-
-    (_, found), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(*inputs)
-    return [np.asarray(x, np.float64) for x in (found, *gradients)]
 
 
 def machine() -> Iterator[CheckResult]:

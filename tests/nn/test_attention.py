@@ -10,6 +10,7 @@ import pytest
 
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
+from jaxlm.errors import RunError
 from jaxlm.nn import transformer
 from jaxlm.nn.layers import dropout, random_halves
 from jaxlm.nn.transformer import attend
@@ -200,6 +201,64 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
         found = attend(*qkv, causal=True, backend=backend, **options)
     np.testing.assert_array_equal(found, attend(*qkv, causal=True, backend="xla", **options))
     assert why in caplog.text
+
+
+def cudnn_stand_in(monkeypatch, factor=1.0):
+    """Make cuDNN's attention plain XLA with its outputs times a factor, and this process one with a GPU."""
+    plain = jax.nn.dot_product_attention
+    asked = []
+
+    def stand_in(*qkv, implementation, **options):
+        asked.append(implementation)
+        return factor * plain(*qkv, implementation="xla", **options)
+
+    monkeypatch.setattr("jax.nn.dot_product_attention", stand_in)
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    transformer._log_once.cache_clear()
+    transformer._cudnn_agrees.cache_clear()
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"), [(1.0, "attention by cudnn"), (1.1, "attention by xla, not cudnn: cudnn's")]
+)
+def test_auto_compares_cudnn_with_xla_before_it_takes_it(monkeypatch, caplog, factor, said):
+    """In a traced step: the comparison runs at once, and a kernel that differs by a tenth is not taken."""
+    asked = cudnn_stand_in(monkeypatch, factor)
+    qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
+    with compiling_for("gpu"), caplog.at_level("INFO"):
+        found = jax.jit(lambda *qkv: attend(*qkv, causal=True))(*qkv)
+    assert said in caplog.text
+    assert len(asked) >= 1
+    expected = attend(*qkv, causal=True, backend="xla")
+    np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.05, atol=0.05)
+    transformer._cudnn_agrees.cache_clear()
+
+
+def test_a_difference_of_cudnn_among_several_processes_is_an_error(monkeypatch):
+    """The other processes may have found none, and would run another program."""
+    cudnn_stand_in(monkeypatch, 1.1)
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
+    with compiling_for("gpu"), pytest.raises(RunError, match="on process 0: set --execution.attention xla"):
+        attend(*qkv, causal=True)
+    transformer._cudnn_agrees.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "width", "why"),
+    [
+        ((7, 5), 64, "cudnn needs a GPU of compute capability 8.0, this one has 7.5"),
+        ((8, 0), 12, "heads of 12 are not a multiple of 8"),
+        ((8, 0), 136, "heads of 136 are not a multiple of 8 up to 128"),
+    ],
+)
+def test_gpus_and_heads_that_cudnn_does_not_support(caplog, capability, width, why):
+    transformer._log_once.cache_clear()
+    x = jnp.zeros((1, 1, 8, width), jnp.bfloat16)
+    with compiling_for("gpu", capability), caplog.at_level("INFO"):
+        attend(x, x, x, causal=True)
+    assert f"attention by xla, not cudnn: {why}" in caplog.text
 
 
 def test_heads_that_splash_has_no_room_for(caplog):
