@@ -10,7 +10,6 @@ Neither time counts the launch of kernels, overlap, or autotuning, which needs t
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,8 +31,9 @@ _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "afte
 _FUSION = re.compile(r"kind=k(\w+)")
 _COST = re.compile(r'"reification_cost":\[\{[^}]*"exec_time_us":([-+\d.e]+)[^}]*"name":""\}')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
-_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
-_SCORES = re.compile(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]')
+_CONTRACTED = re.compile(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
+_SCORES = re.compile(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
+_CAUSAL = re.compile(r'"mask_type": ?"CAUSAL"')
 _APPROXIMATED = ("tanh", "erf")
 _SLICES = ("slice", "dynamic-slice", "gather")
 
@@ -54,9 +54,9 @@ def estimate(compiled: Compiled, topology: "GpuTopology", mesh: Mapping[str, int
     module = parse(compiled.as_text() or "")
     found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, per_host=topology.per_host))
     costs = list(costs_of(module, topology))
-    parts: Counter[str] = Counter()
+    parts: dict[str, float] = {}
     for cost in costs:
-        parts[cost.part] += cost.milliseconds
+        parts[cost.part] = parts.get(cost.part, 0.0) + cost.milliseconds
     sent = sum(time for _, time in found)
     costly = sorted(costs, key=lambda cost: -cost.milliseconds)[:COSTLIEST]
     return Estimate(
@@ -153,7 +153,7 @@ def _library_flops(operation: Operation, home: Computation) -> tuple[int, str]:
     if "fmha" in name and (found := _SCORES.search(operation.rest)):
         products = 5 if "Backward" in name else 2
         scores = math.prod(int(side) for side in re.findall(r"\d+", found.group(1)))
-        seen = 0.5 if '"mask_type":"CAUSAL"' in operation.rest else 1.0
+        seen = 0.5 if _CAUSAL.search(operation.rest) else 1.0
         return int(2 * products * seen * scores * _sides(left)[-1]), _dtype(left)
     return 0, "float32"
 

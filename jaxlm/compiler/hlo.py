@@ -231,29 +231,29 @@ def parse(text: str) -> Module:
 def _frames(text: str) -> dict[int, str]:
     """Return the innermost line of this package for each stack frame, from the tables ahead of the functions."""
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
-    table: dict[int, str] | None = None
+    rows: dict[int, str] = {}
     for line in text.splitlines():
         if line.startswith(("ENTRY", "%")):
             break
-        number, _, rest = line.partition(" ")
+        key, _, rest = line.partition(" ")
         if line in tables:
-            table = tables[line]
-        elif table is not None and number.isdecimal():
-            table[int(number)] = rest
-    lines: dict[int, str] = {}
+            rows = tables[line]
+        elif key.isdecimal():
+            rows[int(key)] = rest
+    own: dict[int, str] = {}
     parents: dict[int, int] = {}
-    for number, rest in tables["StackFrames"].items():
-        place, parents[number] = (int(found) for found in re.findall(r"=(\d+)", rest)[:2])
-        name, line_number = re.findall(r"(?:file_name_id|line)=(\d+)", tables["FileLocations"].get(place, ""))[:2]
-        path = tables["FileNames"].get(int(name), "").strip('"').replace("\\", "/")
+    for frame, row in tables["StackFrames"].items():
+        location, parents[frame] = map(int, re.findall(r"=(\d+)", row)[:2])
+        file, line_number = re.findall(r"(?:file_name_id|line)=(\d+)", tables["FileLocations"][location])[:2]
+        path = tables["FileNames"][int(file)].strip('"')
         if "/jaxlm/" in path:
-            lines[number] = f"jaxlm/{path.rpartition('/jaxlm/')[2]}:{line_number}"
-    found = {}
-    for number in parents:
-        frame = number
-        while frame not in lines and parents.get(frame, frame) != frame:
-            frame = parents[frame]
-        found[number] = lines.get(frame, "")
+            own[frame] = f"jaxlm/{path.rpartition('/jaxlm/')[2]}:{line_number}"
+    found: dict[int, str] = {}
+    for frame in parents:
+        caller = frame
+        while caller not in own and parents.get(caller, caller) != caller:
+            caller = parents[caller]
+        found[frame] = own.get(caller, "")
     return found
 
 

@@ -115,7 +115,7 @@ ENTRY %main (q: bf16[8,4096,12,64], k: bf16[8,4096,12,64], v: bf16[8,4096,12,64]
   %q = bf16[8,4096,12,64]{{3,2,1,0}} parameter(0)
   %k = bf16[8,4096,12,64]{{3,2,1,0}} parameter(1)
   %v = bf16[8,4096,12,64]{{3,2,1,0}} parameter(2)
-  ROOT %call = (bf16[8,4096,12,64]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %k, %v), custom_call_target="__cudnn$fmhaSoftmax{suffix}", backend_config={{"cudnn_fmha_backend_config":{{"intermediate_tensor_shape":{{"element_type":"BF16","dimensions":["8","12","4096","4096"]}},"mask_type":"{mask}"}}}}
+  ROOT %call = (bf16[8,4096,12,64]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %k, %v), custom_call_target="__cudnn$fmhaSoftmax{suffix}", backend_config={{"cudnn_fmha_backend_config":{{"intermediate_tensor_shape": {{"element_type": "BF16", "dimensions": ["8","12","4096","4096"]}},"mask_type": "{mask}"}}}}
 }}
 """
     scores = 8 * 12 * 4096 * 4096
