@@ -42,7 +42,19 @@ FLOORS = (
     "commands",
     "console script",
 )
-LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
+LEAVES = {
+    "errors",
+    "config",
+    "flags",
+    "wording",
+    "atomic_write",
+    "bounded_read",
+    "host",
+    "renamed",
+    "progress",
+    "hub",
+    "cuda",
+}
 LEAVES |= {"completion", "ranges", "versions"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}

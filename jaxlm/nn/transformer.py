@@ -22,6 +22,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.partition import current_spec, with_axes
+from jaxlm.errors import RunError
 from jaxlm.nn.config import Backend, Execution
 from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
 
@@ -63,8 +64,7 @@ def attend(
     softmax is float32. backend auto: splash on a TPU, cudnn on a GPU, else xla.
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
-    automatic = backend == "auto"
-    if automatic:
+    if automatic := backend == "auto":
         backend = KERNELS.get(devices.platform(), "xla")
     if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # models are initialized with one position: no kernel, no log line
         backend = "xla"
@@ -74,15 +74,13 @@ def attend(
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
         if (reason := _unsupported(backend, q_BHLK, decoding, dropped, plain)) is not None:
             _log_once(f"attention by xla, not {backend}: {reason}")
-        elif backend == "cudnn" and automatic and not _cudnn_agrees():
-            pass  # the log says so
         elif backend == "splash":
             _log_once("attention by splash")
             return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
         elif backend == "cudnn":
-            _log_once("attention by cudnn")
-            mask = attention_mask(q_BHLK.shape[2], k_BHSK.shape[2], False, segments_BL, segments_BL)
-            return cudnn(q_BHLK, k_BHSK, v_BHSK, mask, causal=causal)
+            if not automatic or _cudnn_agrees():
+                _log_once("attention by cudnn")
+                return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
         else:
             raise ValueError(f"backend must be auto, xla, splash or cudnn, got {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
@@ -145,12 +143,13 @@ def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | Non
     )
 
 
-def cudnn(q_BHLK, k_BHLK, v_BHLK, mask: jax.Array | None, *, causal: bool) -> jax.Array:
-    """Run cuDNN's flash attention through JAX, in 16 bits. mask: keys that each query sees besides `causal`, (B, 1, L,
-    L).
+def cudnn(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None) -> jax.Array:
+    """Run cuDNN's flash attention through JAX, self-attention in 16 bits.
 
-    Segments are passed as a mask: the kernel's own lengths support padding only, not several texts per row.
+    Segments are passed as a mask, (B, 1, L, L): the kernel's own lengths support padding only, not several texts per
+    row.
     """
+    mask = attention_mask(q_BHLK.shape[2], k_BHLK.shape[2], False, segments_BL, segments_BL)
     q_BLHK, k_BLHK, v_BLHK = (jnp.swapaxes(x, 1, 2) for x in (q_BHLK, k_BHLK, v_BHLK))
     found_BLHK = jax.nn.dot_product_attention(
         q_BLHK, k_BLHK, v_BLHK, mask=mask, is_causal=causal, implementation="cudnn"
