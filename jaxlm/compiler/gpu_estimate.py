@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PRODUCT_SHARE = 0.75  # of the peak, for matrix products
 ATTENTION_SHARE = 0.45  # of the peak, for cuDNN's attention
 COSTLIEST = 10  # operations listed
+PRODUCTS, ATTENTION = "matrix products", "attention kernels"  # parts of a report
 
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
 _FUSION = re.compile(r"kind=k(\w+)")
@@ -40,11 +41,12 @@ _SLICES = ("slice", "dynamic-slice", "gather")
 
 @dataclass(frozen=True)
 class Cost:
-    """An operation of a step. count: its runs. part: the line of the report. milliseconds, bound: of all runs."""
+    """An operation of a step. count: its runs. part: the line of the report. flops, milliseconds, bound: of all runs."""
 
     operation: Operation
     count: int
     part: str
+    flops: int
     milliseconds: float
     bound: float
 
@@ -65,7 +67,7 @@ def estimate(compiled: Compiled, topology: "GpuTopology", mesh: Mapping[str, int
         | ({"collectives": sent} if topology.num_chips > 1 else {}),
         (),
         found,
-        sum(cost.count * _flops(module, cost.operation, _home(module, cost.operation))[0] for cost in costs),
+        sum(cost.flops for cost in costs if cost.part == PRODUCTS),
         bound_milliseconds=sum(cost.bound for cost in costs) + sent,
         costliest=tuple(
             CostlyOperation(
@@ -94,20 +96,16 @@ def costs_of(module: Module, topology: "GpuTopology") -> Iterator[Cost]:
         kind = operation.kind
         if kind in _FREE or kind.endswith("-done") or operation.collective:
             continue
-        home = _home(module, operation)
+        home = module.homes[id(operation)]
         flops, dtype = _flops(module, operation, home)
         moved = _bytes(module, operation, home) / (gpu.memory_gbps * 1e9) * 1e3
         computed = flops / (gpu.peak(dtype) * 1e12) * 1e3 if flops else 0.0
         part = _part(module, operation, flops)
-        time = max(moved, computed / (ATTENTION_SHARE if part == "attention kernels" else PRODUCT_SHARE))
+        time = max(moved, computed / (ATTENTION_SHARE if part == ATTENTION else PRODUCT_SHARE))
         if not flops and (cost := _COST.search(operation.rest)) and _kind(operation) != "Custom":
             approximated = any(inner.kind in _APPROXIMATED for inner, _ in module.within(operation))
             time = moved if approximated else float(cost.group(1)) / 1e3
-        yield Cost(operation, count, part, count * time, count * max(moved, computed))
-
-
-def _home(module: Module, operation: Operation) -> Computation:
-    return module.homes[id(operation)]
+        yield Cost(operation, count, part, count * flops, count * time, count * max(moved, computed))
 
 
 def _kind(operation: Operation) -> str:
@@ -118,7 +116,7 @@ def _kind(operation: Operation) -> str:
 def _part(module: Module, operation: Operation, flops: int) -> str:
     target = _TARGET.search(operation.rest) if operation.kind == "custom-call" else None
     if flops:
-        return "attention kernels" if target and "fmha" in target.group(1) else "matrix products"
+        return ATTENTION if target and "fmha" in target.group(1) else PRODUCTS
     if operation.kind.startswith(("copy", "slice", "dynamic-slice", "dynamic-update-slice")):
         return "copies"
     kinds = {inner.kind for inner, _ in module.within(operation)} | {operation.kind}
