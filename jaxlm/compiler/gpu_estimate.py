@@ -41,7 +41,7 @@ _SLICES = ("slice", "dynamic-slice", "gather")
 
 @dataclass(frozen=True)
 class Cost:
-    """An operation of a step. count: its runs. part: the line of the report. flops, milliseconds, bound: of all runs."""
+    """An operation of a step, its runs (count) and its line of the report (part); the other numbers are of all runs."""
 
     operation: Operation
     count: int
