@@ -56,12 +56,16 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
         h_BCD, targets_BC, weights_BC = inputs
         h_TD, targets_T, weights_T = h_BCD.reshape(-1, h_BCD.shape[-1]), targets_BC.reshape(-1), weights_BC.reshape(-1)
         logits_TV = _logits(h_TD, words_VD, bias_V)
-        peak_T = jnp.max(logits_TV, axis=-1)
         right_T = jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
-        if devices.platform() == "tpu":
-            shift_T, total_T = _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T)
+        if devices.platform() == "gpu":
+            peak_T, total_T = _peaks_and_totals(logits_TV)
+            shift_T = peak_T
         else:
-            shift_T, total_T = peak_T, jnp.sum(jnp.exp(logits_TV - peak_T[:, None]), axis=-1)
+            peak_T = jnp.max(logits_TV, axis=-1)
+            if devices.platform() == "tpu":
+                shift_T, total_T = _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T)
+            else:
+                shift_T, total_T = peak_T, jnp.sum(jnp.exp(logits_TV - peak_T[:, None]), axis=-1)
         nll += jnp.sum(weights_T * (jnp.log(total_T) + shift_T - right_T))
         hits += jnp.sum(weights_T * (right_T >= peak_T))
         if not gradient:
@@ -104,6 +108,23 @@ def _in_chunks(x: jax.Array, chunks: int) -> jax.Array:
 def _logits(h_TD, words_VD, bias_V):
     logits_TV = jnp.dot(h_TD, words_VD.T, preferred_element_type=jnp.float32)
     return logits_TV if bias_V is None else logits_TV + bias_V.astype(jnp.float32)
+
+
+def _peaks_and_totals(logits_TV):
+    """Return (max of the logits, sum of exp(logits - max)) in one pass over the logits, for a GPU.
+
+    The sums of two parts are combined at their common maximum (Milakov and Gimelshein, 2018, "Online normalizer
+    calculation for softmax").
+    """
+
+    def combined(one, other):
+        (peak, total), (other_peak, other_total) = one, other
+        scale, higher = jnp.exp(-jnp.abs(peak - other_peak)), peak >= other_peak
+        both = jnp.where(higher, total + scale * other_total, scale * total + other_total)
+        return jnp.maximum(peak, other_peak), both
+
+    start = jnp.float32(jnp.finfo(jnp.float32).min), jnp.float32(0)
+    return jax.lax.reduce((logits_TV, jnp.ones_like(logits_TV)), start, combined, (1,))
 
 
 # exp of it, times 40,000 words, is still a float32.

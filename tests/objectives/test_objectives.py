@@ -47,9 +47,9 @@ def backbone():
     return random_params(STILL)
 
 
-@pytest.fixture(params=["cpu", "tpu"])
+@pytest.fixture(params=["cpu", "tpu", "gpu"])
 def platform(request):
-    """A TPU's way of summing exp is other arithmetic, which a CPU can do too."""
+    """The ways of a TPU and of a GPU to sum exp are other arithmetic, which a CPU can do too."""
     with compiling_for(request.param):
         yield request.param
 
