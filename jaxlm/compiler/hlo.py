@@ -154,13 +154,16 @@ class Module:
         """Yield each operation that takes time, and how often it runs in one call of the module.
 
         Operations within a fusion are part of it. Of the branches of a condition the most expensive counts, or the
-        cheapest if the program marks it as the usual one (`jaxlm.distributed.devices.RARE_BRANCH`).
+        cheapest if the program marks it as the usual one (`jaxlm.distributed.devices.RARE_BRANCH`). Loops with that
+        mark usually do not run.
         """
         yield from self._runs(self.entry, 1)
 
     def _runs(self, name: str, times: int) -> Iterator[tuple[Operation, int]]:
         for operation in self.computations[name].operations:
             if operation.kind == "while":
+                if RARE_BRANCH in operation.source:
+                    continue
                 called = dict(re.findall(r"(body|condition)=%?([\w.\-]+)", operation.rest))
                 known = _TRIPS.search(operation.rest)
                 trips = int(known.group(1)) if known else self.trips(called["condition"])

@@ -6,10 +6,12 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src import compilation_cache  # neither the cache nor its format has a public name
 from jax._src.lru_cache import LRUCache
 
@@ -40,7 +42,7 @@ PEAK_TFLOPS: tuple[tuple[str, float, float | None], ...] = (
 )
 
 
-# Name scope marking a `cond` whose expensive branch is rarely taken; read by the cycle estimator.
+# Name scope of a branch, or of a loop, that is rarely taken; read by the estimates of compiled programs.
 RARE_BRANCH = "rarely"
 
 # The platform, and a GPU's compute capability, that programs are traced for.
@@ -59,6 +61,20 @@ def compute_capability() -> tuple[int, int]:
     """Return the CUDA compute capability of the GPU that programs are traced for; (0, 0) for other devices."""
     chosen = _compiled_for.get()
     return capability_of(jax.local_devices()[0]) if chosen is None else chosen[1]
+
+
+def rarely(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
+    """Return compute() if `due`, a Boolean, else `otherwise`, of the same structure and types.
+
+    On a GPU it is a loop of at most one iteration: XLA's compiler makes a small `cond` two values and a choice, which
+    computes the branch in every step.
+    """
+    with jax.named_scope(RARE_BRANCH):
+        if platform() != "gpu":
+            return jax.lax.cond(due, compute, lambda: otherwise)
+        return jax.lax.while_loop(
+            lambda state: state[0], lambda state: (jnp.array(False), compute()), (due, otherwise)
+        )[1]
 
 
 def capability_of(device: jax.Device) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from flax import linen as nn
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.distributed.devices import RARE_BRANCH
+from jaxlm.distributed.devices import rarely
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
@@ -286,9 +286,7 @@ def make_train_step(
             return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if spike else found
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
-        with jax.named_scope(RARE_BRANCH):
-            due = new.step % settings.norms_every == 0
-            metrics["update_norm"] = jax.lax.cond(due, norms, lambda _: none, opt_state)
+        metrics["update_norm"] = rarely(new.step % settings.norms_every == 0, partial(norms, opt_state), none)
         return new, metrics
 
     return train_step
