@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 from toy_store import write_store
 
 from jaxlm.config import load_config
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.distributed.mesh import make_mesh, to_devices, use_mesh
@@ -64,8 +65,8 @@ def step(tmp_path_factory) -> Callable[..., None]:
     def trace(**fields) -> None:
         config = load_config("debug/gpt", PretrainConfig)
         config = replace(config, model=replace(config.model, vocab_size=store.vocab_size), **fields)
-        sizes = {"length": config.length, "seed": 0, "num_steps": 100, "batch_size": 8}
-        batch = batch_at(phased_rows([store], config.data, **sizes), 3, 8)
+        sizes = {"length": config.length, "seed": 0, "batch_size": 8}
+        batch = batch_at(phased_rows(config.data, Reading([store], **sizes), 100), 3, 8)
         mesh = make_mesh(config.mesh)
         with use_mesh(mesh):
             program = make_program(make_pretraining(config, None), config, mesh)

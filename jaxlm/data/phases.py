@@ -16,7 +16,6 @@ from jaxlm.data.config import DataConfig
 from jaxlm.data.layouts.layout import Layout, Reading
 from jaxlm.data.origin import PairOrigin, RowOrigin
 from jaxlm.data.rows import TrainingRows
-from jaxlm.data.store import Store
 from jaxlm.data.streams import StreamRows
 
 
@@ -104,20 +103,8 @@ class PhasedRows:
         return self.phases.index(phase), phase.first_step * self.batch_size
 
 
-def phased_rows(
-    stores: Sequence[Store],
-    data: DataConfig,
-    *,
-    length: int,
-    seed: int,
-    num_steps: int,
-    batch_size: int,
-    masked: bool = False,
-) -> PhasedRows:
-    """Return the rows of all phases of a run.
-
-    masked: True if rows of text get seeds for the masks of a masked language model.
-    """
-    found = phases(data, length=length, num_steps=num_steps)
-    rows = [data.rows(Reading(stores, phase.length, batch_size, seed)) for phase in found]
-    return PhasedRows(found, rows, batch_size, seed if masked else None)
+def phased_rows(data: DataConfig, reading: Reading, num_steps: int) -> PhasedRows:
+    """Return the rows of all phases of a run of `num_steps`."""
+    found = phases(data, length=reading.length, num_steps=num_steps)
+    rows = [data.rows(replace(reading, length=phase.length)) for phase in found]
+    return PhasedRows(found, rows, reading.batch_size, reading.seed if reading.masked else None)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.data.batch import mask_seeds
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at
 from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
@@ -165,15 +166,9 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
     config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
     config.check()
     steps = arguments.warmup + arguments.steps
-    rows = phased_rows(
-        stores,
-        config.data,
-        length=config.length,
-        seed=config.seed,
-        num_steps=steps,
-        batch_size=config.batch_size,
-        masked=config.objective.kind == "masked_lm",
-    )
+    masked = config.objective.kind == "masked_lm"
+    reading = Reading(stores, config.length, config.batch_size, config.seed, masked=masked)
+    rows = phased_rows(config.data, reading, steps)
     batches = [batch_at(rows, step, config.batch_size) for step in range(steps)]
     return config, stores[0].tokenizer(), batches
 

@@ -34,13 +34,8 @@ class DataArguments:
 
     def read(self) -> tuple[Task, TaskData]:
         """Return the task and its rows."""
-        given: dict[str, Any] = {
-            "seed": self.held_out_seed,
-            "options": self.options,
-            "strict": self.strict,
-            "sample": self.sample,
-        }
-        return read_task(self.task, self.task_dir, self.custom, **given)
+        more: dict[str, Any] = {name: getattr(self, name) for name in ("options", "strict", "sample")}
+        return read_task(self.task, self.task_dir, self.custom, seed=self.held_out_seed, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

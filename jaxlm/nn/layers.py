@@ -81,8 +81,8 @@ class LayerNorm(nn.Module):
         return ((x_32 - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
 
 
-EPS, MOMENTUM = 1e-5, 0.1  # PyTorch's
-STATISTICS, SUMS = "batch_stats", "batch_sums"  # Flax collections
+EPS, MOMENTUM = 1e-5, 0.1  # of batch norms, PyTorch's
+STATISTICS, SUMS = "batch_stats", "batch_sums"  # Flax collections of batch norms
 
 
 class BatchNorm(nn.Module):

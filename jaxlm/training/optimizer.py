@@ -392,8 +392,6 @@ def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax
     (2024, MiniCPM, section 4). Slanted triangles: Howard and Ruder (2018, ULMFiT, equation 3), with f = 1 / ratio and w
     / T = cut_frac; the fall ends at the last step, as in their code, where the equation rounds. x is measured from the
     end of the warmup, but in the published codes of GPT-1 and BERT from step 0 (`jaxlm.training.optimizer_variants`).
-
-    The config gives only the kind of optimizer and of decay; the numbers are data.
     """
     t = jnp.asarray(step, jnp.float32)
     if config.decay == "slanted_triangular" or config.kind in ("openai_adam", "bert_adamw"):

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, listed, load_config, of_call, with_fields
+from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batches, describe_rows
 from jaxlm.data.phases import PhasedRows, phased_rows
 from jaxlm.distributed.agreement import first_process_decides
@@ -90,15 +91,9 @@ def prepared(planned: Plan) -> _Prepared:
         of_one = make_program(pretraining, replace(config, micro_batches=1), mesh).abstract
     check_state_memory(of_one, of_one.params)
     config = fitted_to_devices(config, pretraining, lengths, mesh)
-    rows = phased_rows(
-        planned.stores,
-        config.data,
-        length=config.length,
-        seed=config.seed,
-        num_steps=planned.num_steps,
-        batch_size=config.batch_size,
-        masked=config.objective.kind == "masked_lm",
-    )
+    masked = config.objective.kind == "masked_lm"
+    reading = Reading(planned.stores, config.length, config.batch_size, config.seed, masked=masked)
+    rows = phased_rows(config.data, reading, planned.num_steps)
     with use_mesh(mesh):
         program = make_program(pretraining, config, mesh)
         settings = replicated(run_settings(config, planned.num_steps), mesh)

@@ -306,23 +306,23 @@ def _gradient(
         return jnp.sum(jnp.stack(terms)), (sums, carry)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+
+    def of_part(number: Any, part: Any, carry: Any) -> tuple[Any, Any]:
+        (loss, (sums, carry)), gradient = gradient_of(state.params, part, carry, number)
+        return (loss, sums, gradient), carry
+
     if micro_batches == 1:
-        (loss, (sums, carry)), gradient = gradient_of(state.params, prepared, state.carry, 0)
+        (loss, sums, gradient), carry = of_part(0, prepared, state.carry)
     else:
         parts, carries = split_rows(prepared, 0, micro_batches), split_rows(state.carry, 1, micro_batches)
+        inputs = (jnp.arange(micro_batches), parts, carries)
+        first = jax.tree.map(lambda x: x[0], inputs)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: of_part(*first)[0]))
 
         def add(total: Any, inputs: Any) -> tuple[Any, Any]:
-            number, part, carry = inputs
-            (loss, (sums, carry)), gradient = gradient_of(state.params, part, carry, number)
-            return jax.tree.map(jnp.add, total, (loss, sums, gradient)), carry
+            found, carry = of_part(*inputs)
+            return jax.tree.map(jnp.add, total, found), carry
 
-        def zeros_like_first() -> Any:
-            part, carry = (jax.tree.map(lambda x: x[0], tree) for tree in (parts, carries))
-            (loss, (sums, _)), gradient = gradient_of(state.params, part, carry, 0)
-            return loss, sums, gradient
-
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(zeros_like_first))
-        inputs = (jnp.arange(micro_batches), parts, carries)
         (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
         carry = joined_rows(carries, 1)
     means = {name: jax.tree.map(lambda total, weight=weights[name]: mean(total, weight), sums[name]) for name in sums}

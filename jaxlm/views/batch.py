@@ -12,7 +12,7 @@ from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at, row_origins
 from jaxlm.data.origin import RowOrigin
 from jaxlm.data.phases import phase_at, phased_rows
-from jaxlm.data.store import Store, open_store
+from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import filled
 from jaxlm.inference.loaded_run import run_config, task_data
@@ -39,14 +39,8 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
     stores = [open_store(path) for path in config.data.store]
     by_path = {str(store.path): store for store in stores}
     tokenizer = stores[0].tokenizer()
-    rows = phased_rows(
-        stores,
-        config.data,
-        length=config.length,
-        seed=config.seed,
-        num_steps=_num_steps(config, stores, step),
-        batch_size=config.batch_size,
-    )
+    reading = Reading(stores, config.length, config.batch_size, config.seed)
+    rows = phased_rows(config.data, reading, _num_steps(config, reading, step))
     batch = batch_at(rows, step, config.batch_size)
     phase = phase_at(step, rows.phases)
     if len(rows.phases) > 1:
@@ -83,12 +77,11 @@ def _begins(batch: Batch | PairBatch, row: int) -> bool:
     return isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
 
 
-def _num_steps(config: PretrainConfig, stores: Sequence[Store], step: int) -> int:
+def _num_steps(config: PretrainConfig, reading: Reading, step: int) -> int:
     """Return the steps of the run, which determine where its rows change their length."""
     if config.num_steps is not None:
         return config.num_steps
     if config.num_epochs is not None:
-        reading = Reading(stores, config.length, config.batch_size, config.seed)
         return config.data.steps_of_passes(reading, config.num_epochs)
     if len(lengths := config.data.lengths(config.length)) > 1:
         raise InputError(

@@ -318,7 +318,7 @@ def test_a_loss_that_is_not_finite_names_step_and_documents(base, stores, data, 
     # The documents that are named hold the first pair of each row.
     store = open_store(stores[0])
     data = replace(data, short_length=32, short_share=SWITCH / STEPS)
-    rows = phased_rows([store], data, length=64, seed=0, num_steps=STEPS, batch_size=8)
+    rows = phased_rows(data, Reading([store], length=64, seed=0, batch_size=8), STEPS)
     batch = batch_at(rows, step - 1, 8)
     named = re.findall(rf"{re.escape(str(stores[0]))} \(toy\) document (\d+) token (\d+)", said)
     assert len(named) == 8 and batch.ids.shape == (8, 64)

@@ -74,7 +74,7 @@ def test_phases_are_a_function_of_the_step():
 def test_a_run_of_two_lengths_reads_on_across_the_switch(store):
     """The loader, by step: contents of each phase from its own row 0 on, whatever step a process starts at."""
     data = dataclasses.replace(PAIRS, short_length=16, short_share=0.75)
-    make = lambda: phased_rows([store], data, length=64, seed=5, num_steps=8, batch_size=4)  # noqa: E731
+    make = lambda: phased_rows(data, Reading([store], length=64, seed=5, batch_size=4), 8)  # noqa: E731
     rows = make()
     short, long = (training_rows([store], data, length=length, seed=5) for length in (16, 64))
     expected = [batch_at(short, step, 4) for step in range(6)] + [batch_at(long, step, 4) for step in range(2)]

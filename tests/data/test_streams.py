@@ -75,7 +75,7 @@ def test_each_row_goes_on_where_the_one_before_ended(stores):
 def test_global_batch_does_not_depend_on_the_processes(stores, processes, dealt):
     whole = np.arange(8)
     host_rows = np.split(whole, processes) if dealt == "in blocks" else [whole[p::processes] for p in range(processes)]
-    rows = phased_rows(stores, Streams(), length=5, seed=0, num_steps=100, batch_size=8)
+    rows = phased_rows(Streams(), Reading(stores, length=5, seed=0, batch_size=8), 100)
     parts = [batches(rows, batch_size=8, host_rows=mine, first_step=3) for mine in host_rows]
     order = np.argsort(np.concatenate(host_rows))
     for step in range(3, 30):
@@ -85,7 +85,7 @@ def test_global_batch_does_not_depend_on_the_processes(stores, processes, dealt)
 
 
 def test_any_step_is_had_at_once(stores):
-    rows = phased_rows(stores, Streams(), length=7, seed=0, num_steps=10, batch_size=4)
+    rows = phased_rows(Streams(), Reading(stores, length=7, seed=0, batch_size=4), 10)
     steps = rows.rows[0].windows.per_epoch
     first = batches(rows, batch_size=4, host_rows=np.arange(4), first_step=0)
     read = list(itertools.islice(first, 2 * steps + 3))
@@ -98,9 +98,9 @@ def test_any_step_is_had_at_once(stores):
 
 def test_carries_are_emptied_by_index(stores):
     """Fails when the drawn rows depend on the processes, the first step or the epoch alone, or a token differs."""
-    sizes = {"length": 5, "num_steps": 100, "batch_size": 8}
-    plain = phased_rows(stores, Streams(), seed=0, **sizes)
-    rows = phased_rows(stores, Streams(reset_probability=0.25), seed=0, **sizes)
+    sizes = {"length": 5, "batch_size": 8}
+    plain = phased_rows(Streams(), Reading(stores, seed=0, **sizes), 100)
+    rows = phased_rows(Streams(reset_probability=0.25), Reading(stores, seed=0, **sizes), 100)
     steps = rows.rows[0].windows.per_epoch
     read = [batch_at(rows, step, 8) for step in range(40 * steps)]
     for step, batch in enumerate(read):
@@ -114,9 +114,9 @@ def test_carries_are_emptied_by_index(stores):
     parts = [batches(rows, batch_size=8, host_rows=mine, first_step=steps + 1) for mine in np.split(np.arange(8), 2)]
     for step in range(steps + 1, 3 * steps):
         np.testing.assert_array_equal(np.concatenate([next(part).begins for part in parts]), read[step].begins)
-    other = phased_rows(stores, Streams(reset_probability=0.25), seed=1, **sizes)
+    other = phased_rows(Streams(reset_probability=0.25), Reading(stores, seed=1, **sizes), 100)
     assert any((batch_at(other, step, 8).begins != read[step].begins).any() for step in range(steps))
-    always = phased_rows(stores, Streams(reset_probability=1.0), seed=0, **sizes)
+    always = phased_rows(Streams(reset_probability=1.0), Reading(stores, seed=0, **sizes), 100)
     assert batch_at(always, 1, 8).begins.all()
 
 
@@ -132,7 +132,7 @@ def test_steps_of_epochs(stores):
 def test_rows_say_where_they_come_from(stores):
     """Fails when an origin is not that of its tokens, also where a row goes from one section or store to the next."""
     by_path = {str(store.path): store for store in stores}
-    rows = phased_rows(stores, Streams(), length=9, seed=0, num_steps=10, batch_size=3)
+    rows = phased_rows(Streams(), Reading(stores, length=9, seed=0, batch_size=3), 10)
     several = 0
     for step in range(rows.rows[0].windows.per_epoch):
         batch, origins = batch_at(rows, step, 3), row_origins(rows, step, 3)
@@ -159,7 +159,7 @@ def test_text_that_is_too_short_is_refused(stores, tmp_path):
     with pytest.raises(InputError, match=r"batch_size must be at most 2 for streams of 6 tokens in rows of 2, got 3"):
         Streams().rows(Reading(stores[1:2], length=2, batch_size=3))
     with pytest.raises(InputError, match=r"length must be at most 5 for streams of 6 tokens in rows of 6, got 6"):
-        phased_rows(stores[1:2], Streams(), length=6, seed=0, num_steps=1, batch_size=1)
+        phased_rows(Streams(), Reading(stores[1:2], length=6, seed=0, batch_size=1), 1)
 
 
 def test_a_mixture_is_refused_and_that_of_the_preparation_is_not_used(stores, tmp_path):

@@ -71,5 +71,5 @@ def test_rows_of_a_run_have_one_shape_and_all_tokens(tmp_path):
     data = Streams(windows="varied")
     steps = data.steps_of_passes(Reading([store], **sizes), 2.5)
     assert rows.windows.steps(2) < steps < rows.windows.steps(3)
-    run = phased_rows([store], data, num_steps=steps, **sizes)
+    run = phased_rows(data, Reading([store], **sizes), steps)
     assert run.tokens_until(rows.windows.steps(2)) == [(20, 2 * 3 * stream)]

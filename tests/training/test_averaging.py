@@ -102,7 +102,7 @@ def test_the_average_is_evaluated_and_used(run, stores):
     assert all((a != p).any() for a, p in zip(*map(jax.tree.leaves, (state["average"], state["params"])), strict=True))
     assert_trees_same(load_run(run).params, state["average"])
     source = open_source(f"{run}")
-    assert_trees_same(source.load(source.saved)[0], state["average"])
+    assert_trees_same(source.open_parameters().load(source.saved)[0], state["average"])
     losses, raw = metrics(run, "validation_loss"), metrics(run, "raw_validation_loss")
     assert list(losses) == list(raw) == [0, 5, 10] and losses[0] == raw[0] and losses[10] != raw[10]
     ended = run_here("evaluate", "perplexity", "--run", run, "--data.store", stores[1])

@@ -143,7 +143,7 @@ def test_a_step_of_pairs_shows_sides_labels_and_slots(tmp_path, monkeypatch, cap
         assert f"step {step}: 4 rows of {length}, layout pairs, seed 0" in text
         assert f"phase {1 + (step > 4)} of 2: steps {5 * (step > 4)} to {4 + 5 * (step > 4)}" in text
         data = SentencePairs(short_length=32, short_share=0.5)
-        rows = phased_rows([store], data, length=64, seed=0, num_steps=10, batch_size=4)
+        rows = phased_rows(data, Reading([store], length=64, seed=0, batch_size=4), 10)
         batch = batch_at(rows, step, 4)
         pairs, random = int(batch.pair_weights.sum()), int(batch.next_labels.sum())
         assert f"{pairs} pairs, {pairs - random} true" in text and "% of them short" in text
