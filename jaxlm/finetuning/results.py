@@ -14,8 +14,8 @@ from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Task, TaskData
-from jaxlm.tasks.metrics.report import report_lines
-from jaxlm.tasks.prediction_lines import with_inputs
+from jaxlm.tasks.metrics.classification import report_lines
+from jaxlm.tasks.predicted import with_inputs
 
 _OF_ROW = ("split", "index", "seed", "learning_rate")  # the fields of a prediction before those of its row
 

@@ -21,9 +21,9 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.tasks import read_labelled, read_split
-from jaxlm.tasks.datasets.race import SCHOOLS
+from jaxlm.tasks.datasets.choices import SCHOOLS
 from jaxlm.tasks.examples import Example
-from jaxlm.tasks.metrics.report import RESAMPLES, SEED
+from jaxlm.tasks.metrics.classification import RESAMPLES, SEED
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
 from jaxlm.zero_shot.task import (
