@@ -25,7 +25,7 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.inference.loaded_run import load_model
     from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
     from jaxlm.progress import Progress
-    from jaxlm.tasks.prediction_lines import LineWriter, Summary, check_top_k, format_of_output
+    from jaxlm.tasks.predicted import LineWriter, Summary, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows
 
     form = format_of_output(arguments.output)

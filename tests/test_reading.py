@@ -19,7 +19,7 @@ from jaxlm.interop.files import read_object
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import TASKS
-from jaxlm.tasks.datasets.race import read_race
+from jaxlm.tasks.datasets.choices import read_race
 from jaxlm.tasks.kinds.spans import read_questions
 from jaxlm.text.bpe import read_vocabulary
 from jaxlm.views.run import from_file

@@ -24,8 +24,8 @@ from jaxlm.inference.prediction import Predictor, SplitPredictions
 from jaxlm.interop.sources import KINDS
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Encoded, Predicted, Split, Task, predictions, read_labelled
-from jaxlm.tasks.metrics.report import report_lines
-from jaxlm.tasks.prediction_lines import LineWriter, format_of_output, with_inputs
+from jaxlm.tasks.metrics.classification import report_lines
+from jaxlm.tasks.predicted import LineWriter, format_of_output, with_inputs
 from jaxlm.wording import counted
 
 

@@ -32,8 +32,8 @@ from jaxlm.training.loop import ScheduledEvaluation
 from jaxlm.training.pretraining_run import TrainingContext
 from jaxlm.training.step import TrainState
 from jaxlm.wording import flag, lacks_field
+from jaxlm.zero_shot import ZERO_SHOT_TASKS, parse_tasks
 from jaxlm.zero_shot.model import ZeroShotModel
-from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS, parse_tasks
 from jaxlm.zero_shot.task import PAPER, Measured, ZeroShotTask
 
 log = logging.getLogger(__name__)

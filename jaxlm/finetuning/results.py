@@ -25,8 +25,8 @@ from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
 from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Predicted, Task, TaskData
-from jaxlm.tasks.metrics.report import report_lines
-from jaxlm.tasks.prediction_lines import with_inputs
+from jaxlm.tasks.metrics.classification import report_lines
+from jaxlm.tasks.predicted import with_inputs
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Prediction with a fine-tuned model: encoding, the compiled step, and outputs in the order of the rows.
 
-`jaxlm.tasks.metrics.predictions` turns the outputs into predictions and metrics.
+`jaxlm.tasks.predictions` turns the outputs into predictions and metrics.
 """
 
 import logging
@@ -17,8 +17,8 @@ from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.rows import run_batches
 from jaxlm.tasks import Encoded, Predicted, Task, encode_examples, eval_batches, predictions
-from jaxlm.tasks.batching.batches import standard_lengths
-from jaxlm.tasks.prediction_lines import check_embeddings, check_top_k, scores_of, with_inputs
+from jaxlm.tasks.batches import standard_lengths
+from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, with_inputs
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.task_model import TaskLearner
 
@@ -57,7 +57,7 @@ class SplitPredictions:
     def predicted(self, task: Task, encoded: Encoded, threshold: float | None = None) -> tuple[Predicted, dict]:
         """Return the predictions, and the task's metrics with `loss`, empty without labels.
 
-        threshold: as in `jaxlm.tasks.metrics.predictions`.
+        threshold: as in `jaxlm.tasks.predictions`.
         """
         found = predictions(task, encoded, self.outputs, threshold=threshold)
         return found, found.metrics | {"loss": float(self.loss or 0.0)} if encoded.labelled else {}

@@ -18,9 +18,8 @@ from jaxlm.interop.rules import planned_tensors
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import Task
-from jaxlm.tasks.batching.bert_inputs import ENCODER_ROLES
-from jaxlm.tasks.batching.gpt1_inputs import ROLES
-from jaxlm.tasks.kinds.label_sets import DEFAULT_THRESHOLD
+from jaxlm.tasks.input_formats import ENCODER_ROLES, ROLES
+from jaxlm.tasks.kinds.texts import DEFAULT_THRESHOLD
 from jaxlm.text import OWN, Inputs, Tokenizer, padding, published_files
 
 _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -16,7 +16,7 @@ from jaxlm.interop.rules import read_leaves
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import KINDS, CustomConfig, Task
-from jaxlm.tasks.entities import judged_by
+from jaxlm.tasks.metrics.tags import judged_by
 from jaxlm.tasks.task import Columns
 from jaxlm.text import Case, Tokenizer, published_tokenizer
 

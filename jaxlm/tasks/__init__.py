@@ -4,21 +4,20 @@ NumPy only; no model is known here, and no JAX is imported until a batch is made
 class is its kind.
 """
 
-from jaxlm.tasks.batching import FORMATS
-from jaxlm.tasks.batching.batches import (
+from jaxlm.tasks.batches import (
     TrainBatches,
     choose_lengths,
     eval_batches,
     standard_lengths,
     steps_of_epochs,
 )
-from jaxlm.tasks.batching.encoded_split import Encoded
-from jaxlm.tasks.batching.encoding import encode_examples, encode_split
 from jaxlm.tasks.custom import CustomConfig
+from jaxlm.tasks.encoding import Encoded, encode_examples, encode_split
 from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
+from jaxlm.tasks.input_formats import FORMATS
 from jaxlm.tasks.kinds import KINDS
 from jaxlm.tasks.metrics.classification import compute_metrics
-from jaxlm.tasks.metrics.predicted import Predicted, predictions
+from jaxlm.tasks.predicted import Predicted, predictions
 from jaxlm.tasks.registry import (
     TASKS,
     read_labelled,

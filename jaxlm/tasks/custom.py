@@ -30,7 +30,7 @@ from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD2
 from jaxlm.tasks.examples import Split
 from jaxlm.tasks.kinds import KINDS
 from jaxlm.tasks.kinds.texts import TextTask
-from jaxlm.tasks.metrics.catalogue import check_metric
+from jaxlm.tasks.metrics import check_metric
 from jaxlm.tasks.row_reader import RowReader, Separator, collect
 from jaxlm.tasks.task import Columns, Form, Kind, Quoting, Task
 

@@ -10,23 +10,16 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors
 from jaxlm.reading.rows import TextFormat, format_of
-from jaxlm.tasks.builtin import BuiltIn
-from jaxlm.tasks.catalogue import is_catalogue, read_catalogue
+from jaxlm.tasks.builtin import BuiltIn, is_catalogue, read_catalogue
 from jaxlm.tasks.custom import CustomConfig, read_custom
-from jaxlm.tasks.datasets.glue import GLUE
-from jaxlm.tasks.datasets.nli import INFERENCE
-from jaxlm.tasks.datasets.race import RACE
+from jaxlm.tasks.datasets.choices import CHOICES
+from jaxlm.tasks.datasets.classifications import CLASSIFICATIONS
 from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD, SQUAD2
-from jaxlm.tasks.datasets.stories import STORIES
-from jaxlm.tasks.datasets.trec import TREC
 from jaxlm.tasks.examples import Split, TaskData
 from jaxlm.tasks.task import Task, TaskOptions
 from jaxlm.wording import did_you_mean
 
-CODAH, SWAG, STORY_CLOZE = STORIES
-BUILT_IN: dict[str, BuiltIn] = {
-    entry.task.name: entry for entry in (*GLUE, *INFERENCE, TREC, CODAH, SWAG, RACE, STORY_CLOZE, SQUAD, SQUAD2, NER)
-}
+BUILT_IN: dict[str, BuiltIn] = {entry.task.name: entry for entry in (*CLASSIFICATIONS, *CHOICES, SQUAD, SQUAD2, NER)}
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_FRACTION = 0.1
 _SAMPLE = 1  # the second word of the seed of samples; that of held-out rows has one word

@@ -17,19 +17,19 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.ranges import Count
-from jaxlm.tasks.entities import Scheme
-from jaxlm.tasks.metrics.catalogue import check_metric, lower_is_better, names_for
+from jaxlm.tasks.metrics import check_metric, lower_is_better, names_for
 
 if TYPE_CHECKING:
-    from jaxlm.tasks.batching.encoded_split import Encoded
+    from jaxlm.tasks.encoding import Encoded
     from jaxlm.tasks.examples import Split, TaskData
-    from jaxlm.tasks.metrics.predicted import Predicted
+    from jaxlm.tasks.predicted import Predicted
 
 Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging"]
 Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
 SpecialTokens = Literal["gpt1", "end"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
+Scheme = Literal["bio", "iob1", "none"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Task:
     needs. positive_label: the chosen class of `f1`; empty where none is chosen. class_weights: the weight of each label
     in the loss; empty where all are 1. scheme: the files' mark at the beginning of an
     entity that does not follow another one; `none`: tags are token classes (parts of speech, for example), not
-    entities. special_tokens: those around the texts that a decoder reads (see `jaxlm/tasks/batching/gpt1_inputs.py`).
+    entities. special_tokens: those around the texts that a decoder reads (see `jaxlm/tasks/input_formats.py`).
     """
 
     name: str

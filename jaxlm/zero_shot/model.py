@@ -1,20 +1,26 @@
-"""A language model that scores the texts of zero-shot tasks, and its text encoded with part boundaries."""
+"""A language model that scores the texts of zero-shot tasks, and that continues their prompts."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
+from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.decoding import prefix_token
+from jaxlm.inference.decoding import CachedModel, Prompt, filled, for_inference, prefix_token
 from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
+from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored, Scorer, StreamScorer, TokenScores
+from jaxlm.inference.text_stream import TextStream, collect
 from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
 from jaxlm.text.backward import require_forward
 from jaxlm.zero_shot.task import ScoredText, Text
+
+GREEDY = Sampling(temperature=0.0)
+_BEFORE = 16  # ids of the prompt that are decoded with the new ones, for the blank between them
 
 
 class ZeroShotModel:
@@ -46,7 +52,7 @@ class ZeroShotModel:
         self.model, self.tokenizer, self.mesh, self.batch_size = model, tokenizer, mesh, batch_size
         self.positions = positions or model.max_length
         self.params: Any = None
-        self.samplers: dict[Any, Any] = {}  # those of `generated`, which keep their compiled programs
+        self.samplers: dict[Any, Any] = {}  # those of `Continuer`, which keep their compiled programs
         self.begin_all, self.within_word, self.show_progress = begin_all, within_word, show_progress
         self.begin = prefix_token(tokenizer) if model.is_causal else []
         self.scorer: Any = None
@@ -148,3 +154,105 @@ def _parts(scores: TokenScores, ends: Sequence[int], first: int, lost: int) -> t
     return tuple(
         TokenScores(scores.log_probs[start:end], scores.greedy[start:end]) for start, end in itertools.pairwise(bounds)
     )
+
+
+class Query(NamedTuple):
+    """A prompt to continue. document: the slice of it that loses its end if the prompt is too long for the model; None:
+    the prompt loses its beginning. where: the file and row, for messages.
+    """
+
+    text: str
+    where: str
+    document: slice | None = None
+
+
+class Continuation(NamedTuple):
+    """A continuation of a prompt.
+
+    text: the text up to a stop string. ids: the generated ids, including the end token. shortened: True if the prompt
+    was too long for the model.
+    """
+
+    text: str
+    prompt: list[int]
+    ids: list[int]
+    shortened: bool
+
+
+class Continuer:
+    """A generator of continuations, for any number of parameters of a model.
+
+    model: a `ZeroShotModel`. length: the maximum number of new tokens. stop: texts that end a continuation. Results
+    depend neither on the other prompts nor on the batch size, beyond rounding.
+    """
+
+    def __init__(
+        self, model, *, length: int, stop: Sequence[str] = (), sampling: Sampling = GREEDY, seed: int = 0
+    ) -> None:
+        self.model, self.length, self.stop = model, length, tuple(stop)
+        if (sampling, seed) not in model.samplers:
+            specials = model.tokenizer.specials
+            cached = CachedModel(
+                model.model,
+                model.params,
+                mesh=model.mesh,
+                positions=model.positions,
+                forbidden=list(specials.values()),
+                size=model.tokenizer.size,
+                end=specials.get("end"),
+            )
+            model.samplers[sampling, seed] = Sampler(cached, sampling, seed=seed)
+        self._sampler = model.samplers[sampling, seed]
+
+    def __call__(self, queries: Sequence[Query]) -> list[Continuation]:
+        """Return the continuation of each prompt by the model's present parameters.
+
+        Every process must call this with the same prompts. InputError if no prompt fits together with its continuation.
+        """
+        model = self.model
+        self._sampler.cached.params = for_inference(model.model, model.params)
+        encoded = model.tokenizer.encode_batch([query.text for query in queries])
+        fitted = [self._fitted(query, ids) for query, ids in zip(queries, encoded, strict=True)]
+        order = sorted(range(len(queries)), key=lambda index: -len(fitted[index][0]))
+        found: dict[int, Continuation] = {}
+        with Progress("prompts", len(queries), active=model.show_progress, compiles=True) as progress:
+            for start in range(0, len(order), model.batch_size):
+                batch = order[start : start + model.batch_size]
+                prompts = [Prompt(fitted[index][0], self.length, index) for index in batch]
+                for index, stream in zip(batch, self._streams(prompts), strict=True):
+                    ids, shortened = fitted[index]
+                    new = stream.ids[len(ids[-_BEFORE:]) :]
+                    found[index] = Continuation(stream.generated, ids, new, shortened)
+                progress.update(len(found))
+        return [found[index] for index in range(len(queries))]
+
+    def log_probabilities(self, continuations: Sequence[Continuation]) -> list[float]:
+        """Return the log-probability of each continuation's ids, in nats, those that ended it included."""
+        sequences = [Scored([*one.prompt, *one.ids], len(one.prompt)) for one in continuations]
+        return [score.log_probability for score in self.model.scorer(self.model.params, sequences)]
+
+    def _fitted(self, query: Query, ids: list[int]) -> tuple[list[int], bool]:
+        """Return the ids of a prompt that leave room for the continuation, and whether some were left out."""
+        model = self.model
+        left = model.begin if model.begin_all else []
+        room = model.positions - self.length - len(left)
+        if room < 1:
+            raise InputError(
+                f"{query.where}: a continuation of {self.length} tokens must fit in the {model.positions} positions of "
+                "the model that are used, after a prompt; give another run, or --beyond-length"
+            )
+        if len(ids) <= room:
+            return [*left, *ids], False
+        if query.document is not None:
+            text, span = query.text, query.document
+            before, document, after = model.tokenizer.encode_batch([text[: span.start], text[span], text[span.stop :]])
+            if (kept := room - len(before) - len(after)) >= 0:
+                return [*left, *before, *document[:kept], *after], True
+        return [*left, *ids[-room:]], True
+
+    def _streams(self, prompts: list[Prompt]) -> list[TextStream]:
+        """Return the finished text of each prompt's continuation."""
+        streams = [TextStream(self.model.tokenizer, prompt.ids[-_BEFORE:], self.stop) for prompt in prompts]
+        with use_mesh(self.model.mesh):
+            collect(streams, self._sampler(filled(prompts, self.model.batch_size)))
+        return streams

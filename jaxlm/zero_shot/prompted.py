@@ -24,10 +24,19 @@ import numpy as np
 from jaxlm.data.sentences import sentence_ends
 from jaxlm.errors import InputError
 from jaxlm.inference.sampling import Sampling
-from jaxlm.tasks.metrics.report import RESAMPLES
-from jaxlm.tasks.metrics.span_scores import answer_scores, exact_match, token_f1
-from jaxlm.zero_shot.generated import GREEDY, Continuation, Continuer, Query, Template, read_template
-from jaxlm.zero_shot.prompted_rows import Row, conversations, open_questions, reading_questions, sentence_pairs, stories
+from jaxlm.tasks.metrics.answers import answer_scores, exact_match, token_f1
+from jaxlm.tasks.metrics.classification import RESAMPLES
+from jaxlm.zero_shot.model import GREEDY, Continuation, Continuer, Query
+from jaxlm.zero_shot.prompted_rows import (
+    Row,
+    Template,
+    conversations,
+    open_questions,
+    read_template,
+    reading_questions,
+    sentence_pairs,
+    stories,
+)
 from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr, sampled
 
 EXTRA = "run launch/setup.sh cpu zero-shot, or pip install 'jaxlm[zero-shot]'"

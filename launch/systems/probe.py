@@ -19,9 +19,9 @@ import jaxlm
 from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError, run_command
 from jaxlm.tasks.datasets.spans_and_tags import NER
-from jaxlm.tasks.entities import entity_metrics
 from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.kinds.tags import read_sentences
+from jaxlm.tasks.metrics.tags import entity_metrics
 
 BATCH = 256  # sentences whose states are in memory at a time
 SHARE = 0.8  # of the sentences, for each seed

@@ -26,7 +26,7 @@ from jaxlm.inference.scoring import Scored, Scorer, text_sequence
 from jaxlm.models.model import Inputs
 from jaxlm.progress import Progress
 from jaxlm.tasks import CustomConfig, read_labelled
-from jaxlm.tasks.batching.gpt1_inputs import arrange
+from jaxlm.tasks.input_formats import arrange
 from jaxlm.text import train_sentencepiece
 from jaxlm.text.gpt1 import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer

@@ -16,7 +16,7 @@ from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import Predictor
-from jaxlm.tasks.prediction_lines import LineWriter
+from jaxlm.tasks.predicted import LineWriter
 from jaxlm.tasks.registry import read_rows
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -25,8 +25,8 @@ from jaxlm.inference.prediction import Predictor
 from jaxlm.models.heads import LSTMHead, PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
 from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, read_rows
-from jaxlm.tasks.kinds.label_sets import LabelSets
-from jaxlm.tasks.prediction_lines import LineWriter, Summary, format_of_output, given_label, scores_of, with_inputs
+from jaxlm.tasks.kinds.texts import LabelSets
+from jaxlm.tasks.predicted import LineWriter, Summary, format_of_output, given_label, scores_of, with_inputs
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

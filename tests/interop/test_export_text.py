@@ -21,8 +21,7 @@ from jaxlm.interop.export import planned_export, write_export
 from jaxlm.interop.sources import read_published
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import CustomConfig
-from jaxlm.tasks.batching.bert_inputs import arrange_segments
-from jaxlm.tasks.batching.gpt1_inputs import ROLES, arrange
+from jaxlm.tasks.input_formats import ROLES, arrange, arrange_segments
 from jaxlm.text import OWN, Tokenizer, published_files, tokenizer_from_spec, train_sentencepiece
 from jaxlm.text.bpe import build_gpt2
 from jaxlm.text.gpt1 import GPT1Tokenizer

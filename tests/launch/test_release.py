@@ -26,7 +26,7 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 # Package data, read as the commands read it.
 USE = """
 from jaxlm.config import find_config
-from jaxlm.zero_shot.generated import read_template
+from jaxlm.zero_shot.prompted_rows import read_template
 print(find_config("pretrain/gpt1"))
 print(read_template("squad", None, ("document", "question")).name)
 """

@@ -49,8 +49,8 @@ def score_here(directory: Path, file: Path) -> dict[str, float]:
     from jaxlm.distributed.mesh import use_mesh
     from jaxlm.evaluation.arguments import ZeroShotOptions
     from jaxlm.inference.loaded_run import load_model
+    from jaxlm.zero_shot import ZERO_SHOT_TASKS
     from jaxlm.zero_shot.model import ZeroShotModel
-    from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS
 
     run = load_model(f"hf:{directory}")
     with use_mesh(run.mesh):

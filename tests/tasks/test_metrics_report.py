@@ -15,11 +15,10 @@ from sklearn.metrics import (
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import KINDS, Task, predictions
-from jaxlm.tasks.batching.encoded_split import EncodedSplit
-from jaxlm.tasks.entities import entity_metrics
-from jaxlm.tasks.metrics.catalogue import BINS, METRICS, check_metric, lower_is_better, markdown, names_for
-from jaxlm.tasks.metrics.report import confusion_metrics, intervals, report_lines
-from jaxlm.tasks.metrics.tags import entity_report
+from jaxlm.tasks.encoding import EncodedSplit
+from jaxlm.tasks.metrics import BINS, METRICS, check_metric, lower_is_better, markdown, names_for
+from jaxlm.tasks.metrics.classification import confusion_metrics, intervals, report_lines
+from jaxlm.tasks.metrics.tags import entity_metrics, entity_report
 
 NAMES = ("cold", "hot", "mild", "unused")
 

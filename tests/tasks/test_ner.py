@@ -21,8 +21,8 @@ from jaxlm.tasks import (
     read_rows,
     read_task,
 )
-from jaxlm.tasks.batching.tagged_rows import first_tokens, sentence_context
-from jaxlm.tasks.entities import entities, entity_metrics, scheme_of, spell
+from jaxlm.tasks.metrics.tags import entities, entity_metrics, scheme_of, spell
+from jaxlm.tasks.token_rows import first_tokens, sentence_context
 
 CLS, SEP = 1, 2
 

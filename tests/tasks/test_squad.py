@@ -25,8 +25,8 @@ from jaxlm.tasks import (
     read_task,
     steps_of_epochs,
 )
-from jaxlm.tasks.batching.span_windows import most_context, windows
-from jaxlm.tasks.metrics.span_scores import answer_scores, best_threshold, normalized, token_f1
+from jaxlm.tasks.metrics.answers import answer_scores, best_threshold, normalized, token_f1
+from jaxlm.tasks.token_rows import most_context, windows
 
 CLS, SEP = 1, 2
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import SpanExample, read_task
-from jaxlm.tasks.catalogue import is_catalogue
+from jaxlm.tasks.builtin import is_catalogue
 
 
 class _Labels:

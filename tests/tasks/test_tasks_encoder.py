@@ -7,7 +7,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import FORMATS, TASKS, Example, encode_examples, eval_batches, predictions
-from jaxlm.tasks.batching.bert_inputs import arrange_segments, truncate_pair
+from jaxlm.tasks.input_formats import arrange_segments, truncate_pair
 
 CLS, SEP = 1, 2
 

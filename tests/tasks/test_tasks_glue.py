@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.tasks import TASKS, Example, encode_examples, predictions, read_labelled, read_rows, read_task
-from jaxlm.tasks.metrics.predicted import SUBMITTED
+from jaxlm.tasks.predicted import SUBMITTED
 
 
 def write(directory, files):
@@ -150,7 +150,7 @@ def test_submission_files(mnli_directory):
 
 
 def test_submitted_scores_have_three_decimals_between_0_and_5():
-    from jaxlm.tasks.metrics.predicted import submission
+    from jaxlm.tasks.predicted import submission
 
     text = submission(TASKS["stsb"], "test", [-0.2, 2.34567, 7.0])["glue/STS-B.tsv"]
     assert text == "index\tprediction\n0\t0.000\n1\t2.346\n2\t5.000\n"

@@ -22,7 +22,7 @@ from jaxlm.tasks import (
     standard_lengths,
     steps_of_epochs,
 )
-from jaxlm.tasks.batching.gpt1_inputs import arrange, split_room
+from jaxlm.tasks.input_formats import arrange, split_room
 
 START, DELIMITER, EXTRACT, END = 1, 2, 3, 4
 

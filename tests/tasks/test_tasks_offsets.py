@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.batching.tagged_rows import first_tokens
+from jaxlm.tasks.token_rows import first_tokens
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 from jaxlm.text.wordpiece import build_wordpiece
 

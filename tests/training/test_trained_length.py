@@ -16,7 +16,7 @@ from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.objectives.config import MaskedLM
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks.batching.span_windows import windows
+from jaxlm.tasks.token_rows import windows
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, resolved_json
 from jaxlm.training.start import OF_START, check_trained, kept_start_length, trained_length
 

@@ -11,7 +11,7 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.models.model import Inputs
-from jaxlm.zero_shot.continuations import best_threshold
+from jaxlm.zero_shot.comparisons import best_threshold
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.task import Text
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.zero_shot.continuations import cloze_questions, labelled
+from jaxlm.zero_shot.comparisons import cloze_questions, labelled
 from jaxlm.zero_shot.prompted_rows import conversations, stories
 
 PASSAGE = {

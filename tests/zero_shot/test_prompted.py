@@ -21,8 +21,7 @@ from jaxlm.models import build
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
 from jaxlm.zero_shot import prompted
-from jaxlm.zero_shot.generated import Continuation, Continuer, Query, read_template
-from jaxlm.zero_shot.model import ZeroShotModel
+from jaxlm.zero_shot.model import Continuation, Continuer, Query, ZeroShotModel
 from jaxlm.zero_shot.prompted import (
     PROMPTED,
     PromptedTask,
@@ -33,7 +32,7 @@ from jaxlm.zero_shot.prompted import (
     open_scores,
     rouge,
 )
-from jaxlm.zero_shot.prompted_rows import Row, open_questions, reading_questions, sentence_pairs
+from jaxlm.zero_shot.prompted_rows import Row, open_questions, read_template, reading_questions, sentence_pairs
 
 TASKS: dict[str, PromptedTask] = {task.name: task for task in prompted._PROMPTED}
 DATA = Path(os.environ.get("JAXLM_DATA", ".data"))

@@ -22,9 +22,8 @@ from jaxlm.evaluation.arguments import ZeroShotOptions
 from jaxlm.evaluation.zero_shot import Results, changed_options, read_results
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.models.model import Inputs
-from jaxlm.zero_shot.continuations import best_threshold, cloze_questions
-from jaxlm.zero_shot.pronouns import read_schemas
-from jaxlm.zero_shot.registry import ZERO_SHOT_TASKS
+from jaxlm.zero_shot import ZERO_SHOT_TASKS
+from jaxlm.zero_shot.comparisons import best_threshold, cloze_questions, read_schemas
 from jaxlm.zero_shot.task import sampled
 
 pytestmark = pytest.mark.usefixtures("two_devices")

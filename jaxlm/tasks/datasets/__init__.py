@@ -1,1 +1,1 @@
-"""The built-in labelled data sets, one file each."""
+"""The built-in labelled data sets, by the form of their labels."""

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers
-from jaxlm.tasks.catalogue import tfds_text
+from jaxlm.tasks.builtin import BuiltIn, Catalogue, papers, tfds_text
 from jaxlm.tasks.examples import SpanExample, TaggedSentence
 from jaxlm.tasks.kinds.spans import Spans, answers_of, read_questions
 from jaxlm.tasks.kinds.tags import Tagging, read_sentences

@@ -1,10 +1,8 @@
 """The kinds of tasks, one class each, by the names that `--custom.kind` and task.json give them."""
 
-from jaxlm.tasks.kinds.label_sets import LabelSets
-from jaxlm.tasks.kinds.scores import Regression
 from jaxlm.tasks.kinds.spans import Spans
 from jaxlm.tasks.kinds.tags import Tagging
-from jaxlm.tasks.kinds.texts import Choice, Classification
+from jaxlm.tasks.kinds.texts import Choice, Classification, LabelSets, Regression
 from jaxlm.tasks.task import Task
 
 KINDS: dict[str, type[Task]] = {

@@ -18,13 +18,12 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors
 from jaxlm.reading.rows import Format, format_of, json_document, records, unit_of
-from jaxlm.tasks.batching.span_windows import encode_questions
-from jaxlm.tasks.catalogue import tfds_text
+from jaxlm.tasks.builtin import tfds_text
 from jaxlm.tasks.examples import SpanExample, Split
-from jaxlm.tasks.metrics.answers import predict_answers
-from jaxlm.tasks.metrics.span_scores import exact_match, normalized
+from jaxlm.tasks.metrics.answers import exact_match, normalized, predict_answers
 from jaxlm.tasks.row_reader import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Form, Kind, Rows, Task
+from jaxlm.tasks.token_rows import encode_questions
 
 _OF_ANSWERS = {"f1_answerable": True, "f1_unanswerable": False}  # metrics that need such questions
 LISTED = 20  # maximum number of names in a message

@@ -18,13 +18,12 @@ from typing import Any, Self
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors, Lines, input_name
 from jaxlm.reading.rows import Format, format_of, records, unit_of
-from jaxlm.tasks.batching.tagged_rows import encode_sentences
-from jaxlm.tasks.entities import METRICS, Scheme, entities, parse_tag, scheme_of, spell
 from jaxlm.tasks.examples import Split, TaggedSentence
-from jaxlm.tasks.metrics.catalogue import LOSS
-from jaxlm.tasks.metrics.tags import predict_tags
+from jaxlm.tasks.metrics import LOSS
+from jaxlm.tasks.metrics.tags import METRICS, entities, parse_tag, predict_tags, scheme_of, spell
 from jaxlm.tasks.row_reader import LabelRule, RowReader
-from jaxlm.tasks.task import Columns, Form, Kind, Rows, Task
+from jaxlm.tasks.task import Columns, Form, Kind, Rows, Scheme, Task
+from jaxlm.tasks.token_rows import encode_sentences
 
 BOUNDARY = "-DOCSTART-"
 _WORDS = re.compile(r"\w+|[^\w\s]")

@@ -1,10 +1,8 @@
-"""Tasks whose rows are texts in columns: classifications, and choices among the answers of a row.
-
-Scores and sets of labels are in files of their own.
-"""
+"""Tasks whose rows are texts in columns: classifications, choices, regressions, and any number of labels per row."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.batching.encoded_split import EncodedSplit
-from jaxlm.tasks.batching.encoding import encode_texts
+from jaxlm.tasks.encoding import EncodedSplit, encode_texts
 from jaxlm.tasks.examples import Example, Split
-from jaxlm.tasks.metrics.classification import class_metrics, compute_metrics
-from jaxlm.tasks.metrics.predicted import Predicted, submission
-from jaxlm.tasks.metrics.report import class_report
+from jaxlm.tasks.metrics import LOSS
+from jaxlm.tasks.metrics.classification import class_metrics, class_report, compute_metrics, intervals, per_class, ratio
+from jaxlm.tasks.predicted import Predicted, submission
 from jaxlm.tasks.row_reader import RowReader, check_choices, collect
 from jaxlm.tasks.task import Form, Kind, Rows, Task
 
@@ -73,7 +70,7 @@ class TextTask(Task):
     measured: ClassVar[Callable[..., dict[str, float]]] = class_metrics
     """(outputs, targets) -> the metrics of outputs (n, outputs)."""
     report: ClassVar[Callable[..., dict[str, Any]]] = class_report
-    """(outputs, targets) -> the details of the metrics; see `jaxlm.tasks.metrics.report`."""
+    """(outputs, targets) -> the details of the metrics; see `jaxlm.tasks.metrics.classification`."""
 
     @functools.cached_property
     def _numbers(self) -> tuple[dict[str, int], ...]:
@@ -224,3 +221,189 @@ def _choice_names(found: list[str], columns: tuple[str, ...], count: int, name: 
         f"{name}: the labels {', '.join(found[:10])} do not identify one of {count} choices; use the names of "
         f"the choices' columns, 0 to {count - 1}, 1 to {count}, or {count} distinct names"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(TextTask):
+    """A regression: the head learns standardized scores, (score - mean) / deviation of the training split.
+
+    Standardizing gives every regression loss the same scale (1 for always predicting the mean), whatever unit a user's
+    scores have; correlations are unaffected.
+    """
+
+    kind: Kind = "regression"
+    metric: str = "pearson"
+    metrics: tuple[str, ...] = ("pearson", "spearman")
+    fixed_outputs = 1
+    has_scores = True
+
+    def fitted(self, train: Split) -> Self:
+        """Return the task with mean and deviation of the training scores (deviation 1 if all are equal)."""
+        scores = np.array([example.label for example in train.examples], np.float64)
+        return dataclasses.replace(self, mean=float(scores.mean()), deviation=float(scores.std()) or 1.0)
+
+    def parse_label(self, text: Any) -> float:
+        """Return the score that a file spells `text`. Raise ValueError unless it is a finite number."""
+        try:
+            score = float(text)
+        except ValueError:
+            raise ValueError(f"a score must be a number, got {text!r}") from None
+        if not math.isfinite(score):
+            raise ValueError(f"a score must be finite, got {text!r}")
+        return score
+
+    def label_number(self, label: Any) -> float:
+        """Return the standardized score."""
+        return (float(label) - self.mean) / self.deviation
+
+    def no_targets(self, count: int) -> np.ndarray:
+        """Return zeros, float32 (count,)."""
+        return np.zeros(count, np.float32)
+
+    def prediction(self, outputs: np.ndarray) -> tuple[float, dict[str, float]]:
+        """Return the score in the files' unit, and nothing."""
+        return float(np.asarray(outputs, np.float64).reshape(-1)[0] * self.deviation + self.mean), {}
+
+    def values(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the standardized scores."""
+        return outputs[:, 0]
+
+    def measured(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        return compute_metrics(self, self.values(outputs), targets)
+
+    def report(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+        """Return intervals only."""
+        from scipy.stats import rankdata
+
+        predicted = self.values(outputs)
+
+        def correlation(x: np.ndarray, y: np.ndarray) -> float:
+            x, y = x - x.mean(), y - y.mean()
+            spread = np.sqrt((x @ x) * (y @ y))
+            return float(x @ y / spread) if spread > 0 else 0.0
+
+        def metrics_of(rows: np.ndarray) -> dict[str, float]:
+            x, y = predicted[rows].astype(np.float64), targets[rows].astype(np.float64)
+            found = {}
+            if "pearson" in self.metrics:
+                found["pearson"] = correlation(x, y)
+            if "spearman" in self.metrics:
+                found["spearman"] = correlation(rankdata(x), rankdata(y))
+            return found
+
+        finite = bool(np.isfinite(predicted).all())
+        return {"examples": len(targets)} | ({"intervals": intervals(len(targets), metrics_of)} if finite else {})
+
+    def selectable(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the task's metrics and the loss."""
+        return (*self.metrics, LOSS)
+
+    def averaged(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the mean score."""
+        mean: np.ndarray = outputs.mean(axis=0)
+        return mean
+
+
+DEFAULT_THRESHOLD = 0.5  # probability that a label needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSets(TextTask):
+    """A classification whose label is a set of names, with a threshold for their probabilities."""
+
+    kind: Kind = "multilabel"
+    metric: str = "micro_f1"
+    metrics: tuple[str, ...] = ("micro_f1", "macro_f1", "exact_match")
+    has_label_sets = has_weights = is_ranked = True
+
+    def parse_label(self, text: Any) -> tuple[str, ...]:
+        """Return the names that a file spells `text`, in the order of `labels`, each once."""
+        return tuple(
+            sorted({str(super(LabelSets, self).parse_label(name)) for name in text}, key=self._numbers[0].__getitem__)
+        )
+
+    def label_number(self, label: Any) -> list[float]:
+        """Return 1 for each label that is given, else 0."""
+        return [float(name in label) for name in self.labels]
+
+    def no_targets(self, count: int) -> np.ndarray:
+        """Return zeros, float32 (count, labels)."""
+        return np.zeros((count, len(self.labels)), np.float32)
+
+    def label_set(self, logits: np.ndarray) -> np.ndarray:
+        """Return True for each predicted label, bool (…, labels), from outputs."""
+        return probability(logits) >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
+
+    def named_by(self, rows: list[tuple[int, Example]], custom: "CustomConfig", name: str) -> Self:
+        names = sorted({label for _, example in rows for label in example.label or ()})  # type: ignore[union-attr]
+        if len(names) < 2:
+            raise InputError(f"{name}: a multilabel task needs two or more labels, got {', '.join(names) or 'none'}")
+        return dataclasses.replace(self, labels=tuple(names))
+
+    def prediction(self, outputs: np.ndarray) -> tuple[list[str], dict[str, float]]:
+        """Return the names of the labels that reach the threshold, and the probability of each label."""
+        outputs = self.checked_outputs(outputs)
+        names = [name for name, given in zip(self.labels, self.label_set(outputs), strict=True) if given]
+        return names, dict(zip(self.labels, probability(outputs).tolist(), strict=True))
+
+    def measured(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        """Return micro_f1, macro_f1, exact_match and log_loss of outputs (n, labels)."""
+        from sklearn.metrics import accuracy_score, f1_score
+
+        given, predicted = targets > 0.5, self.label_set(outputs)
+        found = {
+            "micro_f1": float(f1_score(given, predicted, average="micro", zero_division=0)),
+            "macro_f1": float(f1_score(given, predicted, average="macro", zero_division=0)),
+            "exact_match": float(accuracy_score(given, predicted)),
+        }
+        return {name: found[name] for name in self.metrics} | {"log_loss": float(_losses(outputs, given).mean())}
+
+    def report(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+        """Return precision, recall, F1 and support for each label, and intervals."""
+        given, predicted = targets > 0.5, self.label_set(outputs)
+        losses, exact = _losses(outputs, given).mean(axis=1), (given == predicted).all(axis=1)
+        shared = given & predicted
+
+        def metrics_of(rows: np.ndarray) -> dict[str, float]:
+            times = np.bincount(rows, minlength=len(given)).astype(np.float64)
+            correct, total = times @ shared, times @ given + times @ predicted
+            micro = 2 * correct.sum() / total.sum() if total.sum() else 0.0
+            return {
+                "micro_f1": float(micro),
+                "macro_f1": float(ratio(2 * correct, total).mean()),
+                "exact_match": float(exact[rows].mean()),
+                "log_loss": float(losses[rows].mean()),
+            }
+
+        return {
+            "examples": len(given),
+            "classes": per_class(self.labels, given, predicted),
+            "intervals": intervals(len(given), metrics_of),
+        }
+
+    def averaged(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the logits of the mean probabilities."""
+        return _log_mean(np.logaddexp(0.0, -outputs)) - _log_mean(np.logaddexp(0.0, outputs))
+
+    def is_right(self, prediction: Any, label: Any) -> bool:
+        """Return True if both are the same set of labels."""
+        if isinstance(prediction, list) and isinstance(label, list):
+            return set(map(str, prediction)) == set(map(str, label))
+        return bool(prediction == label)
+
+
+def probability(logits: np.ndarray) -> np.ndarray:
+    """Return the sigmoid of float outputs, float64."""
+    return np.exp(-np.logaddexp(0.0, -np.asarray(logits, np.float64)))
+
+
+def _losses(logits: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Return the negative log-likelihood of each label's presence or absence, float64 (n, labels)."""
+    logits = np.asarray(logits, np.float64)
+    return np.logaddexp(0.0, np.where(given, -logits, logits))
+
+
+def _log_mean(negative_logarithms: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the mean over runs of exp(-x)."""
+    found: np.ndarray = np.log(np.maximum(np.exp(-negative_logarithms).mean(axis=0), 1e-300))
+    return found

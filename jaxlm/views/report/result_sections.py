@@ -116,7 +116,7 @@ def best_trial(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def reports_of(record: Record) -> list[Mapping[str, Any]]:
-    """Return the reports of the best trial, one for each split, see `jaxlm.tasks.metrics.report`."""
+    """Return the reports of the best trial, one for each split, see `jaxlm.tasks.metrics.classification`."""
     trial = best_trial(record.results)
     return [] if trial is None else [report for report in trial.get("reports", ()) if isinstance(report, dict)]
 

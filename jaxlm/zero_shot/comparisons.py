@@ -1,4 +1,4 @@
-"""Continuations of a text: candidates of a multiple-choice task, labels as words, acceptability, and last words.
+"""Comparisons of texts by their log-probabilities: candidates in a context, sentences, referents, and last words.
 
 GPT-1's heuristics (Radford et al., 2018, section 5): `cola` compares the mean log-probability per token of a sentence
 with a threshold, which is fitted on the training rows; `sst2` appends `very` and compares `positive` with `negative`;
@@ -9,29 +9,46 @@ candidate and the rest of its sentence.
 `lambada` (Paperno et al., 2016): people guess the word from the passage, but not from its last sentence. GPT-2's
 figures (Radford et al., 2019, section 3.3) rest on the last token of the passage alone. lm-evaluation-harness takes all
 tokens of the last word, which starts at the last blank.
+
+`blimp` (Warstadt et al., 2020): a pair is right if the acceptable sentence has the higher log-probability, by the sum
+over tokens (the paper) or by the mean. Nothing precedes a sentence, and its first token is not scored; with
+`--left-context`, and in lm-evaluation-harness, the end-of-text token precedes it, and its first token is scored.
+
+`wsc273`, the Winograd Schema Challenge, by sums over tokens; `dpr`, Definite Pronoun Resolution (Rahman and Ng, 2012),
+by means over tokens, as GPT-1 does with partial scoring: each candidate replaces the pronoun. `full` compares the whole
+sentences, `partial` the text after the substitution given the text before it, which does not favour the more frequent
+name (Trinh and Le, 2018). A file has blocks of four lines: sentence, pronoun, candidates with commas between them,
+correct candidate. Blank lines separate the blocks. The sentence has `[MASK]` in place of the pronoun, or the pronoun
+itself; where a pronoun occurs more than once, it is the first one after the candidates.
 """
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.tasks import read_labelled, read_split
-from jaxlm.tasks.datasets.race import SCHOOLS
+from jaxlm.tasks.datasets.choices import SCHOOLS
 from jaxlm.tasks.examples import Example
-from jaxlm.tasks.metrics.report import RESAMPLES, SEED
+from jaxlm.tasks.metrics.classification import RESAMPLES, SEED
 from jaxlm.tasks.registry import BUILT_IN, TASKS
 from jaxlm.zero_shot.detokenizers import plain_text
 from jaxlm.zero_shot.task import (
     Measured,
+    ScoredText,
     Text,
     ZeroShotTask,
     accuracy,
+    best,
     chosen_accuracy,
+    files_of,
     json_rows,
     perplexity,
     sampled,
@@ -223,11 +240,132 @@ def _after_letters(text: str, count: int) -> int:
     return [index for index, letter in enumerate(text, 1) if letter != " "][count - 1] if count else 0
 
 
+FIELDS = ("sentence_good", "sentence_bad")
+BY: dict[str, Callable[[ScoredText], float]] = {
+    "accuracy_sum": lambda text: text.sum,
+    "accuracy_mean": lambda text: text.mean,
+}
+
+
+def measure_pairs(model, path: Path, options) -> Iterator[Measured]:
+    """Yield the accuracies of each paradigm, of each field, and over all paradigms, which count equally."""
+    pairs, field_of = defaultdict(list), {}
+    for file in files_of(path, ".jsonl"):
+        for where, row in json_rows(file, FIELDS):
+            paradigm = row.get("UID", file.stem)
+            pairs[paradigm].append(tuple(Text((row[name],), 0, where) for name in FIELDS))
+            field_of[paradigm] = row.get("field", "")
+    chosen = {paradigm: sampled(rows, options.sample) for paradigm, rows in pairs.items()}
+    found = iter(scored_rows(model, [pair for rows in chosen.values() for pair in rows]))
+    scored = {paradigm: [next(found) for _ in rows] for paradigm, rows in chosen.items()}
+    for metric, score in BY.items():
+        right = {name: [score(good) > score(bad) for _, (good, bad) in rows] for name, rows in scored.items()}
+        for paradigm, rows in scored.items():
+            how = {"paradigm": paradigm, "field": field_of[paradigm], **shortened(rows)}
+            yield Measured(metric, *accuracy(right[paradigm]), len(pairs[paradigm]), len(rows), how)
+        for name in [*sorted(set(field_of.values()) - {""}), ""]:
+            inside = [paradigm for paradigm in scored if name in ("", field_of[paradigm])]
+            rows = [row for one in inside for row in scored[one]]
+            value, error = _mean_of([accuracy(right[one]) for one in inside])
+            how = ({"field": name} if name else {}) | shortened(rows)
+            kept = () if name else (rows, [one for paradigm in inside for one in right[paradigm]])
+            yield Measured(metric, value, error, sum(len(pairs[one]) for one in inside), len(rows), how, *kept)
+
+
+def _mean_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean of independent accuracies and its standard error."""
+    values, errors = (np.array(column) for column in zip(*pairs, strict=True))
+    return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(values))
+
+
+# As lm_eval/tasks/wsc273/utils.py does: `his` is replaced by `Bob's`, and `The` becomes `the` inside a sentence.
+POSSESSIVE = {"my", "his", "her", "our", "their"}
+LOWERED = {"A", "An", "The", "She", "He", "It", "They", "My", "His", "Her", "Their"}
+
+
+class Schema(NamedTuple):
+    """A sentence around a pronoun, its two candidates, and the index of the correct one. recurs: the pronoun occurs
+    more than once."""
+
+    where: str
+    before: str
+    pronoun: str
+    after: str
+    candidates: tuple[str, ...]
+    right: int
+    recurs: bool
+
+    def texts(self) -> list[Text]:
+        """Return the sentence with each candidate: the parts before, the candidate, and after."""
+        space = " " if self.before else ""
+        return [
+            Text((self.before, space + self._substitute(one), self.after), 0, self.where) for one in self.candidates
+        ]
+
+    def _substitute(self, candidate: str) -> str:
+        if self.pronoun.lower() in POSSESSIVE:
+            candidate += "'s"
+        first, *rest = candidate.split(" ")
+        begins_sentence = not self.before or self.before.endswith((".", "!", "?"))
+        return " ".join([first.lower() if first in LOWERED and not begins_sentence else first, *rest])
+
+
+def measure_referents(
+    model, path: Path, options, *, by: Callable[[ScoredText], float], unit: str
+) -> Iterator[Measured]:
+    """Yield the accuracies of full and of partial scoring."""
+    found = list(read_schemas(path))
+    schemas = sampled(found, options.sample)
+    rows = scored_rows(model, [schema.texts() for schema in schemas])
+    several = sum(schema.recurs for schema in schemas)
+    how = {"unit": unit, **shortened(rows)} | ({"pronoun_recurs": several} if several else {})
+    for name, first in {"full": 0, "partial": 2}.items():
+        right = [
+            best([by(one.since(first)) for one in row.scores]) == schema.right
+            for row, schema in zip(rows, schemas, strict=True)
+        ]
+        yield Measured(f"accuracy_{name}", *accuracy(right), len(found), len(rows), how, rows, right)
+
+
+def read_schemas(path: Path) -> Iterator[Schema]:
+    """Yield the schemas of a file. InputError for a block that is not one."""
+    block: list[tuple[int, str]] = []
+    found = 0
+    for number, line in [*Lines(path), (0, "")]:
+        if line.strip():
+            block.append((number, " ".join(line.split())))
+        elif block:
+            yield _schema(f"{path} line {block[0][0]}", [text for _, text in block])
+            block, found = [], found + 1
+    if not found:
+        raise InputError(f"{path} must have schemas, got none; give another file")
+
+
+def _schema(where: str, lines: Sequence[str]) -> Schema:
+    if len(lines) != 4:
+        raise InputError(
+            f"{where} must have four lines (sentence, pronoun, candidates, answer), got {len(lines)}; fix or remove it"
+        )
+    sentence, pronoun, listed, answer = lines
+    candidates = tuple(candidate.strip() for candidate in listed.split(","))
+    if answer not in candidates or len(set(candidates)) < 2:
+        raise InputError(f"{where}: the answer must be one of {listed!r}, got {answer!r}; fix or remove it")
+    places = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(pronoun)}(?!\w)", sentence)]
+    if not places:
+        raise InputError(f"{where}: the sentence must have the pronoun {pronoun!r}, got {sentence!r}; fix or remove it")
+    named = max(sentence.lower().find(candidate.lower()) for candidate in candidates)
+    start, end = next((place for place in places if place[0] > named), places[-1])
+    after = re.sub(r"^ (?=[.,;:!?'])", "", sentence[end:])
+    return Schema(
+        where, sentence[:start].strip(), pronoun, after, candidates, candidates.index(answer), len(places) > 1
+    )
+
+
 def _choices(name: str, title: str) -> ZeroShotTask:
     return ZeroShotTask(name, title, partial(measure_choices, name=name), needs="any")
 
 
-CONTINUATIONS = (
+COMPARISONS = (
     ZeroShotTask("cola", "acceptability of sentences (the directory of GLUE)", measure_acceptability, needs="any"),
     ZeroShotTask("sst2", "sentiment of sentences (GLUE's directory, or a file)", measure_sentiment),
     _choices("race", "answers to a question about an article (RACE's directory)"),
@@ -235,13 +373,29 @@ CONTINUATIONS = (
     _choices("swag", "endings of a sentence (SWAG's directory, or a file)"),
     _choices("story_cloze", "endings of a story (the directory of the Story Cloze Test, or a file)"),
     ZeroShotTask("cbt", "a word of a story, ten candidates (a file of the Children's Book Test)", measure_cloze),
-)
-
-
-LAMBADA = ZeroShotTask(
-    "lambada",
-    "the last word of a passage (JSONL with `text`)",
-    measure_last_words,
-    options=("sample", "stop_words"),
-    harness="lambada_openai",
+    ZeroShotTask(
+        "dpr",
+        "the referent of a pronoun (as wsc273)",
+        partial(measure_referents, by=lambda text: text.mean, unit="mean over tokens"),
+    ),
+    ZeroShotTask(
+        "wsc273",
+        "the referent of a pronoun (blocks of sentence, pronoun, candidates, answer)",
+        partial(measure_referents, by=lambda text: text.sum, unit="sum over tokens"),
+        harness="wsc273",
+    ),
+    ZeroShotTask(
+        "lambada",
+        "the last word of a passage (JSONL with `text`)",
+        measure_last_words,
+        options=("sample", "stop_words"),
+        harness="lambada_openai",
+    ),
+    ZeroShotTask(
+        "blimp",
+        "acceptable and unacceptable sentences (a JSONL file per paradigm, or their directory)",
+        measure_pairs,
+        needs="any",
+        harness="blimp",
+    ),
 )

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.tasks.batching import FORMATS
-from jaxlm.tasks.batching.encoded_split import Encoded
+from jaxlm.tasks.encoding import Encoded
+from jaxlm.tasks.input_formats import FORMATS
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import ExampleBatch
+
 
 MAX_LENGTHS = 4
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment

@@ -1,0 +1,257 @@
+"""Input formats: the arrangement of a task's texts and choices as the token sequences that a model reads.
+
+GPT-1's (Radford et al. 2018, section 3.3):
+
+    single      start text extract
+    entailment  start first delimiter second extract
+    similarity  both orders of the pair, whose representations the head adds
+    choice      start context delimiter choice extract, one sequence per choice; of two texts (article and question) the
+                context is both, concatenated; without a context it is start choice extract
+
+With special_tokens `end` the language model has read all of these tokens: start and delimiter are the end of a
+document, which comes before each document of its text, and there is no extract token (ULMFiT, Howard and Ruder, 2018,
+whose code begins texts in both stages alike and adds nothing at their end).
+
+Sequences that are too long are truncated by one rule. With `room` = length less the special tokens, a single text keeps
+its first `room` tokens. Of two texts, one that needs no more than half of the room is kept whole and leaves the rest of
+the room to the other, whose first tokens are kept; if both need more, the first keeps room - room // 2 and the second
+room // 2 tokens. The original (`train.py`, n_ctx // 2 - 2) keeps the first half of the room of each text, even if the
+other leaves room unused. All choices of a row share one context, truncated for the longest of them; of two context
+texts the first is truncated, and the second only when nothing of the first is left.
+
+BERT's, one sequence of two segments (Devlin et al. 2019, section 3.2 and figure 4):
+
+    single      CLS text SEP
+    entailment  CLS first SEP second SEP
+    similarity  the same: an encoder is bidirectional, so one order is enough
+    choice      CLS context SEP choice SEP, one sequence per choice; of two texts (article and question) the second
+                segment is the question and the choice; without a context it is CLS choice SEP
+
+Sequences that are too long are truncated as in the original (`run_classifier.py`, `_truncate_seq_pair`): one token at a
+time at the end of the longer segment, of the second if both are equal. Of an article with a question only the article
+is truncated, as long as any of it is left.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxlm.errors import InputError
+from jaxlm.tasks.examples import Example
+from jaxlm.tasks.task import Form, SpecialTokens, Task
+
+if TYPE_CHECKING:
+    from jaxlm.text import Tokenizer
+
+
+Ids = Sequence[int]
+Texts = tuple[str, ...]
+Arranged = tuple[list[list[int]], list[int], bool]
+MINIMUM_LENGTH = 5  # three special tokens and one token of each text
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFormat:
+    """An input format: one object for everything that depends on it.
+
+    read: returns the texts and choices of an example as a model reads them, with a choice task's second text placed by
+    its role. arrange: takes their ids, the input form, the ids of the special tokens by role, and the maximum length;
+    special_tokens (those around the texts that a decoder reads) and keep_second (whether an encoder truncates the
+    second segment only when nothing is left of the first). It returns the sequences of the example, the index at which
+    the second segment of each begins, or its length if there is none, and whether any sequence was truncated.
+
+    roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
+    orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
+    the first. every_token: True if there are heads for spans and tags, which read every token. whole_batches: whether
+    an epoch has a whole number of updates.
+    """
+
+    read: Callable[[Example, Task], tuple[Texts, Texts]]
+    arrange: Callable[..., Arranged]
+    roles: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    orders: int = 1
+    reads_last: bool = False
+    every_token: bool = False
+    whole_batches: bool = False
+
+    def with_special_tokens(self, tokenizer: "Tokenizer", special_tokens: str = "gpt1") -> "Tokenizer":
+        """Return the tokenizer with the special tokens that can be added: those of GPT-1."""
+        return tokenizer.with_specials(self.roles) if special_tokens == "gpt1" else tokenizer
+
+    def num_sequences(self, task: Task) -> int:
+        """Return the token sequences per example: the choices, the orders of a symmetric pair, or one."""
+        if task.form == "choice":
+            return task.num_choices
+        return self.orders if task.form == "similarity" else 1
+
+
+ROLES = ("start", "delimiter", "extract")
+"""Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
+_ROLES_OF: Mapping[str, Sequence[str]] = {"gpt1": ROLES, "end": ("end", "end")}
+
+
+def read(example: Example, task: Task) -> tuple[Texts, Texts]:
+    """Return texts and choices. A question stays with its article; a beginning is prepended to each choice."""
+    if task.form == "choice" and len(example.texts) > 1 and task.second == "beginning":
+        context, second = example.texts
+        return (context,), tuple(f"{second} {choice}" for choice in example.choices)
+    return example.texts, example.choices
+
+
+def arrange(
+    texts: Sequence[Ids],
+    choices: Sequence[Ids],
+    form: Form,
+    specials: Mapping[str, int],
+    length: int,
+    *,
+    special_tokens: SpecialTokens = "gpt1",
+    keep_second: bool = False,
+) -> Arranged:
+    """Return the sequences of one example, their lengths, and whether any was truncated; see `InputFormat`.
+
+    One sequence for `single` and `entailment`, two for `similarity` (both orders), one per choice for `choice`.
+    specials: those of start, delimiter and extract, or of end. keep_second is not used: there is one segment.
+    """
+    _check_length(length)
+    roles = _ROLES_OF[special_tokens]
+    if missing := [role for role in roles if role not in specials]:
+        if special_tokens == "end":
+            raise InputError(
+                "special_tokens must be gpt1 for a tokenizer without an end-of-document token, got end; give "
+                "--special-tokens gpt1"
+            )
+        raise InputError(
+            f"the tokenizer must have start, delimiter and extract tokens, got no {', '.join(missing)}: the model was "
+            "not fine-tuned by jaxlm and has another input form; fine-tune it with python -m jaxlm.finetune --start"
+        )
+    start, delimiter, *extract = (specials[role] for role in roles)
+
+    def pair(first: Ids, second: Ids) -> list[int]:
+        return [start, *first, delimiter, *second, *extract]
+
+    room = length - 1 - len(extract)
+    if form == "single" or not texts:
+        alone = texts or choices
+        sequences = [[start, *text[:room], *extract] for text in alone]
+        return sequences, [len(sequence) for sequence in sequences], max(map(len, alone)) > room
+    room -= 1
+    if form == "choice":
+        longest = max(len(choice) for choice in choices)
+        before, question = (texts[0], []) if len(texts) == 1 else texts
+        keep_context, keep_choice = split_room(len(before) + len(question), longest, room)
+        kept_before = max(0, keep_context - len(question))
+        context = [*before[:kept_before], *question[:keep_context]]
+        truncated = keep_context < len(before) + len(question) or keep_choice < longest
+        sequences = [pair(context, choice[:keep_choice]) for choice in choices]
+    else:
+        first, second = texts
+        kept, rest = split_room(len(first), len(second), room)
+        first, second, truncated = first[:kept], second[:rest], kept + rest < len(first) + len(second)
+        sequences = [pair(first, second), pair(second, first)] if form == "similarity" else [pair(first, second)]
+    return sequences, [len(sequence) for sequence in sequences], truncated
+
+
+def split_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the number of tokens that two texts of these lengths keep in `room`; see the module docstring."""
+    if first + second <= room:
+        return first, second
+    half_second = room // 2
+    half_first = room - half_second
+    if second <= half_second:
+        return room - second, second
+    if first <= half_first:
+        return first, room - first
+    return half_first, half_second
+
+
+ENCODER_ROLES = ("cls", "sep")
+"""Special tokens that an encoder's input needs; a BERT vocabulary has them."""
+
+
+def read_segments(example: Example, task: Task) -> tuple[Texts, Texts]:
+    """Return texts and choices. The second text of a choice task is prepended to each choice, or the choice replaces
+    the blank of a question, as is usual."""
+    if task.form != "choice" or len(example.texts) < 2:
+        return example.texts, example.choices
+    context, second = example.texts
+    if task.second == "cloze" and "_" in second:
+        return (context,), tuple(second.replace("_", choice) for choice in example.choices)
+    return (context,), tuple(f"{second} {choice}" for choice in example.choices)
+
+
+def arrange_segments(
+    texts: Sequence[Ids],
+    choices: Sequence[Ids],
+    form: Form,
+    specials: Mapping[str, int],
+    length: int,
+    *,
+    special_tokens: SpecialTokens = "gpt1",
+    keep_second: bool = False,
+) -> Arranged:
+    """Return the sequences of one example, where their second segments begin, and whether any was truncated.
+
+    specials: the ids of cls and sep. special_tokens is not used: they are the ones of pretraining.
+    """
+    cls, sep = special_ids(specials, length)
+    pairs: list[tuple[Ids, Ids | None]]
+    if form == "choice":
+        pairs = [(texts[0], choice) for choice in choices] if texts else [(choice, None) for choice in choices]
+    else:
+        pairs = [(texts[0], texts[1] if len(texts) > 1 else None)]
+    sequences, seconds, truncated = [], [], False
+    for first, second in pairs:
+        if second is None:
+            kept, rest = min(len(first), length - 2), 0
+            after = []
+        else:
+            kept, rest = truncate_pair(len(first), len(second), length - 3, keep_second=keep_second)
+            after = [*second[:rest], sep]
+        sequences.append([cls, *first[:kept], sep, *after])
+        seconds.append(kept + 2)
+        truncated = truncated or kept < len(first) or rest < len(second or ())
+    return sequences, seconds, truncated
+
+
+def truncate_pair(first: int, second: int, room: int, *, keep_second: bool = False) -> tuple[int, int]:
+    """Return the number of tokens that two segments of these lengths keep in `room`; see the module docstring."""
+    excess = first + second - room
+    if excess <= 0:
+        return first, second
+    if keep_second:
+        return max(0, first - excess), min(second, room)
+    if first > second:
+        taken = min(excess, first - second)
+        first, excess = first - taken, excess - taken
+    else:
+        taken = min(excess, second - first)
+        second, excess = second - taken, excess - taken
+    # The remaining excess is removed from the equal segments in turn, from the second first.
+    return first - excess // 2, second - (excess - excess // 2)
+
+
+def special_ids(specials: Mapping[str, int], length: int) -> tuple[int, int]:
+    """Return the ids of CLS and SEP. InputError if the vocabulary lacks them or `length` has room for no others."""
+    if missing := [role.upper() for role in ENCODER_ROLES if role not in specials]:
+        raise InputError(
+            f"the tokenizer must have CLS and SEP tokens for an encoder, got no {' and no '.join(missing)}; "
+            "use a BERT vocabulary, for example train-wordpiece:SIZE or wordpiece:VOCAB.txt"
+        )
+    _check_length(length)
+    return specials["cls"], specials["sep"]
+
+
+def _check_length(length: int) -> None:
+    if length < MINIMUM_LENGTH:
+        raise InputError(
+            f"length must be at least {MINIMUM_LENGTH} to hold a pair and its special tokens, got {length}"
+        )
+
+
+# By the names that families give; those first that need more special tokens.
+FORMATS = {
+    "bert": InputFormat(arrange=arrange_segments, read=read_segments, needs=ENCODER_ROLES, every_token=True),
+    "gpt1": InputFormat(arrange=arrange, read=read, roles=ROLES, orders=2, reads_last=True, whole_batches=True),
+}
