@@ -42,8 +42,8 @@ FLOORS = (
     "commands",
     "console script",
 )
-LEAVES = {"errors", "config", "flags", "wording", "atomic_write", "bounded_read", "host", "renamed", "progress", "hub"}
-LEAVES |= {"completion", "ranges", "versions"}
+LEAVES = {"errors", "config", "flags", "wording", "files", "host", "progress", "hub"}
+LEAVES |= {"completion", "ranges"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}
 

@@ -13,8 +13,8 @@ import jax
 from jax._src import compilation_cache  # neither the cache nor its format has a public name
 from jax._src.lru_cache import LRUCache
 
-from jaxlm.atomic_write import write_file
 from jaxlm.errors import RunError, one_line
+from jaxlm.files import write_file
 
 # TFLOP/s per device as JAX counts devices, by a substring of `device_kind`. The first entry that matches is used.
 PEAK_TFLOPS = (

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.atomic_write import write_file, write_json
-from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError, RunError
+from jaxlm.files import read_signed, write_file, write_json
 from jaxlm.finetuning.trial import TrialContext, read_predictions, trial_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory

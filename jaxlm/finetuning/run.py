@@ -12,12 +12,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxlm.atomic_write import write_json
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
-from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import Stopped, as_flags, names_arguments
+from jaxlm.files import write_json
 from jaxlm.finetuning.arguments import FinetuneArguments
 from jaxlm.finetuning.plan import Plan, plan
 from jaxlm.finetuning.results import (
@@ -34,7 +34,7 @@ from jaxlm.finetuning.trial import Trial, TrialContext, make_programs
 from jaxlm.finetuning.trials import run_trials
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory, saved_config
-from jaxlm.runs.observer import Callback, Observer
+from jaxlm.runs.recorder import Callback, Observer
 from jaxlm.tasks import CustomConfig, Encoded, TaskOptions, TrainBatches, encode_split, steps_of_epochs
 from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, resolved_json, run_fields
 from jaxlm.training.loop import explain_failure

@@ -18,18 +18,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm.atomic_write import write_file, write_json
-from jaxlm.bounded_read import read_regular, read_signed
-from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError
+from jaxlm.files import read_regular, read_signed, write_file, write_json
 from jaxlm.finetuning.patience import Patience
 from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models.model import Model
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
-from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.meter import even_work
-from jaxlm.runs.observer import Observer
+from jaxlm.runs.recorder import Observer, even_work
+from jaxlm.runs.trees import leaf_checksums
 from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.nn.cross_entropy import num_loss_chunks, projected_cross_entropy
 from jaxlm.nn.linear import embed, gathered, linear

@@ -22,7 +22,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.partition import current_spec
+from jaxlm.distributed.mesh import current_spec
 from jaxlm.nn.config import Backend
 from jaxlm.nn.pointwise import dropout
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 
 EPS, MOMENTUM = 1e-5, 0.1  # PyTorch's
 STATISTICS, SUMS = "batch_stats", "batch_sums"  # Flax collections

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.nn.attention import SAVED, attend
 from jaxlm.nn.config import Execution
 from jaxlm.nn.linear import project, project_heads, project_to_heads

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from jaxlm.compiler.estimate import memory_of
-from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import use_mesh
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining

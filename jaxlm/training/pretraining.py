@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.config import DataConfig
-from jaxlm.data.phases import PhasedRows
+from jaxlm.data.loader import PhasedRows
 from jaxlm.models import build
 from jaxlm.models.model import Model
 from jaxlm.objectives.auxiliary_losses import further_losses
@@ -22,7 +22,7 @@ from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.language_model import language_model, with_rate_of_length
 from jaxlm.objectives.masked_lm import left_to_right_language_model, masked_language_model
 from jaxlm.objectives.masking import Specials
-from jaxlm.runs.meter import Work
+from jaxlm.runs.recorder import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import ParameterGroup

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxlm.data.phases import Phase, phases
+from jaxlm.data.loader import Phase, phases
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS

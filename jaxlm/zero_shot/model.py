@@ -13,7 +13,7 @@ from jaxlm.inference.scoring import Scored, Scorer, StreamScorer, TokenScores
 from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 from jaxlm.zero_shot.task import ScoredText, Text
 
 

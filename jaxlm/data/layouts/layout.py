@@ -13,9 +13,8 @@ from jaxlm.ranges import Range
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxlm.data.origin import PairOrigin, RowOrigin
     from jaxlm.data.rows import TrainingRows
-    from jaxlm.data.store import Section, Store
+    from jaxlm.data.store import PairOrigin, RowOrigin, Section, Store
     from jaxlm.data.streams import StreamRows
     from jaxlm.data.validation_rows import ValidationRows
 
@@ -115,7 +114,7 @@ class Layout:
         seed: int = 0,
     ) -> int:
         """Return the number of steps of num_epochs passes over the stores, summed over the phases. seed: the run's."""
-        from jaxlm.data.phases import phases
+        from jaxlm.data.loader import phases
 
         sizes: Any = {"batch_size": batch_size, "seed": seed}
         passes = 0.0  # per step
